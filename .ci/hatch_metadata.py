@@ -1,0 +1,49 @@
+"""The umbrella's dependencies: sibling folders in a checkout, exact versions in a release."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+BASE = {"polytrain-core": "core", "polytrain-plugins": "plugins"}
+
+# extra -> (distribution, its folder, the framework's requirement)
+EXTRAS = {
+    "torch": ("polytrain-torch", "plugin_torch", "torch>=2.6"),
+    "xgboost": ("polytrain-xgboost", "plugin_xgboost", "xgboost>=3.0"),
+    "xgboost-cpu": ("polytrain-xgboost", "plugin_xgboost", "xgboost-cpu>=3.0"),
+    "lightgbm": ("polytrain-lightgbm", "plugin_lightgbm", "lightgbm>=4.6"),
+    "tf": ("polytrain-tf", "plugin_tf", "tensorflow>=2.18"),
+    "tf-cpu": ("polytrain-tf", "plugin_tf", "tensorflow-cpu>=2.18"),
+}
+
+# Spelt out: `polytrain[torch]` in here would send pip to an index for the umbrella itself.
+UNIONS = {
+    "all": ("torch", "xgboost", "lightgbm", "tf"),
+    "all-cpu": ("torch", "xgboost-cpu", "lightgbm", "tf-cpu"),
+}
+
+
+class SiblingDependencies(MetadataHookInterface):
+    """Refer to the member distributions by path while they lie beside the umbrella.
+
+    An sdist freezes what this hook wrote, so one that is built in a checkout needs
+    `POLYTRAIN_RELEASE=1`; otherwise it would carry this machine's paths to everybody.
+    """
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        def member(distribution: str, folder: str) -> str:
+            path = Path(self.root, folder).resolve()
+            if (path / "pyproject.toml").is_file() and not os.environ.get("POLYTRAIN_RELEASE"):
+                return f"{distribution} @ {path.as_uri()}"
+            return f"{distribution}=={metadata['version']}"
+
+        extras = {
+            extra: [member(distribution, folder), framework]
+            for extra, (distribution, folder, framework) in EXTRAS.items()
+        }
+        for union, parts in UNIONS.items():
+            extras[union] = [requirement for part in parts for requirement in extras[part]]
+        metadata["dependencies"] = [member(*sibling) for sibling in BASE.items()]
+        metadata["optional-dependencies"] = extras

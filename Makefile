@@ -1,0 +1,86 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+# The versions of a development environment are pinned for one Python minor version at a time.
+PINS := .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
+CONSTRAINTS := $(firstword $(wildcard $(PINS)) .ci/constraints.txt)
+
+REQUIREMENTS := .ci/requirements
+MEMBERS := plugins core plugin_torch plugin_xgboost plugin_lightgbm plugin_tf
+# Bytecode is written by the first import instead of for thousands of files that nobody imports.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS)
+
+# With this set, every worker process of every run would compile its framework again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install demo lint test conformance bench-startup bench-report bench-recovery clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(VENV)/.stamp-install ## a virtual environment with all members, frameworks and tools
+
+demo: install ## the shortest complete run
+	@$(BIN)/python examples/demo.py
+
+lint: install ## style, import contracts, types
+	@status=0; \
+	for check in "ruff check" "ruff format --check" "lint-imports --no-logo" mypy; do \
+		$(BIN)/$$check || status=1; \
+	done; \
+	exit $$status
+
+# The tests run whatever lint says: one run tells everything, and pytest has the last line.
+test: install ## lint, then every test (ARGS="-k name" to choose)
+	@lint=0; $(MAKE) --no-print-directory lint || lint=$$?; \
+	$(BIN)/pytest $(ARGS) || exit $$?; \
+	exit $$lint
+
+conformance: install ## the conformance kit over every backend
+	@$(BIN)/pytest tests/conformance $(ARGS)
+
+bench-startup: $(VENV)/.stamp-bench ## time to the first distributed step, against Ray Train
+	@$(BIN)/python tests/benchmarks/bench_startup.py $(ARGS)
+
+bench-report: $(VENV)/.stamp-bench ## cost of one report, against Ray Train
+	@$(BIN)/python tests/benchmarks/bench_report.py $(ARGS)
+
+bench-recovery: $(VENV)/.stamp-bench ## time from a kill to the next step, against Ray Train
+	@$(BIN)/python tests/benchmarks/bench_recovery.py $(ARGS)
+
+clean: ## remove the environment, the caches and what was built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Debian splits ensurepip into a package of its own: without it, the interpreter's pip puts one in.
+$(VENV)/.stamp-venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "polytrain needs Python 3.11 or newer: make install PYTHON=python3.11" >&2; exit 1; }
+	@rm -rf $(VENV)
+	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
+		$(PYTHON) -m venv $(VENV); \
+	else \
+		$(PYTHON) -m venv --without-pip $(VENV) && \
+		$(PYTHON) -m pip --python $(BIN)/python install --quiet --no-compile pip || \
+		{ echo "neither ensurepip nor pip: install python3-venv or python3-pip" >&2; exit 1; }; \
+	fi
+	@touch $@
+
+$(VENV)/.stamp-build: $(VENV)/.stamp-venv $(REQUIREMENTS)/build.txt $(CONSTRAINTS)
+	@$(PIP_INSTALL) -r $(REQUIREMENTS)/build.txt
+	@touch $@
+
+# One call: the members resolve against each other, with no index.
+$(VENV)/.stamp-install: $(VENV)/.stamp-build $(MEMBERS:=/pyproject.toml) \
+		$(addprefix $(REQUIREMENTS)/,members.txt frameworks.txt dev.txt)
+	@echo "installing polytrain, four frameworks and the tools into $(VENV)"
+	@$(PIP_INSTALL) --no-build-isolation $(addprefix -r $(REQUIREMENTS)/,members.txt frameworks.txt dev.txt)
+	@touch $@
+
+$(VENV)/.stamp-bench: $(VENV)/.stamp-install $(REQUIREMENTS)/bench.txt
+	@$(PIP_INSTALL) -r $(REQUIREMENTS)/bench.txt
+	@touch $@

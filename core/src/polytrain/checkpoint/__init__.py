@@ -1,0 +1,1 @@
+"""Checkpoints: files first, a manifest last; the manifests are the index."""

@@ -1,0 +1,85 @@
+"""What a user configures about a run. Names and meanings are those of Ray Train where both have them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingConfig:
+    """How many workers, and what each of them gets."""
+
+    num_workers: int = 1
+    """Worker processes. 0 trains inline, in the process that calls `fit()`."""
+
+    use_gpu: bool = False
+    """Give every worker one GPU, or as many as `resources_per_worker` says."""
+
+    resources_per_worker: Mapping[str, float] | None = None
+    """Ray resources of one worker, for example `{"CPU": 4, "GPU": 1}`. One CPU by default."""
+
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """How the workers are placed on nodes, in Ray's words."""
+
+    start_timeout_s: float = 600.0
+    """Seconds to wait for the cluster to free the workers' resources."""
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Ray resources of one worker, in full."""
+        resources = {"CPU": 1.0, **(self.resources_per_worker or {})}
+        if self.use_gpu:
+            resources.setdefault("GPU", 1.0)
+        return resources
+
+    @property
+    def cpus_per_worker(self) -> int:
+        """Threads that a worker may use, at least 1."""
+        return max(1, int(self.resources["CPU"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureConfig:
+    """What to do when something fails."""
+
+    max_failures: int = 0
+    """Failed attempts to recover from; -1 for any number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Which checkpoints are made and kept."""
+
+    num_to_keep: int | None = None
+    """Keep this many of the best; None keeps all. The newest is always kept."""
+
+    checkpoint_score_attribute: str | None = None
+    """Metric that ranks checkpoints, `a/b` for a nested one; None ranks the newer better."""
+
+    checkpoint_score_order: Literal["max", "min"] = "max"
+
+    checkpoint_frequency: int = 0
+    """Declarative training: save every this many rounds; 0 saves at the end only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Where a run lives, and what happens around it."""
+
+    name: str | None = None
+    """Name of the run and of its directory; made from the backend and the time by default."""
+
+    storage_path: str | Path | None = None
+    """Directory that holds runs, reachable from every node; `~/polytrain_results` by default."""
+
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    observers: tuple[Any, ...] = ()
+    """Objects with hooks of `polytrain_plugins.hookspecs.ObserverHooks`."""
+
+    progress: bool = True
+    """Show a line of progress on standard error."""

@@ -1,0 +1,97 @@
+"""Errors of a run. Those of the contract are in `polytrain_plugins.errors`.
+
+    PolytrainError
+    ├── InvalidJobError, RegistryError, …   (`polytrain_plugins.errors`) before anything is started
+    ├── TrainingFailedError                 the run ended without a model; has what failed, and the result so far
+    ├── NotInTrainerError                   a call that only works inside a training function
+    └── CheckpointError                     a checkpoint can't be read or written
+
+All of them survive pickling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from polytrain_plugins.errors import PolytrainError
+
+if TYPE_CHECKING:
+    from polytrain.result import Result
+
+
+class FailureKind(StrEnum):
+    """What kind of thing went wrong."""
+
+    USER_ERROR = "exception in the training process"
+    WORKER_LOST = "worker lost"
+    AGENT_LOST = "agent or node lost"
+    STORAGE = "checkpoint could not be stored"
+    STARTUP = "start-up failed"
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether a process is gone, rather than one having said what went wrong."""
+        return self in (FailureKind.WORKER_LOST, FailureKind.AGENT_LOST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """What went wrong on one rank."""
+
+    kind: FailureKind
+    rank: int | None
+    """None when it isn't one rank's."""
+
+    message: str
+    """One line: the exception's type and text, or how the process ended."""
+
+    traceback: str = ""
+    """The rank's own traceback, as Python prints it; empty when there is none."""
+
+    step: int = 0
+    """The last step that the rank had reported."""
+
+    error: bytes | None = None
+    """The pickled exception, where it can be pickled."""
+
+    def __str__(self) -> str:
+        where = "" if self.rank is None else f"rank {self.rank}: "
+        return f"{where}{self.message}"
+
+
+class TrainingFailedError(PolytrainError):
+    """The run ended in a failure.
+
+    Attributes:
+        reason: why the run was not restarted (again).
+        failures: what went wrong in the last attempt; the root cause is first.
+        result: metrics, history and checkpoint as they were at the end.
+    """
+
+    def __init__(
+        self, reason: str, failures: tuple[Failure, ...], result: Result | None = None
+    ) -> None:
+        super().__init__(reason, failures, result)
+        self.reason = reason
+        self.failures = failures
+        self.result = result
+
+    def __str__(self) -> str:
+        root = self.failures[0] if self.failures else None
+        lines = [f"{root} ({self.reason})" if root else self.reason]
+        for failure in self.failures:
+            if failure.traceback:
+                lines.append(f"\nOn rank {failure.rank}:\n{failure.traceback.rstrip()}")
+            elif failure is not root:
+                lines.append(f"\nAlso on {failure}")
+        return "\n".join(lines)
+
+
+class NotInTrainerError(PolytrainError, RuntimeError):
+    """The call works only inside a training function that a trainer runs."""
+
+
+class CheckpointError(PolytrainError):
+    """A checkpoint can't be read or written."""

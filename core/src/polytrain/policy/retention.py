@@ -1,0 +1,50 @@
+"""Which committed checkpoints to keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from polytrain.config import CheckpointConfig
+
+
+class Scored(Protocol):
+    """A checkpoint, as far as retention cares."""
+
+    @property
+    def metrics(self) -> Mapping[str, Any]: ...
+
+
+Kept = TypeVar("Kept", bound=Scored)
+
+
+def ranked(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:
+    """The checkpoints from best to worst; the newer first where they are equal.
+
+    Args:
+        checkpoints: in the order of their commits.
+        config: without a score attribute, newer is better. A metric that is missing, None or NaN
+            ranks worst.
+    """
+    newest_first = list(reversed(checkpoints))
+    if config.checkpoint_score_attribute is None:
+        return newest_first
+    return sorted(newest_first, key=lambda checkpoint: _badness(checkpoint.metrics, config))
+
+
+def expendable(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:
+    """The checkpoints to delete now: all but the `num_to_keep` best, and never the newest."""
+    if config.num_to_keep is None:
+        return []
+    newest = checkpoints[-1:]
+    return [c for c in ranked(checkpoints, config)[config.num_to_keep :] if c not in newest]
+
+
+def _badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> float:
+    value: Any = metrics
+    for key in str(config.checkpoint_score_attribute).split("/"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if not isinstance(value, int | float) or math.isnan(value):
+        return math.inf
+    return -float(value) if config.checkpoint_score_order == "max" else float(value)

@@ -1,0 +1,73 @@
+"""Telling observers, each on its own: one that raises is logged and not called again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from typing import Any
+
+import pluggy
+
+from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo
+from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
+
+GROUP = "polytrain.observers"
+
+logger = logging.getLogger(__name__)
+
+
+class Observers:
+    """The observers of one run, called through typed methods."""
+
+    def __init__(self, observers: Iterable[Any] = ()) -> None:
+        # One manager for each run: two runs at once don't share their observers.
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(ObserverHooks)
+        for observer in observers:
+            self._manager.register(observer)
+        # A hook whose name is misspelt would otherwise be silently dead.
+        self._manager.check_pending()
+
+    def run_started(self, run: RunInfo) -> None:
+        self._tell("polytrain_run_started", run=run)
+
+    def attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
+        self._tell("polytrain_attempt_started", run=run, attempt=attempt)
+
+    def reported(self, run: RunInfo, report: Report) -> None:
+        self._tell("polytrain_reported", run=run, report=report)
+
+    def checkpoint_committed(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:
+        self._tell("polytrain_checkpoint_committed", run=run, checkpoint=checkpoint)
+
+    def attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
+        self._tell("polytrain_attempt_ended", run=run, attempt=attempt, outcome=outcome)
+
+    def run_ended(self, run: RunInfo, outcome: Outcome) -> None:
+        self._tell("polytrain_run_ended", run=run, outcome=outcome)
+
+    def _tell(self, hook: str, **arguments: Any) -> None:
+        # pluggy's own call would stop at the first exception, and observers after it hear nothing.
+        for implementation in getattr(self._manager.hook, hook).get_hookimpls():
+            wanted = {name: arguments[name] for name in implementation.argnames}
+            try:
+                implementation.function(**wanted)
+            except Exception:
+                logger.exception(
+                    "The observer %r raised in %s and is not called again; the run goes on.",
+                    implementation.plugin_name,
+                    hook,
+                )
+                self._manager.unregister(implementation.plugin)
+
+
+def installed_observers() -> list[Any]:
+    """The observers that installed distributions provide; one that can't be imported is logged."""
+    found = []
+    for entry_point in entry_points(group=GROUP):
+        try:
+            found.append(entry_point.load())
+        except Exception:
+            logger.exception("The observer %r can't be imported and is left out.", entry_point.name)
+    return found

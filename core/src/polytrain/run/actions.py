@@ -1,0 +1,78 @@
+"""What the state machine wants done: carried out by the controller, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polytrain.errors import Failure
+from polytrain.run.events import PartStored, Reported
+from polytrain_plugins import Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Get an agent for every rank that has none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Fork a trainer for every rank."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendRoster:
+    """Tell every trainer everybody's offer."""
+
+    generation: int
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publish:
+    """A report counts: history and observers get it."""
+
+    report: Reported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddPart:
+    """A part of a checkpoint counts: the checkpoint is committed once it has all of them."""
+
+    part: PartStored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    """Every rank is done: let all leave the collective and end."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """End every trainer of the generation at once."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndAttempt:
+    """Every process of a failed generation is gone."""
+
+    generation: int
+    reason: str
+    will_restart: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conclude:
+    """The run is over."""
+
+    succeeded: bool
+    reason: str
+    failures: tuple[Failure, ...] = ()
+
+
+Action = Place | Launch | SendRoster | Publish | AddPart | Leave | Kill | EndAttempt | Conclude

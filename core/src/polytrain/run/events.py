@@ -1,0 +1,115 @@
+"""What happens to a run: the inputs of the state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polytrain.checkpoint.manifest import StoredFile
+from polytrain.errors import Failure
+from polytrain_plugins import Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentsPlaced:
+    """Every rank has an agent, with its data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementFailed:
+    """The agents can't be had."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A trainer is up and has told what its peers must know."""
+
+    generation: int
+    rank: int
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A trainer has entered the collective and begins to train."""
+
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """A trainer has reported metrics."""
+
+    generation: int
+    rank: int
+    step: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStored:
+    """What one rank has to say to a checkpoint lies in its final place; nothing is committed yet."""
+
+    generation: int
+    rank: int
+    checkpoint: int
+    """The checkpoint's number in the run."""
+
+    step: int
+    metrics: Mapping[str, Any]
+    files: tuple[StoredFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A trainer's training has returned; it waits to be told to leave."""
+
+    generation: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Something went wrong on a rank that could still say so."""
+
+    generation: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A trainer's process is gone, and all that it handed over is stored."""
+
+    generation: int
+    rank: int
+    how: str
+    """How it ended, for people: "killed by SIGKILL", "exited with code 1"."""
+
+    killed: bool
+    """Whether it was told to end, rather than ending by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLost:
+    """An agent is gone, and with it its trainer and its data."""
+
+    rank: int
+    reason: str
+
+
+Event = (
+    AgentsPlaced
+    | PlacementFailed
+    | Offered
+    | Joined
+    | Reported
+    | PartStored
+    | Done
+    | Failed
+    | Exited
+    | AgentLost
+)

@@ -1,0 +1,187 @@
+"""The reference backend: a complete backend in plain Python and NumPy, to read and to test the kit with.
+
+It fits a linear model by gradient descent. Its collective is a star of TCP connections with rank 0
+in the middle: everybody sends a vector, rank 0 adds them up and sends the sum back.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from polytrain_plugins import (
+    Backend,
+    Capabilities,
+    CheckpointKind,
+    Engine,
+    Job,
+    Member,
+    Offer,
+    Problem,
+    Session,
+    Shard,
+    World,
+    hookimpl,
+)
+
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference(Backend):
+    """Linear regression by gradient descent."""
+
+    name: ClassVar[str] = "reference"
+    contract_version: ClassVar[int] = 1
+    capabilities: ClassVar[Capabilities] = Capabilities(declarative=True)
+
+    rounds: int = 10
+    """Gradient steps over all rows."""
+
+    label: str | None = None
+    """Column to predict; all others are features."""
+
+    learning_rate: float = 0.1
+
+    def problems(self, job: Job) -> Iterable[Problem]:
+        if job.has_training_function:
+            return
+        train = job.datasets.get("train")
+        if self.label is None:
+            yield Problem(field="label", what="it is required", remedy="Name the column to predict")
+        elif train is not None and self.label not in train.columns:
+            yield Problem(
+                field="label",
+                what=f"the data set 'train' has no column {self.label!r}",
+                remedy=f"Its columns: {', '.join(train.columns)}",
+            )
+
+    def engine(self) -> ReferenceEngine:
+        return ReferenceEngine(self)
+
+
+class ShardedReference(Reference):
+    """The same, with checkpoints to which every rank contributes its part."""
+
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        declarative=True, checkpoint=CheckpointKind.EVERY_RANK
+    )
+
+
+class ReferenceEngine(Engine[Vector]):
+    """The model is its vector of coefficients, the intercept last."""
+
+    def __init__(self, options: Reference) -> None:
+        self._options = options
+        self._listener: socket.socket | None = None
+        self._star = Star([])
+        self._rank = 0
+
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        if me.rank != 0:
+            yield Offer()
+            return
+        # Listening from here on: the port is never free in between.
+        with socket.create_server(("", 0)) as self._listener:
+            yield Offer(host=me.host, port=self._listener.getsockname()[1])
+
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        self._rank = world.me.rank
+        with ExitStack() as stack:
+            if self._listener is not None:
+                accepted = [self._listener.accept()[0] for _ in range(world.size - 1)]
+                peers = [stack.enter_context(peer) for peer in accepted]
+            else:
+                address = (world.leader.host, world.leader.port)
+                peers = [stack.enter_context(socket.create_connection(address))]
+            self._star = Star(peers, is_center=world.me.rank == 0)
+            yield
+
+    def count_ranks(self, world: World) -> int:
+        return int(self._star.sum(np.ones(1))[0])
+
+    def train(self, shards: Mapping[str, Shard], session: Session) -> Vector:
+        features, labels = self._matrix(shards["train"])
+        coefficients, first = np.zeros(features.shape[1]), 0
+        if session.checkpoint is not None:
+            coefficients = self.load(session.checkpoint)
+            first = json.loads((session.checkpoint / "rounds.json").read_text())
+        for round_ in range(first, self._options.rounds):
+            errors = features @ coefficients - labels
+            local = np.append(features.T @ errors, [np.sum(errors**2), len(labels)])
+            *gradient, squared, rows = self._star.sum(local)
+            coefficients = coefficients - self._options.learning_rate * np.array(gradient) / rows
+            self._rounds_done = round_ + 1
+            session.report(
+                step=round_ + 1, metrics={"train-mse": squared / rows}, model=coefficients
+            )
+        return coefficients
+
+    def save(self, model: Vector, directory: Path) -> None:
+        suffix = self._suffix()
+        np.save(directory / f"coefficients{suffix}.npy", model, allow_pickle=False)
+        (directory / f"rounds{suffix}.json").write_text(json.dumps(self._rounds_done))
+
+    def load(self, directory: Path) -> Vector:
+        loaded: Vector = np.load(directory / "coefficients.npy", allow_pickle=False)
+        return loaded
+
+    _rounds_done = 0
+
+    def _suffix(self) -> str:
+        """Ranks other than 0 write under names of their own, where they write at all."""
+        return f"-{self._rank}" if self._rank else ""
+
+    def _matrix(self, shard: Shard) -> tuple[Vector, Vector]:
+        frame = shard.to_arrow()
+        names = [name for name in frame.column_names if name != self._options.label]
+        columns = [frame.column(name).to_numpy().astype(float) for name in names]
+        features = np.column_stack([*columns, np.ones(len(shard))])
+        return features, frame.column(self._options.label).to_numpy().astype(float)
+
+
+class Star:
+    """A collective of one operation."""
+
+    def __init__(self, peers: list[socket.socket], *, is_center: bool = True) -> None:
+        self._files = [peer.makefile("rwb") for peer in peers]
+        self._is_center = is_center
+
+    def sum(self, vector: Vector) -> Vector:
+        """The sum of everybody's vectors, the same on every rank to the last bit."""
+        if self._is_center:
+            for file in self._files:
+                vector = vector + _receive(file, len(vector))
+            for file in self._files:
+                _send(file, vector)
+            return vector
+        [center] = self._files
+        _send(center, vector)
+        return _receive(center, len(vector))
+
+
+def _send(file: Any, vector: Vector) -> None:
+    file.write(vector.tobytes())
+    file.flush()
+
+
+def _receive(file: Any, length: int) -> Vector:
+    data = file.read(8 * length)
+    if len(data) < 8 * length:
+        raise ConnectionError("a peer has left the collective")
+    return np.frombuffer(data)
+
+
+@hookimpl
+def polytrain_backends() -> list[type[Backend]]:
+    """What the entry point of this module provides."""
+    return [Reference]

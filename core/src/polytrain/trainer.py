@@ -1,0 +1,230 @@
+"""The front door: what a user asks for is checked, built and handed over."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polytrain.config import RunConfig, ScalingConfig
+from polytrain.data.sources import Source
+from polytrain.errors import TrainingFailedError
+from polytrain.result import Result
+from polytrain.run.fit import Run, run_to_end
+from polytrain.validation import (
+    backend_problems,
+    cluster_problems,
+    config_problems,
+    dataset_problems,
+    function_problems,
+    missing_options,
+    storage_problems,
+    unknown_options,
+)
+from polytrain_plugins import Backend, InvalidJobError, Job, Problem, load_backend
+
+
+def make_trainer(
+    backend: str,
+    train_loop_per_worker: Callable[..., Any] | None = None,
+    *,
+    train_loop_config: Mapping[str, Any] | None = None,
+    datasets: Mapping[str, Any] | None = None,
+    scaling_config: ScalingConfig | None = None,
+    run_config: RunConfig | None = None,
+    **options: Any,
+) -> Trainer:
+    """A trainer of the backend with this name.
+
+    Args:
+        backend: "torch", "xgboost", "lightgbm", "tensorflow", or any other that is installed.
+        options: the backend's own, as in `Trainer(XGBoost(**options))`.
+
+    The other arguments are those of `Trainer`.
+
+    Raises:
+        RegistryError: if the backend can't be had.
+        InvalidJobError: if anything is wrong with the arguments; it lists all of it.
+    """
+    cls = load_backend(backend)
+    request = _Request(
+        training_function=train_loop_per_worker,
+        training_config=train_loop_config,
+        datasets={} if datasets is None else datasets,
+        scaling=ScalingConfig() if scaling_config is None else scaling_config,
+        run=RunConfig() if run_config is None else run_config,
+    )
+    unknown = tuple(unknown_options(cls, options, _TRAINER_ARGUMENTS))
+    missing = tuple(missing_options(cls, options))
+    if unknown or missing:
+        names = {problem.field for problem in unknown}
+        known = {name: value for name, value in options.items() if name not in names}
+        _, others = _check(None if missing else cls(**known), request)
+        raise InvalidJobError((*unknown, *missing, *others))
+    return Trainer(
+        cls(**options),
+        train_loop_per_worker,
+        train_loop_config=train_loop_config,
+        datasets=datasets,
+        scaling_config=scaling_config,
+        run_config=run_config,
+    )
+
+
+class Trainer:
+    """One training job. `fit` runs it.
+
+    Args:
+        backend: the framework and its options, for example `XGBoost(params=…)`.
+        train_loop_per_worker: the training function; every worker calls it. Without one, a backend
+            that can trains from its options.
+        train_loop_config: what the training function is called with. Without it, with nothing.
+        datasets: name to data: a path, glob or directory of Parquet or CSV files, a pandas
+            DataFrame, an Arrow table, a dict of arrays, or a `ray.data.Dataset`. Every row is in
+            exactly one worker's shard.
+        scaling_config: how many workers, and what each gets.
+        run_config: name, storage, failures, checkpoints, observers.
+
+    Raises:
+        InvalidJobError: if anything is wrong with the arguments; it lists all of it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        train_loop_per_worker: Callable[..., Any] | None = None,
+        *,
+        train_loop_config: Mapping[str, Any] | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> None:
+        self._backend = backend
+        self._request = _Request(
+            training_function=train_loop_per_worker,
+            training_config=train_loop_config,
+            datasets={} if datasets is None else datasets,
+            scaling=ScalingConfig() if scaling_config is None else scaling_config,
+            run=RunConfig() if run_config is None else run_config,
+        )
+        self._sources, problems = _check(backend, self._request)
+        _raise_if_any(problems)
+
+    def fit(self) -> Result:
+        """Train, and return what came of it.
+
+        Ray is used as it is when it is initialised; otherwise it is initialised as `ray.init()`
+        would, and shut down again. `num_workers=0` does without.
+
+        Raises:
+            InvalidJobError: if the job can't be run here; nothing was started.
+            TrainingFailedError: if training failed and was not, or no more, restarted.
+            KeyboardInterrupt: on Ctrl-C, after everything has been released.
+        """
+        request = self._request
+        run_path = _run_path(self._backend, request.run)
+        _raise_if_any(tuple(storage_problems(run_path)))
+        with contextlib.ExitStack() as stack:
+            if request.scaling.num_workers > 0:
+                from polytrain.workers.cluster import node_totals, running_ray
+
+                stack.enter_context(running_ray())
+                _raise_if_any(tuple(cluster_problems(request.scaling, node_totals())))
+            run = Run(
+                backend=self._backend,
+                training_function=request.training_function,
+                training_config=request.training_config,
+                sources=self._sources,
+                demand=self._backend.demand(_job(request, self._sources)),
+                scaling=request.scaling,
+                config=request.run,
+                path=run_path,
+            )
+            result = run_to_end(run)
+        if result.error is not None:
+            raise result.error from _root_exception(result.error)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What the user asked for, besides the backend."""
+
+    training_function: Callable[..., Any] | None
+    training_config: Mapping[str, Any] | None
+    datasets: Mapping[str, Any]
+    scaling: ScalingConfig
+    run: RunConfig
+
+
+_TRAINER_ARGUMENTS = (
+    "train_loop_per_worker",
+    "train_loop_config",
+    "datasets",
+    "scaling_config",
+    "run_config",
+)
+
+
+def _check(
+    backend: Backend | None, request: _Request
+) -> tuple[tuple[Source, ...], tuple[Problem, ...]]:
+    """Describe the data, and collect everything that is wrong. Starts nothing.
+
+    Args:
+        backend: None if its own options don't suffice to make it.
+        request: everything else.
+    """
+    problems = list(config_problems(request.scaling, request.run))
+    if problems:
+        # What follows reads the configuration, so it has to be one.
+        return (), tuple(problems)
+    needs_train = backend is not None and request.training_function is None
+    sources, wrong_data = dataset_problems(
+        request.datasets,
+        needs_train=needs_train and backend.capabilities.declarative,
+        num_workers=max(1, request.scaling.num_workers),
+    )
+    problems += wrong_data
+    if backend is not None:
+        problems += function_problems(request.training_function, request.training_config, backend)
+        problems += backend_problems(backend, _job(request, sources))
+    return sources, tuple(problems)
+
+
+def _job(request: _Request, sources: tuple[Source, ...]) -> Job:
+    return Job(
+        num_workers=max(1, request.scaling.num_workers),
+        use_gpu=request.scaling.use_gpu,
+        cpus_per_worker=request.scaling.cpus_per_worker,
+        has_training_function=request.training_function is not None,
+        datasets={source.info.name: source.info for source in sources},
+    )
+
+
+def _run_path(backend: Backend, config: RunConfig) -> Path:
+    storage = Path(str(config.storage_path or "~/polytrain_results").removeprefix("file://"))
+    name = config.name or f"{backend.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return storage.expanduser().absolute() / name
+
+
+def _raise_if_any(problems: tuple[Problem, ...]) -> None:
+    if problems:
+        raise InvalidJobError(problems)
+
+
+def _root_exception(error: TrainingFailedError) -> BaseException | None:
+    """The user's own exception, where it could travel."""
+    pickled = error.failures[0].error if error.failures else None
+    if pickled is None:
+        return None
+    try:
+        cause: BaseException = pickle.loads(pickled)
+    except Exception:  # its class may not exist in this process; the text is in the error already
+        return None
+    return cause

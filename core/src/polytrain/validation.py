@@ -1,0 +1,329 @@
+"""Everything that is wrong with a job, found before any worker starts."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import cloudpickle
+
+from polytrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from polytrain.data.sources import Source, SourceError, describe
+from polytrain.policy.scaling import largest_fit
+from polytrain_plugins import Backend, Device, Job, Problem
+
+
+def unknown_options(
+    cls: type[Backend], options: Mapping[str, Any], others: Iterable[str]
+) -> Iterator[Problem]:
+    """Options that the backend doesn't have.
+
+    Args:
+        cls: the backend.
+        options: what the user passed.
+        others: names that may have been meant, besides the backend's options.
+    """
+    known = _option_fields(cls)
+    for name in options:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, [*known, *others], n=1)
+            remedy = f"Did you mean {nearest[0]!r}? " if nearest else ""
+            yield Problem(
+                field=name,
+                what=f"the {cls.name} backend has no such option",
+                remedy=f"{remedy}It has: {', '.join(known) or 'none'}",
+            )
+
+
+def missing_options(cls: type[Backend], options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Options without a default that the user hasn't passed."""
+    for name, option in _option_fields(cls).items():
+        required = option.default is MISSING and option.default_factory is MISSING
+        if required and name not in options:
+            yield Problem(field=name, what="it is required", remedy=f"Pass {name}=…")
+
+
+def _option_fields(cls: type[Backend]) -> dict[str, Field[Any]]:
+    return {option.name: option for option in fields(cls) if option.init}  # type: ignore[arg-type]  # every backend is a dataclass
+
+
+def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
+    """What is wrong with the configuration by itself."""
+    if not isinstance(scaling, ScalingConfig):
+        yield _wrong_type("scaling_config", scaling, ScalingConfig)
+    else:
+        yield from _scaling_problems(scaling)
+    if not isinstance(run, RunConfig):
+        yield _wrong_type("run_config", run, RunConfig)
+    else:
+        yield from _run_problems(run)
+
+
+def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
+    count = scaling.num_workers
+    if not _is_count(count) or count < 0:
+        yield Problem(
+            field="ScalingConfig.num_workers",
+            what=f"{count!r} is not a number of workers",
+            remedy="Give a whole number: 1 or more, or 0 to train in this process",
+        )
+    for name, amount in (scaling.resources_per_worker or {}).items():
+        if not isinstance(amount, int | float) or amount < 0:
+            yield Problem(
+                field="ScalingConfig.resources_per_worker",
+                what=f"{name!r}: {amount!r} is not an amount",
+                remedy='Give numbers, for example {"CPU": 2}',
+            )
+    strategies = get_args(get_type_hints(ScalingConfig)["placement_strategy"])
+    if scaling.placement_strategy not in strategies:
+        yield Problem(
+            field="ScalingConfig.placement_strategy",
+            what=f"{scaling.placement_strategy!r} is unknown",
+            remedy=f"Give one of {', '.join(strategies)}",
+        )
+    if count == 0 and scaling.use_gpu:
+        yield Problem(
+            field="ScalingConfig.use_gpu",
+            what="num_workers=0 trains in this process, which has been given no GPU",
+            remedy="Use num_workers=1",
+        )
+    if _is_count(count) and count > 0 and not sys.platform.startswith("linux"):
+        yield Problem(
+            field="ScalingConfig.num_workers",
+            what=f"worker processes need Linux, this is {sys.platform}",
+            remedy="Use num_workers=0 here",
+        )
+
+
+def _run_problems(run: RunConfig) -> Iterator[Problem]:
+    if run.name is not None and (not run.name or run.name != Path(run.name).name):
+        yield Problem(
+            field="RunConfig.name",
+            what=f"{run.name!r} can't name a directory",
+            remedy="Give a name without slashes",
+        )
+    if not isinstance(run.failure_config, FailureConfig):
+        yield _wrong_type("RunConfig.failure_config", run.failure_config, FailureConfig)
+    elif not _is_count(run.failure_config.max_failures) or run.failure_config.max_failures < -1:
+        yield Problem(
+            field="FailureConfig.max_failures",
+            what=f"{run.failure_config.max_failures!r} is not a number of failures",
+            remedy="Give 0 or more, or -1 for any number",
+        )
+    if not isinstance(run.checkpoint_config, CheckpointConfig):
+        yield _wrong_type("RunConfig.checkpoint_config", run.checkpoint_config, CheckpointConfig)
+    else:
+        yield from _checkpoint_problems(run.checkpoint_config)
+
+
+def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
+    if config.num_to_keep is not None and not (
+        _is_count(config.num_to_keep) and config.num_to_keep >= 1
+    ):
+        yield Problem(
+            field="CheckpointConfig.num_to_keep",
+            what=f"{config.num_to_keep!r} is not a number of checkpoints",
+            remedy="Give 1 or more, or None to keep all",
+        )
+    if not _is_count(config.checkpoint_frequency) or config.checkpoint_frequency < 0:
+        yield Problem(
+            field="CheckpointConfig.checkpoint_frequency",
+            what=f"{config.checkpoint_frequency!r} is not a number of rounds",
+            remedy="Give 1 or more, or 0 to save at the end only",
+        )
+    if config.checkpoint_score_order not in ("max", "min"):
+        yield Problem(
+            field="CheckpointConfig.checkpoint_score_order",
+            what=f"{config.checkpoint_score_order!r} is no order",
+            remedy="Give 'max' or 'min'",
+        )
+
+
+def storage_problems(run_path: Path) -> Iterator[Problem]:
+    """Whether the run's directory can be made, and doesn't hold another run. Leaves nothing behind."""
+    if re.search(r"/\w+:/", str(run_path)):
+        yield Problem(
+            field="RunConfig.storage_path",
+            what=f"{str(run_path.parent)!r} is a URL",
+            remedy="Give a directory that every node mounts",
+        )
+        return
+    if run_path.exists():
+        yield Problem(
+            field="RunConfig.name",
+            what=f"{str(run_path)!r} is there already, and what it holds is not overwritten",
+            remedy="Choose another name, or leave it out to get a new one",
+        )
+        return
+    existing = next(parent for parent in run_path.parents if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        why = "is not a directory" if not existing.is_dir() else "can't be written"
+        yield Problem(
+            field="RunConfig.storage_path",
+            what=f"{str(existing)!r} {why}",
+            remedy="Give a directory that this user may write to",
+        )
+
+
+def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[Problem]:
+    """What is wrong with the training function, or with its absence."""
+    if function is None:
+        if not backend.capabilities.declarative:
+            yield Problem(
+                field="train_loop_per_worker",
+                what=f"the {backend.name} backend doesn't declare 'declarative': it can't train "
+                "without a training function",
+                remedy=f"Pass one: make_trainer({backend.name!r}, train_func)",
+            )
+        if config is not None:
+            yield Problem(
+                field="train_loop_config",
+                what="there is no training function that could take it",
+                remedy="Pass train_loop_per_worker too, or leave it out",
+            )
+        return
+    if not callable(function):
+        yield Problem(
+            field="train_loop_per_worker",
+            what=f"{function!r} is not callable",
+            remedy="Pass the function itself",
+        )
+        return
+    if config is not None and not isinstance(config, Mapping):
+        yield _wrong_type("train_loop_config", config, dict)
+    yield from _signature_problems(function, config)
+    yield from _pickle_problems("train_loop_per_worker", function)
+    yield from _pickle_problems("train_loop_config", config)
+
+
+def _signature_problems(function: Callable[..., Any], config: Any) -> Iterator[Problem]:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables of C don't tell
+        return
+    arguments = () if config is None else ({},)
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        wanted = "no argument" if config is None else "one argument, train_loop_config"
+        yield Problem(
+            field="train_loop_per_worker",
+            what=f"{function.__name__}{signature} is called with {wanted}",
+            remedy="Pass train_loop_config={…}" if config is None else "Let it take one argument",
+        )
+
+
+def _pickle_problems(field: str, value: Any) -> Iterator[Problem]:
+    error = _pickle_error(value)
+    if error is None:
+        return
+    culprits = "; ".join(_culprits(value)) or f"{type(error).__name__}: {error}"
+    yield Problem(
+        field=field,
+        what=f"it can't be sent to the workers: {culprits}",
+        remedy="Create such objects inside the training function",
+    )
+
+
+def _pickle_error(value: Any) -> Exception | None:
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # whatever an object's own __reduce__ raises
+        return error
+    return None
+
+
+def _culprits(value: Any) -> Iterator[str]:
+    """The variables that a function uses, or the entries of a config, that can't be pickled."""
+    if isinstance(value, Mapping):
+        used = dict(value)
+    else:
+        found = inspect.getclosurevars(inspect.unwrap(value)) if inspect.isfunction(value) else None
+        used = {**found.globals, **found.nonlocals} if found else {}
+    for name, content in used.items():
+        error = _pickle_error(content)
+        if error is not None:
+            yield f"{name!r} is a {type(content).__name__} ({error})"
+
+
+def dataset_problems(
+    datasets: Any, *, needs_train: bool, num_workers: int
+) -> tuple[tuple[Source, ...], tuple[Problem, ...]]:
+    """Describe the data sets; what can't be described is a problem."""
+    if not isinstance(datasets, Mapping):
+        return (), (_wrong_type("datasets", datasets, dict),)
+    sources: list[Source] = []
+    problems: list[Problem] = []
+    for name, data in datasets.items():
+        try:
+            sources.append(describe(str(name), data))
+        except SourceError as error:
+            problem = Problem(field=f"datasets[{name!r}]", what=error.what, remedy=error.remedy)
+            problems.append(problem)
+    if needs_train and "train" not in datasets:
+        problems.append(
+            Problem(
+                field="datasets",
+                what=f"there is no 'train' data set among {sorted(map(str, datasets))}",
+                remedy='Pass datasets={"train": …}',
+            )
+        )
+    problems += [
+        Problem(
+            field=f"datasets[{source.info.name!r}]",
+            what=f"its {source.info.num_rows} row(s) can't be shared out to {num_workers} workers",
+            remedy="Ask for fewer workers",
+        )
+        for source in sources
+        if source.info.name == "train" and source.info.num_rows < num_workers
+    ]
+    return tuple(sources), tuple(problems)
+
+
+def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
+    """What the backend itself has to say, and whether its framework and devices are there."""
+    for module, command in backend.requires.items():
+        if importlib.util.find_spec(module) is None:
+            yield Problem(
+                field="backend",
+                what=f"the {backend.name} backend needs {module}, which is not installed",
+                remedy=f"Install it with: {command}",
+            )
+    if job.use_gpu and Device.GPU not in backend.capabilities.devices:
+        yield Problem(
+            field="ScalingConfig.use_gpu",
+            what=f"the {backend.name} backend doesn't declare the device 'gpu'",
+            remedy="Use use_gpu=False",
+        )
+    yield from backend.problems(job)
+
+
+def cluster_problems(scaling: ScalingConfig, node_totals: list[Mapping[str, float]]) -> Iterator[Problem]:
+    """Whether the cluster could hold the workers if nothing else ran on it."""
+    fit = largest_fit(node_totals, scaling.resources)
+    if scaling.num_workers > fit.workers:
+        yield Problem(
+            field="ScalingConfig.num_workers",
+            what=f"{scaling.num_workers} is more than the cluster can ever hold: {fit.reason}",
+            remedy=f"Use num_workers={fit.workers}" if fit.workers else "Ask for less per worker",
+        )
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wrong_type(field: str, value: Any, wanted: type) -> Problem:
+    return Problem(
+        field=field,
+        what=f"{value!r} is a {type(value).__name__}",
+        remedy=f"Pass a {wanted.__name__}",
+    )

@@ -1,0 +1,341 @@
+"""The agent of one rank: a Ray actor that owns what must survive a trainer.
+
+It holds the rank's resources and data, has trainers forked, reads what they hand over, stores
+checkpoints, and pushes everything that happens to the controller. It imports no framework.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import os
+import pickle
+import socket
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.data.reader import Assignment, read, to_shared_memory
+from polytrain.errors import Failure, FailureKind
+from polytrain.run.events import Event, Exited, Failed, PartStored
+from polytrain.workers.job import LaunchOrder
+from polytrain.workers.output import Output
+from polytrain.workers.processes import kill_session
+from polytrain.workers.wire import (
+    FrameBuffer,
+    Message,
+    leave_message,
+    pack,
+    roster_message,
+    to_event,
+)
+from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
+from polytrain_plugins import Offer
+
+_READ_SIZE = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSpec:
+    """What every agent of a run is started with."""
+
+    token: str
+    """Names the run on every node; no other run has the same."""
+
+    zygote: ZygoteSpec
+    """Its name is completed with the agent's node."""
+
+    environment: Mapping[str, str]
+    """Variables that the backend wants trainers to have."""
+
+    directory: str
+    """The driver's working directory."""
+
+    store: CheckpointStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPlace:
+    """Where an agent has come up."""
+
+    node_id: str
+    host: str
+    pid: int
+
+
+@dataclass(slots=True)
+class _Trainer:
+    """The trainer of one generation, as its agent sees it."""
+
+    generation: int
+    connection: socket.socket
+    outputs: dict[int, str]
+    """Descriptor of a pipe → the stream whose text comes out of it."""
+
+    pid: int = 0
+    killed: bool = False
+    frames: FrameBuffer = field(default_factory=FrameBuffer)
+    decoders: dict[int, codecs.IncrementalDecoder] = field(default_factory=dict)
+    storing: list[asyncio.Task[None]] = field(default_factory=list)
+
+
+class Agent:
+    """The actor. All its methods run on one event loop; storing runs on a thread of its own."""
+
+    def __init__(self, spec: AgentSpec) -> None:
+        context = ray.get_runtime_context()
+        self._spec = spec
+        self._node_id = context.get_node_id()
+        name = zygote_name(spec.token, self._node_id)
+        self._zygote_spec = replace(spec.zygote, name=name)
+        self._environment = {
+            **spec.environment,
+            **os.environ,
+            # Inside a training function the first Ray call connects to the same cluster.
+            "RAY_ADDRESS": context.gcs_address,
+        }
+        self._events: asyncio.Queue[Event | Output] = asyncio.Queue()
+        self._storer = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
+        self._zygote: ZygoteConnection | None = None
+        self._zygote_frames = FrameBuffer()
+        self._trainer: _Trainer | None = None
+        self._rank = -1
+        self._job = b""
+        self._shards: list[int] = []
+        self._infos: tuple[Any, ...] = ()
+
+    async def place(self) -> AgentPlace:
+        """Where this agent is."""
+        return AgentPlace(
+            node_id=self._node_id, host=ray.util.get_node_ip_address(), pid=os.getpid()
+        )
+
+    async def prepare(self, rank: int, job: bytes, assignments: tuple[Assignment, ...]) -> None:
+        """Take a rank, and read its data while the zygote imports.
+
+        Raises:
+            Exception: what reading the data raised.
+        """
+        self._rank, self._job = rank, job
+        self._connect_zygote()
+        self._infos = tuple(assignment.info for assignment in assignments)
+        loop = asyncio.get_running_loop()
+        for assignment in assignments:
+            descriptor = await loop.run_in_executor(None, _load, assignment)
+            self._shards.append(descriptor)
+
+    async def events(self) -> AsyncIterator[list[Event | Output]]:
+        """Everything that happens, in order, as soon as it does; what is ready together comes together."""
+        while True:
+            batch = [await self._events.get()]
+            while not self._events.empty():
+                batch.append(self._events.get_nowait())
+            yield batch
+
+    async def launch(self, order: LaunchOrder) -> None:
+        """Have a trainer forked for a new generation."""
+        try:
+            self._launch(order)
+        except OSError as error:
+            self._trainer = None
+            self._fail(order.generation, FailureKind.STARTUP, f"can't fork a trainer: {error}")
+            self._emit_exit(order.generation, how="never started", killed=True)
+
+    async def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
+        """Tell the trainer everybody's offer."""
+        self._send(generation, roster_message(offers))
+
+    async def leave(self, generation: int) -> None:
+        """Let the trainer leave the collective and end."""
+        self._send(generation, leave_message())
+
+    async def kill(self, generation: int) -> None:
+        """End the trainer at once."""
+        trainer = self._trainer
+        if trainer is not None and trainer.generation == generation:
+            trainer.killed = True
+            if self._zygote is not None:
+                self._zygote.request(["kill", generation])
+
+    async def close(self) -> None:
+        """Give up the zygote, which kills this agent's trainer if there still is one."""
+        if self._zygote is not None:
+            asyncio.get_running_loop().remove_reader(self._zygote.socket)
+            self._zygote.socket.close()
+
+    def _launch(self, order: LaunchOrder) -> None:
+        zygote = self._connect_zygote()
+        ours, theirs = socket.socketpair()
+        outputs = {stream: os.pipe() for stream in ("stdout", "stderr")}
+        writers = [writer for _, writer in outputs.values()]
+        zygote.request(
+            [
+                "fork",
+                order.generation,
+                self._environment,
+                self._spec.directory,
+                list(self._spec.zygote.path),
+            ],
+            [theirs.fileno(), *writers, *self._shards],
+        )
+        theirs.close()
+        for writer in writers:
+            os.close(writer)
+        readers = {reader: stream for stream, (reader, _) in outputs.items()}
+        trainer = _Trainer(order.generation, ours, readers)
+        self._trainer = trainer
+        ours.sendall(
+            pack(["start", self._job, pickle.dumps((order, self._infos)), self._rank])
+        )
+        loop = asyncio.get_running_loop()
+        ours.setblocking(False)
+        loop.add_reader(ours, self._read_messages, trainer)
+        for reader in readers:
+            os.set_blocking(reader, False)
+            trainer.decoders[reader] = codecs.getincrementaldecoder("utf-8")("replace")
+            loop.add_reader(reader, self._read_output, trainer, reader)
+
+    def _connect_zygote(self) -> ZygoteConnection:
+        if self._zygote is None:
+            self._zygote = ZygoteConnection(self._zygote_spec)
+            self._zygote_frames = FrameBuffer()
+            asyncio.get_running_loop().add_reader(self._zygote.socket, self._read_zygote)
+        return self._zygote
+
+    def _read_zygote(self) -> None:
+        assert self._zygote is not None
+        try:
+            data = self._zygote.socket.recv(_READ_SIZE, socket.MSG_DONTWAIT)
+        except OSError:
+            data = b""
+        if not data:
+            self._zygote_lost()
+            return
+        for message in self._zygote_frames.feed(data):
+            trainer = self._trainer
+            if trainer is None or trainer.generation != message[1]:
+                continue
+            if message[0] == "forked":
+                trainer.pid = message[2]
+            else:
+                self._trainer_ended(trainer, message[2])
+
+    def _zygote_lost(self) -> None:
+        """The kernel kills the zygote's trainers with it; what they had started needs our help."""
+        assert self._zygote is not None
+        asyncio.get_running_loop().remove_reader(self._zygote.socket)
+        self._zygote.socket.close()
+        self._zygote = None
+        if self._trainer is not None:
+            if self._trainer.pid:
+                kill_session(self._trainer.pid)
+            self._trainer_ended(self._trainer, "its zygote died")
+
+    def _trainer_ended(self, trainer: _Trainer, how: str) -> None:
+        self._trainer = None
+        loop = asyncio.get_running_loop()
+        # What it has handed over is still in the socket and the pipes, complete.
+        self._read_messages(trainer)
+        loop.remove_reader(trainer.connection)
+        trainer.connection.close()
+        for reader in trainer.outputs:
+            self._read_output(trainer, reader)
+            loop.remove_reader(reader)
+            os.close(reader)
+        loop.create_task(self._conclude(trainer, how))
+
+    async def _conclude(self, trainer: _Trainer, how: str) -> None:
+        await asyncio.gather(*trainer.storing)
+        self._emit_exit(trainer.generation, how=how, killed=trainer.killed)
+
+    def _read_messages(self, trainer: _Trainer) -> None:
+        while True:
+            try:
+                data = trainer.connection.recv(_READ_SIZE)
+            except OSError:
+                return
+            if not data:
+                # Its process is ending; the zygote will say how.
+                asyncio.get_running_loop().remove_reader(trainer.connection)
+                return
+            for message in trainer.frames.feed(data):
+                self._take(trainer, message)
+
+    def _take(self, trainer: _Trainer, message: Message) -> None:
+        if message[0] == "staged":
+            _, number, step, metrics = message
+            store = self._store(trainer.generation, number, step, metrics)
+            trainer.storing.append(asyncio.get_running_loop().create_task(store))
+        else:
+            event = to_event(message, generation=trainer.generation, rank=self._rank)
+            self._events.put_nowait(event)
+
+    async def _store(
+        self, generation: int, number: int, step: int, metrics: Mapping[str, Any]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            files = await loop.run_in_executor(
+                self._storer, self._spec.store.store_part, number, self._rank
+            )
+        except Exception as error:
+            self._fail(generation, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
+            return
+        self._events.put_nowait(
+            PartStored(
+                generation=generation,
+                rank=self._rank,
+                checkpoint=number,
+                step=step,
+                metrics=metrics,
+                files=files,
+            )
+        )
+
+    def _read_output(self, trainer: _Trainer, reader: int) -> None:
+        """Pass on all that the pipe holds now."""
+        while True:
+            try:
+                data = os.read(reader, _READ_SIZE)
+            except BlockingIOError:
+                return
+            text = trainer.decoders[reader].decode(data, final=not data)
+            if text:
+                self._events.put_nowait(
+                    Output(
+                        generation=trainer.generation,
+                        rank=self._rank,
+                        stream=trainer.outputs[reader],
+                        text=text,
+                    )
+                )
+            if not data:
+                asyncio.get_running_loop().remove_reader(reader)
+                return
+
+    def _send(self, generation: int, message: Message) -> None:
+        trainer = self._trainer
+        if trainer is not None and trainer.generation == generation:
+            # A trainer that is gone is about to be reported as such.
+            with contextlib.suppress(OSError):
+                trainer.connection.setblocking(True)
+                trainer.connection.sendall(pack(message))
+                trainer.connection.setblocking(False)
+
+    def _fail(self, generation: int, kind: FailureKind, message: str) -> None:
+        failure = Failure(kind=kind, rank=self._rank, message=message)
+        self._events.put_nowait(Failed(generation=generation, failure=failure))
+
+    def _emit_exit(self, generation: int, *, how: str, killed: bool) -> None:
+        self._events.put_nowait(
+            Exited(generation=generation, rank=self._rank, how=how, killed=killed)
+        )
+
+
+def _load(assignment: Assignment) -> int:
+    return to_shared_memory(read(assignment))

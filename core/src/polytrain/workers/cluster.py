@@ -1,0 +1,31 @@
+"""The Ray that a run uses: the user's own, or one that is started for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import ray
+
+
+@contextmanager
+def running_ray() -> Iterator[None]:
+    """Have Ray initialised; shut it down again if it wasn't before."""
+    if ray.is_initialized():
+        yield
+        return
+    # Ray announces a change of this default at every start.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # As `ray.init()` would: a cluster that RAY_ADDRESS or `ray start` names is joined.
+    ray.init(configure_logging=True, logging_level=logging.ERROR, log_to_driver=False)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def node_totals() -> list[Mapping[str, float]]:
+    """Resources of every living node, whoever uses them now."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]

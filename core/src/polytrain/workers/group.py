@@ -1,0 +1,42 @@
+"""The workers of a run as the controller sees them, whatever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from polytrain.run.events import Event
+from polytrain.workers.job import LaunchOrder
+from polytrain.workers.output import Output
+from polytrain_plugins import Member, Offer
+
+Handler = Callable[[Event | Output], None]
+
+
+class WorkerGroup(Protocol):
+    """Carries out what the state machine wants, and says what happens."""
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Everybody's place, in rank order; known once `AgentsPlaced` has happened."""
+
+    def place(self) -> None:
+        """Get an agent for every rank that has none. Leads to `AgentsPlaced` or `PlacementFailed`."""
+
+    def launch(self, order: LaunchOrder) -> None:
+        """Start a trainer for every rank."""
+
+    def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
+        """Tell every trainer everybody's offer."""
+
+    def leave(self, generation: int) -> None:
+        """Let every trainer leave the collective and end."""
+
+    def kill(self, generation: int) -> None:
+        """End every trainer at once."""
+
+    def wait(self, handle: Handler) -> None:
+        """Wait until something happens; hand it, and all else that is known by then, to `handle`."""
+
+    def close(self) -> None:
+        """Release everything."""

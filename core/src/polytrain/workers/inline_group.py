@@ -1,0 +1,144 @@
+"""A world of one in the process that called `fit()`: the same machine, and a debugger attaches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from polytrain.data.reader import TableShard, assign, read
+from polytrain.data.sources import Source
+from polytrain.errors import Failure, FailureKind
+from polytrain.run.events import AgentsPlaced, Event, Exited, Failed, PartStored
+from polytrain.workers.group import Handler
+from polytrain.workers.job import LaunchOrder, TrainerJob
+from polytrain.workers.placement import Place, members
+from polytrain.workers.trainer_process import run_trainer
+from polytrain.workers.wire import Message, leave_message, roster_message, to_event
+from polytrain_plugins import Member, Offer
+
+
+class InlineGroup:
+    """A `WorkerGroup` of one worker, whose trainer runs in the caller's thread.
+
+    What the trainer says is handled before it goes on: a report counts at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: TrainerJob,
+        sources: tuple[Source, ...],
+        environment: Mapping[str, str],
+        cpus: int,
+    ) -> None:
+        self._job = job
+        self._sources = sources
+        self._environment = environment
+        self._cpus = cpus
+        self._shards: dict[str, TableShard] = {}
+        self._pending: list[Event] = []
+        self._ordered: LaunchOrder | None = None
+        self._inbox: deque[Message] = deque()
+        self._killed = False
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        here = Place(node_id="", host="127.0.0.1")
+        return members([here], cpus=self._cpus, gpus=0)
+
+    def place(self) -> None:
+        for source in self._sources:
+            assignment = assign(source, 1, 0, whole=True)
+            self._shards[source.info.name] = TableShard(read(assignment), assignment.info)
+        self._pending.append(AgentsPlaced())
+
+    def launch(self, order: LaunchOrder) -> None:
+        self._ordered = order
+        self._inbox.clear()
+        self._killed = False
+
+    def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
+        self._inbox.append(roster_message(offers))
+
+    def leave(self, generation: int) -> None:
+        self._inbox.append(leave_message())
+
+    def kill(self, generation: int) -> None:
+        self._killed = True
+
+    def wait(self, handle: Handler) -> None:
+        if self._pending:
+            handle(self._pending.pop(0))
+        elif self._ordered is not None:
+            order, self._ordered = self._ordered, None
+            self._run(order, handle)
+
+    def close(self) -> None:
+        """Nothing is held: the trainer has ended with `wait`."""
+
+    def _run(self, order: LaunchOrder, handle: Handler) -> None:
+        channel = _InlineChannel(
+            take=lambda message: self._take(message, order.generation, handle), inbox=self._inbox
+        )
+        with _environment(self._environment), contextlib.suppress(EOFError):
+            run_trainer(
+                job=self._job, order=order, rank=0, shards=dict(self._shards), channel=channel
+            )
+        handle(Exited(generation=order.generation, rank=0, how="returned", killed=self._killed))
+
+    def _take(self, message: Message, generation: int, handle: Handler) -> None:
+        if message[0] == "staged":
+            handle(self._store(message, generation))
+        else:
+            handle(to_event(message, generation=generation, rank=0))
+        if self._killed and message[0] != "raised":
+            raise EOFError("the attempt has been ended")
+
+    def _store(self, message: Message, generation: int) -> Event:
+        _, number, step, metrics = message
+        try:
+            files = self._job.store.store_part(number, 0)
+        except Exception as error:
+            failure = Failure(
+                kind=FailureKind.STORAGE, rank=0, message=f"{type(error).__name__}: {error}"
+            )
+            return Failed(generation=generation, failure=failure)
+        return PartStored(
+            generation=generation,
+            rank=0,
+            checkpoint=number,
+            step=step,
+            metrics=metrics,
+            files=files,
+        )
+
+
+class _InlineChannel:
+    """A channel without a wire."""
+
+    def __init__(self, *, take: Callable[[Message], None], inbox: deque[Message]) -> None:
+        self._take = take
+        self._inbox = inbox
+
+    def send(self, message: Message) -> None:
+        self._take(message)
+
+    def receive(self) -> Message:
+        if not self._inbox:
+            raise EOFError("the attempt has been ended")
+        return self._inbox.popleft()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set those variables that the user hasn't set, for a while."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

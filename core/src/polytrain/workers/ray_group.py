@@ -1,0 +1,265 @@
+"""Workers on Ray: one agent per rank, in the bundles of one placement group."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cloudpickle
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from polytrain.config import ScalingConfig
+from polytrain.data.reader import assign
+from polytrain.data.sources import ObjectPiece, Source, TablePiece
+from polytrain.run.events import AgentLost, AgentsPlaced, Event, PlacementFailed
+from polytrain.workers.agent import Agent, AgentPlace, AgentSpec
+from polytrain.workers.group import Handler
+from polytrain.workers.job import LaunchOrder, TrainerJob
+from polytrain.workers.output import Output
+from polytrain.workers.placement import Place, members, rank_order
+from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
+from polytrain_plugins import Demand, Member, Offer
+
+_AgentActor = ray.remote(Agent)
+
+# Imported in every zygote: what any trainer needs, whatever the backend.
+_PRELOAD = ("numpy", "pyarrow.ipc", "polytrain.workers.trainer_process")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayGroupSpec:
+    """What the workers are to be like."""
+
+    scaling: ScalingConfig
+    demand: Demand
+    job: TrainerJob
+    sources: tuple[Source, ...]
+    directory: str
+    """The driver's working directory."""
+
+    path: tuple[str, ...]
+    """The driver's `sys.path`."""
+
+
+class RayGroup:
+    """A `WorkerGroup` of Ray actors. Ray must be initialised."""
+
+    def __init__(self, spec: RayGroupSpec) -> None:
+        self._spec = spec
+        self._token = secrets.token_hex(8)
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._agent_spec = self._describe_agents()
+        # Frameworks import here while Ray still starts the actors.
+        self._zygote = self._start_zygote_early()
+        self._sources: tuple[Source, ...] | None = None
+        self._job = cloudpickle.dumps(spec.job)
+        self._bundles: PlacementGroup | None = None
+        self._bundle_of_rank: list[int] = []
+        self._agents: dict[int, Any] = {}
+        self._places: dict[int, Place] = {}
+        self._streams: dict[Any, int] = {}
+        self._pending: list[Event] = []
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        resources = self._spec.scaling.resources
+        return members(
+            [self._places[rank] for rank in range(self._world_size)],
+            cpus=self._spec.scaling.cpus_per_worker,
+            gpus=int(resources.get("GPU", 0)),
+        )
+
+    def place(self) -> None:
+        try:
+            if not self._agents and not self._bundle_of_rank:
+                self._place_all()
+            else:
+                self._replace_lost()
+        except GetTimeoutError:
+            self._pending.append(PlacementFailed(reason=self._why_not_placed()))
+        except RayTaskError as error:
+            self._pending.append(PlacementFailed(reason=f"{type(error.cause).__name__}: {error.cause}"))
+        except RayError as error:
+            self._pending.append(PlacementFailed(reason=str(error)))
+        else:
+            self._pending.append(AgentsPlaced())
+
+    def launch(self, order: LaunchOrder) -> None:
+        for agent in self._agents.values():
+            agent.launch.remote(order)
+
+    def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
+        for agent in self._agents.values():
+            agent.send_roster.remote(generation, offers)
+
+    def leave(self, generation: int) -> None:
+        for agent in self._agents.values():
+            agent.leave.remote(generation)
+
+    def kill(self, generation: int) -> None:
+        for agent in self._agents.values():
+            agent.kill.remote(generation)
+
+    def wait(self, handle: Handler) -> None:
+        if self._pending:
+            handle(self._pending.pop(0))
+            return
+        ready, _ = ray.wait(list(self._streams), num_returns=1)
+        for stream in ready:
+            for happening in self._take(stream):
+                handle(happening)
+
+    def close(self) -> None:
+        closing = [agent.close.remote() for agent in self._agents.values()]
+        # An agent that can't answer any more is killed all the same.
+        with contextlib.suppress(RayError):
+            ray.get(closing, timeout=5)
+        for agent in self._agents.values():
+            ray.kill(agent)
+        if self._bundles is not None:
+            remove_placement_group(self._bundles)
+        if self._zygote is not None:
+            self._zygote.close()
+
+    @property
+    def _world_size(self) -> int:
+        return self._spec.scaling.num_workers
+
+    def _describe_agents(self) -> AgentSpec:
+        threads = str(self._spec.scaling.cpus_per_worker)
+        environment = {
+            **self._spec.demand.environment,
+            "OMP_NUM_THREADS": threads,
+        }
+        zygote = ZygoteSpec(
+            name="",
+            # Threads that libraries start while they are imported would make forking unsafe.
+            environment={
+                **environment,
+                "OPENBLAS_NUM_THREADS": "1",
+                "JE_ARROW_MALLOC_CONF": "background_thread:false",
+            },
+            modules=(*_PRELOAD, *self._spec.demand.preload),
+            path=self._spec.path,
+        )
+        return AgentSpec(
+            token=self._token,
+            zygote=zygote,
+            environment=environment,
+            directory=self._spec.directory,
+            store=self._spec.job.store,
+        )
+
+    def _start_zygote_early(self) -> ZygoteConnection | None:
+        here = next((node for node in ray.nodes() if node["NodeID"] == self._node_id), None)
+        if here is None or not _holds(here["Resources"], self._spec.scaling.resources):
+            return None
+        name = zygote_name(self._token, self._node_id)
+        return ZygoteConnection(replace(self._agent_spec.zygote, name=name))
+
+    def _place_all(self) -> None:
+        scaling = self._spec.scaling
+        self._bundles = placement_group(
+            [scaling.resources] * self._world_size, strategy=scaling.placement_strategy
+        )
+        agents = [self._create(bundle) for bundle in range(self._world_size)]
+        found = self._wait_for_places(agents)
+        places = [Place(node_id=place.node_id, host=place.host) for place in found]
+        order = rank_order(places, self._node_id)
+        self._bundle_of_rank = order
+        for rank, index in enumerate(order):
+            self._agents[rank], self._places[rank] = agents[index], places[index]
+        if self._zygote is not None and all(p.node_id != self._node_id for p in places):
+            self._zygote.close()
+            self._zygote = None
+        self._prepare(range(self._world_size))
+
+    def _replace_lost(self) -> None:
+        lost = [rank for rank in range(self._world_size) if rank not in self._agents]
+        agents = {rank: self._create(self._bundle_of_rank[rank]) for rank in lost}
+        found = self._wait_for_places(list(agents.values()))
+        for (rank, agent), place in zip(agents.items(), found, strict=True):
+            self._agents[rank] = agent
+            self._places[rank] = Place(node_id=place.node_id, host=place.host)
+        self._prepare(lost)
+
+    def _create(self, bundle: int) -> Any:
+        resources = dict(self._spec.scaling.resources)
+        strategy = PlacementGroupSchedulingStrategy(
+            placement_group=self._bundles, placement_group_bundle_index=bundle
+        )
+        return _AgentActor.options(
+            num_cpus=resources.pop("CPU"),
+            num_gpus=resources.pop("GPU", 0),
+            memory=resources.pop("memory", None),
+            resources=resources,
+            scheduling_strategy=strategy,
+        ).remote(self._agent_spec)
+
+    def _wait_for_places(self, agents: list[Any]) -> list[AgentPlace]:
+        places = [agent.place.remote() for agent in agents]
+        found: list[AgentPlace] = ray.get(places, timeout=self._spec.scaling.start_timeout_s)
+        return found
+
+    def _prepare(self, ranks: Iterable[int]) -> None:
+        sources = self._shared_sources()
+        whole = self._spec.demand.whole_datasets
+        prepared = []
+        for rank in ranks:
+            assignments = tuple(
+                assign(source, self._world_size, rank, whole=source.info.name in whole)
+                for source in sources
+            )
+            agent = self._agents[rank]
+            stream = agent.events.options(num_returns="streaming").remote()
+            self._streams[stream] = rank
+            prepared.append(agent.prepare.remote(rank, self._job, assignments))
+        ray.get(prepared)
+
+    def _shared_sources(self) -> tuple[Source, ...]:
+        """The sources, with tables of this process put where every node can read them, once."""
+        if self._sources is None:
+            self._sources = tuple(
+                replace(source, pieces=tuple(_shared(piece) for piece in source.pieces))
+                for source in self._spec.sources
+            )
+        return self._sources
+
+    def _take(self, stream: Any) -> list[Event | Output]:
+        try:
+            taken: list[Event | Output] = ray.get(next(stream))
+            return taken
+        except (RayActorError, StopIteration) as error:
+            rank = self._streams.pop(stream)
+            del self._agents[rank]
+            return [AgentLost(rank=rank, reason=_why_lost(error))]
+
+    def _why_not_placed(self) -> str:
+        waited = self._spec.scaling.start_timeout_s
+        wanted = " and ".join(f"{v:g} {k}" for k, v in self._spec.scaling.resources.items())
+        free = ray.available_resources()
+        has = ", ".join(f"{free.get(name, 0):g} {name}" for name in self._spec.scaling.resources)
+        return (
+            f"{self._world_size} workers of {wanted} each could not be placed within {waited:g} s; "
+            f"the cluster has {has} free. Wait for other jobs to end, ask for fewer workers, or raise "
+            "ScalingConfig(start_timeout_s=…)"
+        )
+
+
+def _shared(piece: Any) -> Any:
+    return ObjectPiece(ray.put(piece.table), piece.rows) if isinstance(piece, TablePiece) else piece
+
+
+def _holds(totals: Mapping[str, float], demand: Mapping[str, float]) -> bool:
+    return all(totals.get(name, 0) >= amount for name, amount in demand.items())
+
+
+def _why_lost(error: Exception) -> str:
+    first_lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return first_lines[0] if first_lines else type(error).__name__

@@ -1,0 +1,254 @@
+"""What user code and engines call while they train: report, get_checkpoint, get_context, get_dataset_shard."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.errors import NotInTrainerError
+from polytrain.workers.job import LaunchOrder, TrainerJob
+from polytrain.workers.wire import Channel, report_message, staged_message
+from polytrain_plugins import Engine, Shard, World
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Where this process stands in the run. The getters are those of Ray Train's context."""
+
+    run_name: str
+    world: World
+
+    def get_world_rank(self) -> int:
+        """Rank of this process among all workers, from 0."""
+        return self.world.me.rank
+
+    def get_world_size(self) -> int:
+        """Number of workers."""
+        return self.world.size
+
+    def get_local_rank(self) -> int:
+        """Rank of this process among the workers of its node, from 0."""
+        return self.world.me.local_rank
+
+    def get_local_world_size(self) -> int:
+        """Number of workers on this node."""
+        return self.world.me.local_world_size
+
+    def get_node_rank(self) -> int:
+        """Rank of this node among the run's nodes, from 0."""
+        return self.world.me.node_rank
+
+    def get_experiment_name(self) -> str:
+        """The run's name."""
+        return self.run_name
+
+    def get_attempt(self) -> int:
+        """How often the run has been restarted before: 0 at first."""
+        return self.world.generation
+
+
+class TrainerSession:
+    """One trainer's side of the run, from joining the collective to the end of training.
+
+    It is the `Session` that `Engine.train` gets, and what the functions of this module act on.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: TrainerJob,
+        order: LaunchOrder,
+        world: World,
+        engine: Engine[Any],
+        shards: Mapping[str, Shard],
+        channel: Channel,
+    ) -> None:
+        self.world = world
+        self.checkpoint = Path(order.checkpoint) if order.checkpoint else None
+        self.context = Context(run_name=job.run_name, world=world)
+        self._job = job
+        self._engine = engine
+        self._shards = shards
+        self._channel = channel
+        self._step = order.first_step
+        self._next_checkpoint = order.first_checkpoint
+        self._saved_step = order.first_step
+        self._last_metrics: Mapping[str, Any] = {}
+        self._told_ignored = False
+        self._lock = threading.Lock()
+
+    def report(self, *, step: int, metrics: Mapping[str, Any], model: Any = None) -> None:
+        """Report a step of declarative training; see `polytrain_plugins.Session`."""
+        with self._lock:
+            self._report(step, plain_metrics(metrics))
+            every = self._job.checkpoint_frequency
+            if model is not None and every > 0 and step % every == 0:
+                self._save(model)
+
+    def finish(self, model: Any) -> None:
+        """Save the model that declarative training ended in, unless that is done already."""
+        with self._lock:
+            if self._saved_step != self._step:
+                self._save(model)
+
+    def report_from_function(
+        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None
+    ) -> None:
+        """Report from a training function; see `report` below."""
+        plain = plain_metrics(metrics)
+        with self._lock:
+            self._report(self._step + 1, plain)
+            if checkpoint is None:
+                return
+            if self._writes:
+                source = checkpoint.path
+                self._stage(lambda staging: _copy(source, staging))
+            elif not self._told_ignored:
+                self._told_ignored = True
+                logger.warning(
+                    "The checkpoint that rank %d reports is not kept: the state of %s is the same "
+                    "on every rank, so rank 0's is the run's.",
+                    self.world.me.rank,
+                    self._job.backend.name,
+                )
+
+    def shard(self, name: str) -> Any:
+        """The shard of this rank, as the engine presents it."""
+        if name not in self._shards:
+            known = ", ".join(map(repr, self._shards)) or "none were passed to make_trainer"
+            raise KeyError(f"No data set is named {name!r}. There are: {known}.")
+        return self._engine.adapt(self._shards[name])
+
+    @property
+    def _writes(self) -> bool:
+        return self._job.writes_checkpoints(self.world.me.rank)
+
+    def _report(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self._step, self._last_metrics = step, metrics
+        self._channel.send(report_message(step, metrics))
+
+    def _save(self, model: Any) -> None:
+        if self._writes:
+            self._stage(lambda staging: self._engine.save(model, staging))
+        self._saved_step = self._step
+
+    def _stage(self, write: Callable[[Path], None]) -> None:
+        number = self._next_checkpoint
+        write(self._job.store.new_staging(number, self.world.me.rank))
+        self._next_checkpoint += 1
+        # From here on the checkpoint belongs to the agent, whatever becomes of this process.
+        self._channel.send(staged_message(number, self._step, self._last_metrics))
+
+
+def _copy(source: str, target: Path) -> None:
+    shutil.copytree(source, target, dirs_exist_ok=True)
+
+
+_current: TrainerSession | None = None
+
+
+@contextmanager
+def current_session(session: TrainerSession) -> Iterator[None]:
+    """Make a session the one that this process's training function talks to."""
+    global _current
+    _current = session
+    try:
+        yield
+    finally:
+        _current = None
+
+
+def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
+    """Report metrics, and optionally a checkpoint, from inside a training function.
+
+    Returns at once: nothing is waited for but the copy of the checkpoint's files, which are the
+    caller's to change or delete afterwards.
+
+    Args:
+        metrics: names to numbers, strings, or lists and dicts of them. Arrays and tensors of one
+            element count as numbers. Rank 0's go to `Result.metrics` and `Result.history`.
+        checkpoint: `Checkpoint.from_directory(path)`. Where the backend's state is the same on
+            every rank only rank 0's is kept; pass it from there.
+
+    Raises:
+        TypeError: if a metric is none of these.
+        NotInTrainerError: outside a training function.
+    """
+    _session("report").report_from_function(metrics, checkpoint)
+
+
+def get_checkpoint() -> Checkpoint | None:
+    """The checkpoint to go on from; None when training starts from the beginning.
+
+    Raises:
+        NotInTrainerError: outside a training function.
+    """
+    checkpoint = _session("get_checkpoint").checkpoint
+    return Checkpoint(str(checkpoint)) if checkpoint else None
+
+
+def get_context() -> Context:
+    """This process's place in the run.
+
+    Raises:
+        NotInTrainerError: outside a training function.
+    """
+    return _session("get_context").context
+
+
+def get_dataset_shard(name: str = "train") -> Any:
+    """This rank's rows of a data set: a `polytrain_plugins.Shard`, or what the backend makes of it.
+
+    Raises:
+        KeyError: if no data set of this name was passed to `make_trainer`.
+        NotInTrainerError: outside a training function.
+    """
+    return _session("get_dataset_shard").shard(name)
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as plain values: arrays and tensors of one element become numbers.
+
+    Raises:
+        TypeError: if one is neither a number, a string nor a list or dict of them.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"report takes a dict of metrics, not {type(metrics).__name__}.")
+    return {str(name): _plain(str(name), value) for name, value in metrics.items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(f"{name}/{key}", inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, inner) for inner in value]
+    # NumPy's scalars and every framework's tensors have `item`; it refuses more than one element.
+    item = getattr(value, "item", None)
+    if item is not None:
+        try:
+            return item()
+        except (ValueError, RuntimeError, TypeError):
+            pass
+    raise TypeError(
+        f"The metric {name!r} is a {type(value).__name__}. Report a number, a string, or a list or "
+        "dict of them; of an array, report for example its mean."
+    )
+
+
+def _session(function: str) -> TrainerSession:
+    if _current is None:
+        raise NotInTrainerError(
+            f"{function}() works only inside a training function that Trainer.fit() runs."
+        )
+    return _current

@@ -1,0 +1,151 @@
+"""A trainer's life: offer, join, train, leave. It owns nothing and is never repaired, only replaced."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import cloudpickle
+
+from polytrain.data.reader import ShardInfo, TableShard, from_shared_memory
+from polytrain.workers.job import LaunchOrder, TrainerJob
+from polytrain.workers.processes import die_with_parent
+from polytrain.workers.session import TrainerSession, current_session
+from polytrain.workers.wire import (
+    Channel,
+    SocketChannel,
+    done_message,
+    joined_message,
+    offer_message,
+    raised_message,
+    world_from,
+)
+from polytrain_plugins import Engine, Shard, World
+
+
+class JoinError(Exception):
+    """The framework's collective doesn't span the world."""
+
+
+def run_trainer(
+    *, job: TrainerJob, order: LaunchOrder, rank: int, shards: Mapping[str, Shard], channel: Channel
+) -> None:
+    """Run one trainer of one generation to its end, in this process.
+
+    Every outcome is told over the channel; an exception of the training is, too, and goes no further.
+
+    Raises:
+        EOFError: nobody listens any more.
+        KeyboardInterrupt: the user wants it to end.
+    """
+    try:
+        engine = job.backend.engine()
+        with contextlib.ExitStack() as stack:
+            offer = stack.enter_context(engine.offering(order.members[rank]))
+            channel.send(offer_message(offer))
+            world = world_from(
+                channel.receive(), generation=order.generation, members=order.members, rank=rank
+            )
+            stack.enter_context(engine.joined(world))
+            _check_span(engine, world)
+            channel.send(joined_message())
+            session = TrainerSession(
+                job=job, order=order, world=world, engine=engine, shards=shards, channel=channel
+            )
+            with current_session(session):
+                _train(job, engine, shards, session)
+            channel.send(done_message())
+            # Nobody tears the collective down while a slower peer may still need it.
+            channel.receive()
+    except (EOFError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        channel.send(raised_message(error, _pickled(error)))
+
+
+def _train(
+    job: TrainerJob, engine: Engine[Any], shards: Mapping[str, Shard], session: TrainerSession
+) -> None:
+    if job.training_function is None:
+        session.finish(engine.train(shards, session))
+    elif job.training_config is None:
+        job.training_function()
+    else:
+        job.training_function(dict(job.training_config))
+
+
+def _check_span(engine: Engine[Any], world: World) -> None:
+    spanned = engine.count_ranks(world)
+    if spanned != world.size:
+        raise JoinError(
+            f"The collective of {type(engine).__name__} spans {spanned} of {world.size} ranks: each "
+            "part would train a model of its own. Engine.joined must enter the collective."
+        )
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        return cloudpickle.dumps(error)
+    except Exception:  # whatever a user's exception holds, its text has been told already
+        return None
+
+
+def main(connection: socket.socket, shard_descriptors: Sequence[int]) -> int:
+    """The body of a trainer process. The agent's first message says what to do.
+
+    Returns:
+        The exit code: 0, or 1 if nobody listens any more.
+    """
+    channel = SocketChannel(connection)
+    try:
+        _, pickled_job, pickled_order, rank = channel.receive()
+        order: LaunchOrder
+        infos: tuple[ShardInfo, ...]
+        order, infos = pickle.loads(pickled_order)
+        try:
+            job: TrainerJob = pickle.loads(pickled_job)
+        except Exception as error:
+            error.add_note(
+                "The training function, its config or the backend could not be read in the worker. "
+                "Modules that it uses must be installed, or lie where the script does, on every node."
+            )
+            channel.send(raised_message(error, None))
+            return 0
+        shards = {
+            info.name: TableShard(from_shared_memory(descriptor), info)
+            for info, descriptor in zip(infos, shard_descriptors, strict=True)
+        }
+        run_trainer(job=job, order=order, rank=rank, shards=shards, channel=channel)
+    except EOFError:
+        return 1
+    return 0
+
+
+def run_and_exit(connection: socket.socket, shard_descriptors: Sequence[int]) -> NoReturn:
+    """Run `main` and end the process, without returning into the frames that it was forked in."""
+    code = 1
+    try:
+        code = main(connection, shard_descriptors)
+        # What libraries have registered belongs to a normal end. The interpreter's own
+        # finalisation is left out: frameworks take seconds for it, and there is nothing to save.
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def spawned(connection_descriptor: int, *shard_descriptors: int) -> NoReturn:
+    """The same for a process that was exec'd instead of forked."""
+    die_with_parent(os.getppid())
+    run_and_exit(socket.socket(fileno=connection_descriptor), shard_descriptors)

@@ -1,0 +1,171 @@
+"""Messages between a trainer and its agent, and their framing on a stream socket.
+
+A frame is four bytes of length and a msgpack value. Only plain values travel: an agent that reads
+a message never imports a framework and never executes anything.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import traceback
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgpack
+
+from polytrain.errors import Failure, FailureKind
+from polytrain.run.events import Done, Event, Failed, Joined, Offered, Reported
+from polytrain_plugins import Member, Offer, World
+
+Message = list[Any]
+"""A message's kind, then its fields."""
+
+_LENGTH = struct.Struct(">I")
+
+
+class Channel(Protocol):
+    """A trainer's line to whoever watches over it."""
+
+    def send(self, message: Message) -> None:
+        """Hand a message over; it survives this process."""
+
+    def receive(self) -> Message:
+        """Wait for the next message.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+
+
+class SocketChannel:
+    """A channel over a stream socket. `send` returns once the kernel has the message."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def send(self, message: Message) -> None:
+        self._socket.sendall(pack(message))
+
+    def receive(self) -> Message:
+        (length,) = _LENGTH.unpack(receive_exactly(self._socket, _LENGTH.size))
+        return unpack(receive_exactly(self._socket, length))
+
+
+class FrameBuffer:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Add what was received; return the messages that are complete now."""
+        self._buffer += data
+        messages = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            messages.append(unpack(bytes(self._buffer[_LENGTH.size : end])))
+            del self._buffer[:end]
+        return messages
+
+
+def pack(message: Any) -> bytes:
+    """A frame that holds one message."""
+    body = msgpack.packb(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def unpack(body: bytes) -> Any:
+    """The message in a frame's body."""
+    return msgpack.unpackb(body, strict_map_key=False)
+
+
+def receive_exactly(connection: socket.socket, size: int) -> bytes:
+    """Read this many bytes.
+
+    Raises:
+        EOFError: the other end was closed before.
+    """
+    parts = bytearray()
+    while len(parts) < size:
+        data = connection.recv(size - len(parts))
+        if not data:
+            raise EOFError("the other end of the connection is gone")
+        parts += data
+    return bytes(parts)
+
+
+# From trainer to agent
+
+
+def offer_message(offer: Offer) -> Message:
+    return ["offer", offer.host, offer.port, dict(offer.details)]
+
+
+def joined_message() -> Message:
+    return ["joined"]
+
+
+def report_message(step: int, metrics: Mapping[str, Any]) -> Message:
+    return ["report", step, dict(metrics)]
+
+
+def staged_message(checkpoint: int, step: int, metrics: Mapping[str, Any]) -> Message:
+    """The rank's part of this checkpoint lies in staging, complete."""
+    return ["staged", checkpoint, step, dict(metrics)]
+
+
+def done_message() -> Message:
+    return ["done"]
+
+
+def raised_message(error: BaseException, pickled: bytes | None) -> Message:
+    text = "".join(traceback.format_exception(error))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    return ["raised", summary, text, pickled]
+
+
+def to_event(message: Message, *, generation: int, rank: int) -> Event:
+    """What a trainer's message means to the run."""
+    match message:
+        case ["offer", host, port, details]:
+            offer = Offer(host=host, port=port, details=details)
+            return Offered(generation=generation, rank=rank, offer=offer)
+        case ["joined"]:
+            return Joined(generation=generation, rank=rank)
+        case ["report", step, metrics]:
+            return Reported(generation=generation, rank=rank, step=step, metrics=metrics)
+        case ["done"]:
+            return Done(generation=generation, rank=rank)
+        case ["raised", summary, text, pickled]:
+            failure = Failure(
+                kind=FailureKind.USER_ERROR,
+                rank=rank,
+                message=summary,
+                traceback=text,
+                error=pickled,
+            )
+            return Failed(generation=generation, failure=failure)
+    raise ValueError(f"unknown message {message[:1]}")
+
+
+# From agent to trainer
+
+
+def roster_message(offers: tuple[Offer, ...]) -> Message:
+    return ["roster", [[offer.host, offer.port, dict(offer.details)] for offer in offers]]
+
+
+def leave_message() -> Message:
+    return ["leave"]
+
+
+def world_from(message: Message, *, generation: int, members: tuple[Member, ...], rank: int) -> World:
+    """The world that a roster describes."""
+    offers = tuple(
+        Offer(host=host, port=port, details=details) for host, port, details in message[1]
+    )
+    return World(generation=generation, me=members[rank], members=members, offers=offers)

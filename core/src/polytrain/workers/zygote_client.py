@@ -1,0 +1,97 @@
+"""The way to a node's zygote: connect to it, or start it if nobody has."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polytrain.workers.wire import pack
+
+_BACKLOG = 1024
+"""Agents of one node that may connect while the zygote still imports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteSpec:
+    """What a node's zygote is like. The same from whoever starts it."""
+
+    name: str
+    """Its address: an abstract Unix socket, which has no file and vanishes with its owner."""
+
+    environment: Mapping[str, str]
+    """Variables that must be set before anything is imported."""
+
+    modules: tuple[str, ...]
+    path: tuple[str, ...]
+    """The driver's `sys.path`."""
+
+
+def zygote_name(token: str, node_id: str) -> str:
+    """Address of the zygote of one run on one node."""
+    return f"\0polytrain-{token}-{node_id}"
+
+
+class ZygoteConnection:
+    """A client's connection to its node's zygote, which ends when the last of them is closed."""
+
+    def __init__(self, spec: ZygoteSpec) -> None:
+        self.socket, self._process = _connect(spec)
+
+    def request(self, message: list[object], descriptors: Sequence[int] = ()) -> None:
+        """Send a request, together with open descriptors."""
+        frame = pack(message)
+        # The descriptors travel with the first bytes; the rest may be longer than one message takes.
+        socket.send_fds(self.socket, [frame[:4]], list(descriptors))
+        self.socket.sendall(frame[4:])
+
+    def close(self) -> None:
+        """Leave. Whoever started the zygote and is its last client waits for its end."""
+        self.socket.close()
+        if self._process is not None:
+            self._process.wait()
+
+
+def _connect(spec: ZygoteSpec) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            try:
+                # Only one can bind the name: that one starts the zygote.
+                listener.bind(spec.name)
+            except OSError:
+                try:
+                    connection.connect(spec.name)
+                    return connection, None
+                except ConnectionRefusedError:
+                    # Bound but not listening yet, or just ended: the name tells next time.
+                    connection.close()
+                    continue
+            listener.listen(_BACKLOG)
+            # Connected before it runs: a zygote without a client ends.
+            connection.connect(spec.name)
+            return connection, _start(spec, listener)
+
+
+def _start(spec: ZygoteSpec, listener: socket.socket) -> subprocess.Popen[bytes]:
+    listener.set_inheritable(True)
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[:] = {list(spec.path)!r}\n"
+            "from polytrain.workers.zygote import main\n"
+            f"main({listener.fileno()}, {json.dumps(list(spec.modules))!r})",
+        ],
+        env={**inherited, **spec.environment},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[listener.fileno()],
+        start_new_session=True,
+    )

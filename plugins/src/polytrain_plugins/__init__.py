@@ -1,0 +1,62 @@
+"""The contract of a polytrain backend: everything that a backend's author needs to know.
+
+Importing this package imports pluggy and the standard library, no framework and no Ray.
+"""
+
+from polytrain_plugins.backend import CONTRACT_VERSION, Backend, Demand, Job
+from polytrain_plugins.capabilities import Capabilities, CheckpointKind, Device
+from polytrain_plugins.engine import Engine, Session
+from polytrain_plugins.errors import (
+    AmbiguousBackendError,
+    BackendImportError,
+    ContractVersionError,
+    InvalidJobError,
+    PolytrainError,
+    Problem,
+    RegistryError,
+    UnknownBackendError,
+    UnsupportedCapabilityError,
+)
+from polytrain_plugins.events import Attempt, CheckpointInfo, Outcome, Report, RunInfo
+from polytrain_plugins.hookspecs import hookimpl
+from polytrain_plugins.ports import HeldPort, held_port
+from polytrain_plugins.registry import backend_names, load_backend
+from polytrain_plugins.shard import BatchFormat, DatasetInfo, Shard
+from polytrain_plugins.world import Member, Offer, World
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "AmbiguousBackendError",
+    "Attempt",
+    "Backend",
+    "BackendImportError",
+    "BatchFormat",
+    "Capabilities",
+    "CheckpointInfo",
+    "CheckpointKind",
+    "ContractVersionError",
+    "DatasetInfo",
+    "Demand",
+    "Device",
+    "Engine",
+    "HeldPort",
+    "InvalidJobError",
+    "Job",
+    "Member",
+    "Offer",
+    "Outcome",
+    "PolytrainError",
+    "Problem",
+    "RegistryError",
+    "Report",
+    "RunInfo",
+    "Session",
+    "Shard",
+    "UnknownBackendError",
+    "UnsupportedCapabilityError",
+    "World",
+    "backend_names",
+    "held_port",
+    "hookimpl",
+    "load_backend",
+]

@@ -1,0 +1,76 @@
+"""The driver half of a backend: its options, what is wrong with them, and what its workers need."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from polytrain_plugins.capabilities import Capabilities
+from polytrain_plugins.engine import Engine
+from polytrain_plugins.errors import Problem
+from polytrain_plugins.shard import DatasetInfo
+
+CONTRACT_VERSION = 1
+"""Version of everything in this package that a backend is written against."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a user asked for, as far as a backend may want to know."""
+
+    num_workers: int
+    """Ranks of the world; 1 when the run is inline."""
+
+    use_gpu: bool
+    cpus_per_worker: int
+    has_training_function: bool
+    datasets: Mapping[str, DatasetInfo]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What each worker's process needs."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that are set before the process starts, unless the user has set them."""
+
+    preload: tuple[str, ...] = ()
+    """Modules that are imported once per node and inherited by every trainer. They must start no
+    thread and touch no device: a process that has done either can't be forked safely."""
+
+    whole_datasets: frozenset[str] = frozenset()
+    """Data sets that every rank gets whole instead of in shards."""
+
+
+class Backend(ABC):
+    """One framework. A subclass is a frozen dataclass whose fields *are* the user's options.
+
+    It lives in the driver and travels to the workers, so it pickles, and its module imports no
+    framework. It needs no code for failures: a broken generation is killed and forked anew.
+    """
+
+    name: ClassVar[str]
+    """What the user types: `make_trainer(name, …)`. The same as the entry point's name."""
+
+    contract_version: ClassVar[int]
+    """The `CONTRACT_VERSION` that the backend was written for, as a literal number."""
+
+    capabilities: ClassVar[Capabilities]
+
+    requires: ClassVar[Mapping[str, str]] = {}
+    """Importable module → the command that installs it. Checked before any worker starts."""
+
+    def problems(self, job: Job) -> Iterable[Problem]:
+        """Everything that is wrong with the options for this job. Never raises; none by default."""
+        return ()
+
+    def demand(self, job: Job) -> Demand:
+        """What each worker's process needs. Nothing by default."""
+        return Demand()
+
+    @abstractmethod
+    def engine(self) -> Engine[Any]:
+        """The trainer half. Called in the trainer, and by `Result.load_model`; here the framework
+        may be imported."""

@@ -1,0 +1,90 @@
+"""The trainer half of a backend: it brings up the framework's own distribution, and trains."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from polytrain_plugins.errors import UnsupportedCapabilityError
+from polytrain_plugins.shard import Shard
+from polytrain_plugins.world import Member, Offer, World
+
+Model = TypeVar("Model")
+
+
+class Session(Protocol):
+    """What the core hands to `Engine.train`."""
+
+    @property
+    def world(self) -> World:
+        """The generation that this trainer is in."""
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """Directory to go on from, written earlier by `Engine.save`; None at the first attempt."""
+
+    def report(self, *, step: int, metrics: Mapping[str, Any], model: Any = None) -> None:
+        """Report a finished round or epoch. Every rank calls it at every step.
+
+        Args:
+            step: Rounds or epochs done, counted over the whole run: 1 after the first.
+            metrics: Plain numbers by name.
+            model: What `Engine.save` takes. The core decides at which steps, and on which ranks,
+                it is saved.
+        """
+
+
+class Engine(ABC, Generic[Model]):
+    """One per trainer process and generation. The core runs, on every rank:
+
+        with engine.offering(me) as offer:
+            …all offers are gathered, everyone gets the roster…
+            with engine.joined(world):
+                engine.train(…) or the user's training function
+
+    Both blocks are left on a normal end, after every rank has finished. A failure kills the
+    process instead: nothing needs to be unwound.
+    """
+
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        """Make what the other ranks must know: an address, a service. Nothing by default.
+
+        Hold a port (`polytrain_plugins.ports.HeldPort`) until the framework binds it.
+        """
+        yield Offer()
+
+    @contextmanager
+    @abstractmethod
+    def joined(self, world: World) -> Iterator[None]:
+        """Enter the collective; leave it, and restore what was changed in the process, at the end."""
+        yield
+
+    @abstractmethod
+    def count_ranks(self, world: World) -> int:
+        """How many ranks the framework's own collective spans, asked through a collective operation.
+
+        Called on every rank right after `joined` was entered. The core refuses to train when it
+        isn't `world.size`: such a run would train each worker on its own part of the data.
+        """
+
+    def adapt(self, shard: Shard) -> Any:
+        """The shard as `get_dataset_shard` gives it to a training function: itself by default."""
+        return shard
+
+    def train(self, shards: Mapping[str, Shard], session: Session) -> Model:
+        """Train from the backend's options alone, for a backend that declares `declarative`."""
+        raise UnsupportedCapabilityError(
+            f"{type(self).__name__} has no training loop of its own: pass a training function."
+        )
+
+    @abstractmethod
+    def save(self, model: Model, directory: Path) -> None:
+        """Write the model as plain files into an empty directory."""
+
+    @abstractmethod
+    def load(self, directory: Path) -> Model:
+        """Read what `save` wrote, without executing anything that is stored there."""

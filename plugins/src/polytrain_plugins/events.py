@@ -1,0 +1,61 @@
+"""What observers are told: plain values that describe a run's progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """One call of `fit()`."""
+
+    name: str
+    backend: str
+    num_workers: int
+    path: str
+    """Where the run keeps its checkpoints, journal and logs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One generation of trainers."""
+
+    generation: int
+    """0 for the first attempt."""
+
+    checkpoint: str | None
+    """Directory of the checkpoint that it goes on from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Metrics that one rank reported."""
+
+    rank: int
+    generation: int
+    step: int
+    """Declarative training: the round or epoch. A training function: which of the rank's reports
+    in this generation it is, from 1."""
+
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """A committed checkpoint."""
+
+    path: str
+    step: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an attempt or a run ended."""
+
+    succeeded: bool
+    reason: str
+    restarts: int
+    """Restarts of the run so far."""

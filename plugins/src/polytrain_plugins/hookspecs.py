@@ -1,0 +1,56 @@
+"""The whole extension surface: one hook that provides backends, six that observe a run.
+
+Choosing one of several is a class (`Backend`); telling everybody is a hook. Observer hooks are
+called in the process that called `fit()`, in the order in which things happened, and may take any
+subset of the arguments. One that raises is logged and not called again; it never ends a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pluggy
+
+from polytrain_plugins.backend import Backend
+from polytrain_plugins.events import Attempt, CheckpointInfo, Outcome, Report, RunInfo
+
+PROJECT = "polytrain"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+class BackendHooks:
+    """Implemented by the module that an entry point of the group `polytrain.backends` names."""
+
+    @hookspec
+    def polytrain_backends(self) -> Iterable[type[Backend]]:  # type: ignore[empty-body]  # a spec has no body
+        """Return the backend classes of this distribution. Importing them imports no framework."""
+
+
+class ObserverHooks:
+    """Implemented by observers: `RunConfig(observers=…)` or an entry point of `polytrain.observers`."""
+
+    @hookspec
+    def polytrain_run_started(self, run: RunInfo) -> None:
+        """`fit()` has found nothing wrong and is about to start workers."""
+
+    @hookspec
+    def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
+        """A generation of trainers is being forked."""
+
+    @hookspec
+    def polytrain_reported(self, run: RunInfo, report: Report) -> None:
+        """Rank 0 has reported metrics."""
+
+    @hookspec
+    def polytrain_checkpoint_committed(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:
+        """A checkpoint has been committed: it survives whatever happens next."""
+
+    @hookspec
+    def polytrain_attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
+        """A generation is gone, every process of it."""
+
+    @hookspec
+    def polytrain_run_ended(self, run: RunInfo, outcome: Outcome) -> None:
+        """The run is over and everything that it held is released."""

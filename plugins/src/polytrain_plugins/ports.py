@@ -1,0 +1,55 @@
+"""A TCP port that stays ours from the moment it is chosen until its framework binds it."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+# Below Linux's default ephemeral range (32768–60999): the kernel never hands such a port to an
+# outgoing connection, so nobody takes it in the instant between release and the framework's bind.
+_FIRST, _LAST = 20000, 32000
+
+
+@dataclass(slots=True)
+class HeldPort:
+    """A bound port. `release` it immediately before the framework binds it."""
+
+    number: int
+    _socket: socket.socket
+
+    def release(self) -> None:
+        """Free the port. May be called more than once."""
+        self._socket.close()
+
+
+@contextmanager
+def held_port(*, shared: bool = False) -> Iterator[HeldPort]:
+    """Choose a free TCP port and hold it while the block runs.
+
+    Args:
+        shared: Hold it with `SO_REUSEPORT`: a framework that sets that option too (gRPC does) can
+            bind the port while it is still held, so there is no instant at which it is free.
+
+    Raises:
+        OSError: if no port of the range is free.
+    """
+    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if shared:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    with holder:
+        yield HeldPort(number=_bind_any(holder), _socket=holder)
+
+
+def _bind_any(holder: socket.socket) -> int:
+    # The system's generator: a forked trainer inherits the state of the global one, and all of
+    # them would try the same ports in the same order.
+    for port in random.SystemRandom().sample(range(_FIRST, _LAST), k=200):
+        try:
+            holder.bind(("", port))
+        except OSError:
+            continue
+        return port
+    raise OSError(f"no free TCP port found between {_FIRST} and {_LAST}")

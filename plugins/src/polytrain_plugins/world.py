@@ -1,0 +1,73 @@
+"""Who takes part in one generation of a run, and what each has offered to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One rank of a generation: where it stands among all ranks and on its node."""
+
+    rank: int
+    """0 … world_size - 1."""
+
+    world_size: int
+
+    local_rank: int
+    """Position among the ranks of the same node, 0 … local_world_size - 1."""
+
+    local_world_size: int
+
+    node_rank: int
+    """Position of the node among the run's nodes, 0 … node_count - 1."""
+
+    node_count: int
+
+    host: str
+    """Address of the node, reachable from the other members."""
+
+    cpus: int
+    """CPU threads that this rank may use, at least 1."""
+
+    gpus: int
+    """GPUs that this rank owns; they are numbered from 0 inside its process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What one rank tells the others before they join: an address to listen on, or a service's details."""
+
+    host: str | None = None
+    port: int | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else; plain values only (str, int, float, bool, None, bytes, lists and dicts of them)."""
+
+    @property
+    def address(self) -> str:
+        """`host:port`."""
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Everybody's place and offer, in rank order. The same on every rank but for `me`."""
+
+    generation: int
+    """Counts the groups of trainers that a run has had, from 0. Fences off late comers of a dead one."""
+
+    me: Member
+    members: tuple[Member, ...]
+    offers: tuple[Offer, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return len(self.members)
+
+    @property
+    def leader(self) -> Offer:
+        """The offer of rank 0."""
+        return self.offers[0]
