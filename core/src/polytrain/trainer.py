@@ -7,7 +7,7 @@ import pickle
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from polytrain.validation import (
     storage_problems,
     unknown_options,
 )
-from polytrain_plugins import Backend, InvalidJobError, Job, Problem, load_backend
+from polytrain_plugins import Backend, DatasetInfo, InvalidJobError, Job, Problem, load_backend
 
 
 def make_trainer(
@@ -182,8 +182,8 @@ def _check(
     """
     problems = list(config_problems(request.scaling, request.run))
     if problems:
-        # What follows reads the configuration, so it has to be one.
-        return (), tuple(problems)
+        # What follows reads the configuration; what is wrong with it has been said.
+        request = replace(request, scaling=ScalingConfig(), run=RunConfig())
     needs_train = backend is not None and request.training_function is None
     sources, wrong_data = dataset_problems(
         request.datasets,
@@ -198,12 +198,14 @@ def _check(
 
 
 def _job(request: _Request, sources: tuple[Source, ...]) -> Job:
+    names = map(str, request.datasets) if isinstance(request.datasets, Mapping) else ()
+    known = {source.info.name: source.info for source in sources}
     return Job(
         num_workers=max(1, request.scaling.num_workers),
         use_gpu=request.scaling.use_gpu,
         cpus_per_worker=request.scaling.cpus_per_worker,
         has_training_function=request.training_function is not None,
-        datasets={source.info.name: source.info for source in sources},
+        datasets={name: known.get(name, DatasetInfo(name=name)) for name in names},
     )
 
 

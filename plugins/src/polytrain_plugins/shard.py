@@ -18,8 +18,14 @@ class DatasetInfo:
     """What is known of a data set before any of its rows is read for training."""
 
     name: str
-    columns: tuple[str, ...]
-    num_rows: int
+    columns: tuple[str, ...] = ()
+    """Empty if the data set can't be read, which is a problem of its own."""
+
+    num_rows: int = 0
+
+    def lacks(self, column: str) -> bool:
+        """Whether there certainly is no such column."""
+        return bool(self.columns) and column not in self.columns
 
 
 class Shard(ABC):

@@ -123,7 +123,7 @@ def describe(name: str, data: Any) -> Source:
     if isinstance(data, Mapping):
         return _from_table(name, _from_arrays(data))
     kind = type(data)
-    if kind.__module__.startswith("pandas.") and kind.__name__ == "DataFrame":
+    if kind.__module__.partition(".")[0] == "pandas" and kind.__name__ == "DataFrame":
         return _from_table(name, pa.Table.from_pandas(data, preserve_index=False))
     if kind.__module__.startswith("ray.data."):
         return _from_ray_data(name, data)

@@ -56,7 +56,7 @@ class Reference(Backend):
         train = job.datasets.get("train")
         if self.label is None:
             yield Problem(field="label", what="it is required", remedy="Name the column to predict")
-        elif train is not None and self.label not in train.columns:
+        elif train is not None and train.lacks(self.label):
             yield Problem(
                 field="label",
                 what=f"the data set 'train' has no column {self.label!r}",

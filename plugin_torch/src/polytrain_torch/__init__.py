@@ -1,0 +1,47 @@
+"""PyTorch on polytrain: a process group for every attempt, DDP, and data loaders that are split by rank.
+
+Importing this package imports no torch; calling its helpers does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from polytrain_plugins import Backend, hookimpl
+from polytrain_torch.backend import Torch
+
+if TYPE_CHECKING:
+    from polytrain_torch.data import PreparedDataLoader
+    from polytrain_torch.engine import TorchShard
+    from polytrain_torch.prepare import get_device, prepare_data_loader, prepare_model
+
+__all__ = [
+    "PreparedDataLoader",
+    "Torch",
+    "TorchShard",
+    "get_device",
+    "prepare_data_loader",
+    "prepare_model",
+]
+
+_HOMES = {
+    "PreparedDataLoader": "data",
+    "TorchShard": "engine",
+    "get_device": "prepare",
+    "prepare_data_loader": "prepare",
+    "prepare_model": "prepare",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+@hookimpl
+def polytrain_backends() -> list[type[Backend]]:
+    """What the entry point of this module provides."""
+    return [Torch]

@@ -1,0 +1,198 @@
+"""The trainer half: the process group over a store that rank 0 serves, new for each generation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
+
+from polytrain_plugins import BatchFormat, Engine, Member, Offer, Shard, World
+from polytrain_torch.backend import Torch
+
+MODEL_FILE = "model.pt"
+
+
+class TorchEngine(Engine[Any]):
+    """Everything that a training function finds around it."""
+
+    def __init__(self, options: Torch) -> None:
+        self._timeout = timedelta(seconds=options.timeout_s)
+        self._process_group = options.process_group
+        self._store: TCPStore | None = None
+
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        if me.rank != 0:
+            yield Offer()
+            return
+        # Port 0: the store listens on a port of its own from here on, so there is none to guess.
+        self._store = TCPStore(
+            me.host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout
+        )
+        yield Offer(host=me.host, port=self._store.port)
+
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        me, leader = world.me, world.leader
+        assert leader.host is not None
+        assert leader.port is not None
+        store = self._store or TCPStore(
+            leader.host, leader.port, is_master=False, timeout=self._timeout
+        )
+        device = _own_device(me)
+        with _environment(_variables(world)):
+            dist.init_process_group(
+                backend=self._process_group or ("nccl" if me.gpus else "gloo"),
+                store=store,
+                rank=me.rank,
+                world_size=world.size,
+                timeout=self._timeout,
+                device_id=device,
+            )
+            try:
+                yield
+            finally:
+                # The training function may have destroyed it.
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+                self._store = None
+
+    def count_ranks(self, world: World) -> int:
+        device = _own_device(world.me) or torch.device("cpu")
+        one = torch.ones(1, device=device)
+        dist.all_reduce(one)
+        return int(one.item())
+
+    def adapt(self, shard: Shard) -> TorchShard:
+        return TorchShard(shard)
+
+    def save(self, model: Any, directory: Path) -> None:
+        """Write a module's weights, without the names that DDP puts in front."""
+        inner = model.module if hasattr(model, "module") else model
+        torch.save(inner.state_dict(), directory / MODEL_FILE)
+
+    def load(self, directory: Path) -> Any:
+        """The `state_dict` in `model.pt`, on the CPU."""
+        return torch.load(directory / MODEL_FILE, weights_only=True, map_location="cpu")
+
+
+class TorchShard(Shard):
+    """A shard that also gives batches of tensors."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.name = shard.name
+        self.total_rows = shard.total_rows
+        self._shard = shard
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    @property
+    def schema(self) -> Any:
+        return self._shard.schema
+
+    def to_arrow(self) -> Any:
+        return self._shard.to_arrow()
+
+    def to_pandas(self) -> Any:
+        return self._shard.to_pandas()
+
+    def iter_batches(
+        self,
+        *,
+        batch_size: int = 256,
+        batch_format: BatchFormat = "numpy",
+        drop_last: bool = False,
+    ) -> Iterator[Any]:
+        return self._shard.iter_batches(
+            batch_size=batch_size, batch_format=batch_format, drop_last=drop_last
+        )
+
+    def iter_torch_batches(
+        self,
+        *,
+        batch_size: int = 256,
+        drop_last: bool = False,
+        dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
+        device: torch.device | str | None = None,
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        """Iterate over the shard once, in dicts of column name to tensor.
+
+        Args:
+            batch_size: rows in a batch, at most; see `Shard.iter_batches`.
+            drop_last: give full batches only.
+            dtypes: type of all columns, or of each by name; otherwise that of the data.
+            device: where the tensors go; this worker's own device by default.
+
+        Raises:
+            TypeError: if a column holds neither numbers nor booleans.
+        """
+        target = torch.device(device) if device is not None else current_device()
+        for batch in self._shard.iter_batches(batch_size=batch_size, drop_last=drop_last):
+            yield {
+                name: _tensor(name, array, dtypes).to(target) for name, array in batch.items()
+            }
+
+
+def current_device() -> torch.device:
+    """The GPU that this process was given, or the CPU."""
+    if torch.cuda.is_available() and os.environ.get("POLYTRAIN_GPUS", "0") != "0":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:
+    dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+    try:
+        # A copy: the shard's memory is shared, and tensors are written to.
+        return torch.as_tensor(array.copy(), dtype=dtype)
+    except TypeError as error:
+        raise TypeError(
+            f"The column {name!r} of type {array.dtype} can't become a tensor; "
+            "encode it as numbers before training."
+        ) from error
+
+
+def _own_device(me: Member) -> torch.device | None:
+    if not me.gpus:
+        return None
+    # Each worker sees only its own GPUs, numbered from 0.
+    torch.cuda.set_device(0)
+    return torch.device("cuda", 0)
+
+
+def _variables(world: World) -> dict[str, str]:
+    """What `torchrun` sets: libraries that read these work untouched."""
+    me, leader = world.me, world.leader
+    return {
+        "RANK": str(me.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(me.local_rank),
+        "LOCAL_WORLD_SIZE": str(me.local_world_size),
+        "NODE_RANK": str(me.node_rank),
+        "GROUP_RANK": str(me.node_rank),
+        "MASTER_ADDR": str(leader.host),
+        "MASTER_PORT": str(leader.port),
+        "POLYTRAIN_GPUS": str(me.gpus),
+    }
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,75 @@
+"""The two lines that make a script distributed: prepare_model and prepare_data_loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, IterableDataset
+
+from polytrain_torch.data import PreparedDataLoader, sharded
+from polytrain_torch.engine import current_device
+
+
+def get_device() -> torch.device:
+    """The device of this worker: the GPU that it was given, or the CPU."""
+    return current_device()
+
+
+def prepare_model(
+    model: torch.nn.Module,
+    *,
+    move_to_device: bool | torch.device = True,
+    parallel_strategy: str | None = "ddp",
+    parallel_strategy_kwargs: Mapping[str, Any] | None = None,
+) -> torch.nn.Module:
+    """Move a model to this worker's device and have its gradients averaged over all workers.
+
+    Args:
+        model: the same on every rank; DDP sends rank 0's weights to all.
+        move_to_device: False leaves it where it is; a device moves it there.
+        parallel_strategy: "ddp", or None to leave the model as it is.
+        parallel_strategy_kwargs: passed on to `DistributedDataParallel`.
+
+    Raises:
+        ValueError: if the strategy is neither.
+    """
+    if parallel_strategy not in ("ddp", None):
+        raise ValueError(f"parallel_strategy={parallel_strategy!r}: give 'ddp' or None")
+    device = current_device() if isinstance(move_to_device, bool) else move_to_device
+    if move_to_device is not False:
+        model = model.to(device)
+    trained = any(parameter.requires_grad for parameter in model.parameters())
+    # DDP refuses a model that has nothing to train, and a world of one has nobody to talk to.
+    if parallel_strategy is None or dist.get_world_size() == 1 or not trained:
+        return model
+    arguments = dict(parallel_strategy_kwargs or {})
+    if device.type == "cuda":
+        arguments.setdefault("device_ids", [device.index])
+        arguments.setdefault("output_device", device.index)
+    return DistributedDataParallel(model, **arguments)
+
+
+def prepare_data_loader(
+    loader: DataLoader[Any], *, add_dist_sampler: bool = True, move_to_device: bool = True
+) -> PreparedDataLoader:
+    """Have a data loader give each worker its own part of every epoch.
+
+    The user's sampler, batch sampler, `persistent_workers`, `prefetch_factor` and everything else
+    stay. A loader that is split by a `DistributedSampler` already is left as it is split. Each
+    iteration is a new epoch, with another order where the loader shuffles; `set_epoch` need not be
+    called.
+
+    Args:
+        loader: over a map-style data set. One over an `IterableDataset` is not split: such a data
+            set has to look at `get_worker_info()` and the rank itself.
+        add_dist_sampler: False to leave the loader unsplit.
+        move_to_device: move the tensors of each batch to this worker's device.
+    """
+    splits = add_dist_sampler and dist.get_world_size() > 1
+    if splits and not isinstance(loader.dataset, IterableDataset):
+        loader = sharded(loader)
+    return PreparedDataLoader(loader, device=current_device() if move_to_device else None)

@@ -1,0 +1,99 @@
+"""The driver half: the options of `xgboost.train`, and what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from polytrain_plugins import Backend, Capabilities, Demand, Job, Problem
+
+if TYPE_CHECKING:
+    from polytrain_xgboost.engine import XGBoostEngine
+
+
+@dataclass(frozen=True, kw_only=True)
+class XGBoost(Backend):
+    """Gradient boosted trees by XGBoost.
+
+    With a training function the collective is up when it is called: `xgboost.train` on the
+    worker's shard trains one model with all others, and the options here stay unset.
+    """
+
+    name: ClassVar[str] = "xgboost"
+    contract_version: ClassVar[int] = 1
+    capabilities: ClassVar[Capabilities] = Capabilities(declarative=True)
+    requires: ClassVar[dict[str, str]] = {
+        "xgboost": "pip install 'polytrain[xgboost]', or 'polytrain[xgboost-cpu]' without GPUs"
+    }
+
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Booster parameters, as for `xgboost.train`. `nthread` is the worker's CPUs by default."""
+
+    num_boost_round: int = 10
+    """Boosting rounds in all, those before a restart included."""
+
+    label: str | None = None
+    """Column to predict."""
+
+    weight: str | None = None
+    """Column with the weights of the rows; all others but the label are features."""
+
+    early_stopping_rounds: int | None = None
+    """Stop when the last metric of the last data set besides "train" hasn't improved for so many
+    rounds."""
+
+    def problems(self, job: Job) -> Iterable[Problem]:
+        if job.has_training_function:
+            yield from self._mixed_styles()
+            return
+        if not isinstance(self.num_boost_round, int) or self.num_boost_round < 1:
+            yield Problem(
+                field="num_boost_round",
+                what=f"{self.num_boost_round!r} is not a number of rounds",
+                remedy="Give 1 or more",
+            )
+        if self.early_stopping_rounds is not None and set(job.datasets) <= {"train"}:
+            yield Problem(
+                field="early_stopping_rounds",
+                what="there is no data set to evaluate on",
+                remedy='Pass one more: datasets={"train": …, "valid": …}',
+            )
+        yield from self._column_problems(job)
+
+    def demand(self, job: Job) -> Demand:
+        return Demand(
+            preload=("xgboost", "xgboost.tracker", "xgboost.collective", "polytrain_xgboost.engine"),
+            # A metric such as AUC can't be put together from shards: every rank evaluates all rows.
+            whole_datasets=frozenset()
+            if job.has_training_function
+            else frozenset(job.datasets) - {"train"},
+        )
+
+    def engine(self) -> XGBoostEngine:
+        from polytrain_xgboost.engine import XGBoostEngine
+
+        return XGBoostEngine(self)
+
+    def _mixed_styles(self) -> Iterable[Problem]:
+        untouched = XGBoost()
+        for name in ("params", "num_boost_round", "label", "weight", "early_stopping_rounds"):
+            if getattr(self, name) != getattr(untouched, name):
+                yield Problem(
+                    field=name,
+                    what="it is for training without a training function, and one was passed",
+                    remedy="Use it inside the function, or leave the function out",
+                )
+
+    def _column_problems(self, job: Job) -> Iterable[Problem]:
+        if self.label is None:
+            yield Problem(field="label", what="it is required", remedy="Name the column to predict")
+        for option in ("label", "weight"):
+            column = getattr(self, option)
+            for dataset in job.datasets.values():
+                if column is not None and dataset.lacks(column):
+                    yield Problem(
+                        field=option,
+                        what=f"the data set {dataset.name!r} has no column {column!r}",
+                        remedy=f"Its columns: {', '.join(dataset.columns)}",
+                    )
