@@ -306,7 +306,9 @@ def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
     yield from backend.problems(job)
 
 
-def cluster_problems(scaling: ScalingConfig, node_totals: list[Mapping[str, float]]) -> Iterator[Problem]:
+def cluster_problems(
+    scaling: ScalingConfig, node_totals: list[Mapping[str, float]]
+) -> Iterator[Problem]:
     """Whether the cluster could hold the workers if nothing else ran on it."""
     fit = largest_fit(node_totals, scaling.resources)
     if scaling.num_workers > fit.workers:

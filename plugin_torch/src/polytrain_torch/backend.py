@@ -29,9 +29,7 @@ class Torch(Backend):
 
     name: ClassVar[str] = "torch"
     contract_version: ClassVar[int] = 1
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        devices=frozenset({Device.CPU, Device.GPU})
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(devices=frozenset({Device.CPU, Device.GPU}))
     requires: ClassVar[dict[str, str]] = {"torch": "pip install 'polytrain[torch]'"}
 
     process_group: str | None = None

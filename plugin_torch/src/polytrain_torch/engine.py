@@ -136,9 +136,7 @@ class TorchShard(Shard):
         """
         target = torch.device(device) if device is not None else current_device()
         for batch in self._shard.iter_batches(batch_size=batch_size, drop_last=drop_last):
-            yield {
-                name: _tensor(name, array, dtypes).to(target) for name, array in batch.items()
-            }
+            yield {name: _tensor(name, array, dtypes).to(target) for name, array in batch.items()}
 
 
 def current_device() -> torch.device:

@@ -63,7 +63,12 @@ class XGBoost(Backend):
 
     def demand(self, job: Job) -> Demand:
         return Demand(
-            preload=("xgboost", "xgboost.tracker", "xgboost.collective", "polytrain_xgboost.engine"),
+            preload=(
+                "xgboost",
+                "xgboost.tracker",
+                "xgboost.collective",
+                "polytrain_xgboost.engine",
+            ),
             # A metric such as AUC can't be put together from shards: every rank evaluates all rows.
             whole_datasets=frozenset()
             if job.has_training_function

@@ -69,7 +69,9 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         ]
         booster = self.load(session.checkpoint) if session.checkpoint is not None else None
         done = booster.num_boosted_rounds() if booster is not None else 0
-        if booster is not None and (done >= options.num_boost_round or _has_stopped(booster, options)):
+        if booster is not None and (
+            done >= options.num_boost_round or _has_stopped(booster, options)
+        ):
             return booster
         return xgboost.train(
             params,

@@ -26,20 +26,13 @@ class HeldPort:
 
 
 @contextmanager
-def held_port(*, shared: bool = False) -> Iterator[HeldPort]:
+def held_port() -> Iterator[HeldPort]:
     """Choose a free TCP port and hold it while the block runs.
-
-    Args:
-        shared: Hold it with `SO_REUSEPORT`: a framework that sets that option too (gRPC does) can
-            bind the port while it is still held, so there is no instant at which it is free.
 
     Raises:
         OSError: if no port of the range is free.
     """
-    holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    if shared:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    with holder:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
         yield HeldPort(number=_bind_any(holder), _socket=holder)
 
 

@@ -67,9 +67,7 @@ class Transition:
 
 def begin(state: State) -> Transition:
     """The first transition of a run."""
-    return Transition(
-        state=state, actions=(Place(),), reason=f"placing {state.world_size} workers"
-    )
+    return Transition(state=state, actions=(Place(),), reason=f"placing {state.world_size} workers")
 
 
 def step(state: State, event: Event) -> Transition:
@@ -138,7 +136,9 @@ def _done(state: State, rank: int) -> Transition:
         return Transition(state=state)
     done = state.phase.done | {rank}
     if len(done) < state.world_size:
-        return Transition(state=replace(state, phase=Training(done=done)), reason=f"rank {rank} is done")
+        return Transition(
+            state=replace(state, phase=Training(done=done)), reason=f"rank {rank} is done"
+        )
     return Transition(
         state=replace(state, phase=Leaving()),
         actions=(Leave(generation=state.generation),),

@@ -189,9 +189,7 @@ class Agent:
         readers = {reader: stream for stream, (reader, _) in outputs.items()}
         trainer = _Trainer(order.generation, ours, readers)
         self._trainer = trainer
-        ours.sendall(
-            pack(["start", self._job, pickle.dumps((order, self._infos)), self._rank])
-        )
+        ours.sendall(pack(["start", self._job, pickle.dumps((order, self._infos)), self._rank]))
         loop = asyncio.get_running_loop()
         ours.setblocking(False)
         loop.add_reader(ours, self._read_messages, trainer)

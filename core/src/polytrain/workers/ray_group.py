@@ -84,7 +84,9 @@ class RayGroup:
         except GetTimeoutError:
             self._pending.append(PlacementFailed(reason=self._why_not_placed()))
         except RayTaskError as error:
-            self._pending.append(PlacementFailed(reason=f"{type(error.cause).__name__}: {error.cause}"))
+            self._pending.append(
+                PlacementFailed(reason=f"{type(error.cause).__name__}: {error.cause}")
+            )
         except RayError as error:
             self._pending.append(PlacementFailed(reason=str(error)))
         else:

@@ -163,7 +163,9 @@ def leave_message() -> Message:
     return ["leave"]
 
 
-def world_from(message: Message, *, generation: int, members: tuple[Member, ...], rank: int) -> World:
+def world_from(
+    message: Message, *, generation: int, members: tuple[Member, ...], rank: int
+) -> World:
     """The world that a roster describes."""
     offers = tuple(
         Offer(host=host, port=port, details=details) for host, port, details in message[1]

@@ -1,0 +1,113 @@
+"""Make Keras 3's ``model.fit`` work under ``MultiWorkerMirroredStrategy``.
+
+Keras 3.15's TensorFlow trainer breaks on more than one worker in two places:
+
+* ``_maybe_symbolic_build`` wants one batch's shapes to build the model from and calls
+  ``strategy.reduce("MEAN", batch, axis=None)`` on the whole ``(x, y)`` structure.  The multi-worker
+  strategy accepts a single value there, not a structure, and raises "Attempt to convert a value
+  (PerReplica...) to a Tensor".  Shapes and dtypes need no reduction, let alone a collective: each
+  value's first local replica has them.
+* ``reduce_per_replica`` calls ``strategy.reduce("MEAN", value, axis=0)`` on every output of a step.
+  ``axis=0`` averages over a replica's first dimension as well, and the outputs are scalar metric
+  results that have none.  The mean over replicas alone is ``axis=None``.
+
+The patch replaces these two and nothing else, and refuses a Keras it was not checked against.
+Only more than one worker takes the new paths; in a world of one Keras's own code runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+__all__ = ["CHECKED_KERAS", "keras_trainer_patched", "patch_keras_trainer"]
+
+CHECKED_KERAS = ("3.15",)
+"""The Keras versions (major.minor) whose trainer the patch was checked against."""
+
+_undo: Callable[[], None] | None = None
+
+
+def patch_keras_trainer() -> Callable[[], None]:
+    """Patch Keras's TensorFlow trainer for this process and return what undoes it.
+
+    A second call changes nothing and returns the same function; undoing twice is harmless.
+
+    Raises:
+        RuntimeError: This Keras is not one of ``CHECKED_KERAS``, or it runs on another backend.
+    """
+    global _undo
+    if _undo is not None:
+        return _undo
+    _check_keras()
+
+    # Keras's private modules move between versions, so they wait for the check.
+    from keras.src.backend.tensorflow import trainer
+
+    own_build = trainer.TensorFlowTrainer._maybe_symbolic_build
+    own_reduce = trainer.reduce_per_replica
+    is_multi_worker = trainer._collective_all_reduce_multi_worker
+
+    @functools.wraps(own_build)
+    def build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        strategy = self._distribute_strategy
+        if iterator is None or not is_multi_worker(strategy):
+            own_build(self, iterator=iterator, data_batch=data_batch)
+            return
+        for _, _, batches in iterator:
+            data_batch = keras.tree.map_structure(
+                lambda value: strategy.experimental_local_results(value)[0], next(batches)
+            )
+            break
+        with strategy.scope():
+            self._symbolic_build(data_batch=data_batch)
+
+    @functools.wraps(own_reduce)
+    def reduce(values: Any, strategy: Any, reduction: str) -> Any:
+        if reduction not in ("auto", "mean") or not is_multi_worker(strategy):
+            return own_reduce(values, strategy, reduction)
+        return keras.tree.map_structure(
+            lambda value: strategy.reduce("MEAN", value, axis=None), values
+        )
+
+    def undo() -> None:
+        global _undo
+        if _undo is undo:
+            trainer.TensorFlowTrainer._maybe_symbolic_build = own_build
+            trainer.reduce_per_replica = own_reduce
+            _undo = None
+
+    trainer.TensorFlowTrainer._maybe_symbolic_build = build
+    trainer.reduce_per_replica = reduce
+    _undo = undo
+    return undo
+
+
+@contextlib.contextmanager
+def keras_trainer_patched() -> Iterator[None]:
+    """Hold the patch for a ``with`` block, unless it was there already: then leave it there."""
+    was_patched = _undo is not None
+    undo = patch_keras_trainer()
+    try:
+        yield
+    finally:
+        if not was_patched:
+            undo()
+
+
+def _check_keras() -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise RuntimeError(
+            f"Keras runs on the {keras.backend.backend()!r} backend; training over several "
+            "TensorFlow workers needs KERAS_BACKEND=tensorflow."
+        )
+    if ".".join(keras.__version__.split(".")[:2]) not in CHECKED_KERAS:
+        raise RuntimeError(
+            f"model.fit over several workers needs a fix that was checked against Keras "
+            f"{', '.join(CHECKED_KERAS)} only, and this is {keras.__version__}. Install a checked "
+            "version, or write the loop with strategy.run."
+        )

@@ -1,0 +1,139 @@
+"""What one report without a checkpoint costs the training function, against Ray Train.
+
+Ray Train delivers reports when its controller polls, every 2 s by default. It is measured like that
+and with the shortest interval that makes sense, which nobody runs with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from harness import (
+    OURS,
+    RAY_TRAIN,
+    Bound,
+    Figure,
+    conclude,
+    parse,
+    require_ray_train,
+    running_ray,
+    settle,
+    take_turns,
+)
+
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+_WORKERS = 2
+_TUNED = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.01"}
+_A_TENTH_OF_A_MILLISECOND = Bound(factor=1e-4)
+
+
+def measure_ours(reports: int = 1000) -> float:
+    """Median seconds of one report of ours, over all ranks. Ray must be up."""
+    import polytrain
+
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        trainer = make_trainer(
+            "torch",
+            _reporting_function(polytrain.report),
+            train_loop_config={"directory": name, "reports": reports},
+            scaling_config=ScalingConfig(num_workers=_WORKERS),
+            run_config=RunConfig(storage_path=directory / "runs", progress=False),
+        )
+        settle()
+        result = trainer.fit()
+        # A report that is cheap because it gets lost would be no achievement.
+        assert [metrics["step"] for metrics in result.history] == list(range(reports))
+        return _median(directory)
+
+
+def measure_ray_train(reports: int, environment: Mapping[str, str]) -> float:
+    """The same of Ray Train's.
+
+    Args:
+        reports: how many to take the median of.
+        environment: Ray Train's settings.
+    """
+    import ray.train
+    from ray.train.torch import TorchTrainer
+
+    with tempfile.TemporaryDirectory() as name, _environment(environment):
+        directory = Path(name)
+        trainer = TorchTrainer(
+            _reporting_function(ray.train.report),
+            train_loop_config={"directory": name, "reports": reports},
+            scaling_config=ray.train.ScalingConfig(num_workers=_WORKERS),
+            run_config=ray.train.RunConfig(storage_path=str(directory / "runs")),
+        )
+        settle()
+        trainer.fit()
+        return _median(directory)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; 1 if a bound was missed."""
+    options = parse(argv, description=__doc__.splitlines()[0], repetitions=3)
+    parties: dict[str, Callable[[], float]] = {OURS: measure_ours}
+    if not options.quick:
+        require_ray_train()
+        parties[RAY_TRAIN] = partial(measure_ray_train, 5, {})
+        parties[f"{RAY_TRAIN}, tuned"] = partial(measure_ray_train, 100, _TUNED)
+    with running_ray(num_cpus=2 * _WORKERS):
+        taken = take_turns(parties, repetitions=options.repetitions, what="report")
+    figure = Figure(
+        what=f"one report(), {_WORKERS} workers", samples=taken, bound=_A_TENTH_OF_A_MILLISECOND
+    )
+    tuning = " ".join(f"{name}={value}" for name, value in _TUNED.items())
+    return conclude("report(), no checkpoint", [figure], notes=[f"tuned: {tuning}"])
+
+
+def _reporting_function(report: Callable[..., None]) -> Callable[[dict[str, Any]], None]:
+    """The training function. Made here so that it travels by value: no worker has this module."""
+
+    def train(config: dict[str, Any]) -> None:
+        durations = []
+        for step in range(config["reports"]):
+            begun = time.perf_counter()
+            report({"step": step, "loss": 1.0 / (step + 1)})
+            durations.append(time.perf_counter() - begun)
+        note = Path(config["directory"], f"durations-{os.environ['RANK']}")
+        note.write_text(json.dumps(durations))
+
+    return train
+
+
+def _median(directory: Path) -> float:
+    notes: list[list[float]] = [
+        json.loads(note.read_text()) for note in directory.glob("durations-*")
+    ]
+    assert len(notes) == _WORKERS
+    return statistics.median(duration for note in notes for duration in note)
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""What the benchmarks share: taking turns, medians, bounds and their verdicts, Ray."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+OURS = "polytrain"
+RAY_TRAIN = "Ray Train"
+
+T = TypeVar("T")
+
+_console = Console()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the command line asks for."""
+
+    repetitions: int
+    quick: bool
+    """Measure ours once, and no peer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The most that ours may take: seconds, or a share of what a peer takes."""
+
+    factor: float
+    of: str | None = None
+    """The peer; None if `factor` is seconds."""
+
+    def limit(self, peers: Mapping[str, float]) -> float | None:
+        """Seconds; None if the peer was not measured.
+
+        Args:
+            peers: name to median, in seconds.
+        """
+        if self.of is None:
+            return self.factor
+        return self.factor * peers[self.of] if self.of in peers else None
+
+    def __str__(self) -> str:
+        if self.of is None:
+            return f"≤ {_duration(self.factor)}"
+        return f"≤ {self.factor:.2g} × {self.of}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One quantity, measured with everybody. Samples are seconds."""
+
+    what: str
+    samples: Mapping[str, Sequence[float]]
+    """Ours and the peers', by name."""
+
+    bound: Bound | None = None
+
+    @property
+    def medians(self) -> dict[str, float]:
+        """Name to median."""
+        return {name: statistics.median(values) for name, values in self.samples.items()}
+
+    @property
+    def peers(self) -> dict[str, float]:
+        """The medians without ours."""
+        return {name: median for name, median in self.medians.items() if name != OURS}
+
+    @property
+    def limit(self) -> float | None:
+        """The most that our median may be; None if none is set, or its peer was not measured."""
+        return self.bound.limit(self.peers) if self.bound else None
+
+    @property
+    def missed(self) -> bool:
+        """Whether ours is over its bound."""
+        return self.limit is not None and self.medians[OURS] > self.limit
+
+
+def take_turns(
+    parties: Mapping[str, Callable[[], T]], *, repetitions: int, what: str
+) -> dict[str, list[T]]:
+    """Measure several parties in turn, so that the machine's moods hit all alike.
+
+    Args:
+        parties: name to what measures it. Every other round takes them in reverse.
+        what: is measured, for the line that tells how far it is.
+
+    Returns:
+        Name to what the party's function has returned, once for each round.
+    """
+    taken: dict[str, list[T]] = {name: [] for name in parties}
+    order = list(parties)
+    for repetition in range(repetitions):
+        for name in order:
+            load = f"load average {os.getloadavg()[0]:.1f}"
+            progress = f"{what}: {name}, {repetition + 1} of {repetitions} ({load})"
+            _console.print(progress, style="dim", highlight=False)
+            taken[name].append(parties[name]())
+        order.reverse()
+    return taken
+
+
+def parse(argv: Sequence[str] | None, *, description: str, repetitions: int) -> Options:
+    """Read the command line.
+
+    Args:
+        argv: its arguments; the process's own by default.
+        repetitions: how many there are by default.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--repetitions", type=_positive, default=repetitions, metavar="N")
+    parser.add_argument("--quick", action="store_true", help="ours only, once")
+    parsed = parser.parse_args(argv)
+    return Options(repetitions=1 if parsed.quick else parsed.repetitions, quick=parsed.quick)
+
+
+def conclude(title: str, figures: Sequence[Figure], *, notes: Sequence[str] = ()) -> int:
+    """Print the table, and return the exit code: 1 if a bound was missed.
+
+    Args:
+        notes: lines to print below the table.
+    """
+    table = Table(title=title)
+    for heading in ("", "", "median", "range", "ours/its", "required", ""):
+        table.add_column(heading, justify="right" if heading else "left")
+    for figure in figures:
+        what, judgement = figure.what, _judgement(figure)
+        for name, samples in figure.samples.items():
+            span = f"{_duration(min(samples))} – {_duration(max(samples))}"
+            ratio = f"{figure.medians[OURS] / figure.medians[name]:.2g}" if name != OURS else ""
+            table.add_row(what, name, _duration(figure.medians[name]), span, ratio, *judgement)
+            what, judgement = "", ("", "")
+        table.add_section()
+    _console.print(table)
+    for note in notes:
+        _console.print(note, style="dim", highlight=False)
+    return 1 if any(figure.missed for figure in figures) else 0
+
+
+@contextmanager
+def running_ray(num_cpus: int) -> Iterator[None]:
+    """Have Ray up before anything is measured; one that is there already is used as it is."""
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(
+        address="local",
+        num_cpus=num_cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def settle(timeout_s: float = 30.0) -> None:
+    """Wait until Ray has got back all that the last run held.
+
+    Raises:
+        TimeoutError: if it hasn't after that time.
+    """
+    import ray
+
+    deadline = time.monotonic() + timeout_s
+    while ray.available_resources().get("CPU", 0.0) < ray.cluster_resources()["CPU"]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"The last run still holds CPUs after {timeout_s:g} s.")
+        time.sleep(0.05)
+    # Processes of the last run may still be ending, which nothing tells.
+    time.sleep(1.0)
+
+
+def require_ray_train() -> None:
+    """Import the peer, which nobody's time is to include.
+
+    Raises:
+        SystemExit: if it isn't installed; it says what to do.
+    """
+    try:
+        import ray.train.torch  # noqa: F401
+    except ImportError:
+        raise SystemExit(
+            "Ray Train, the yardstick, can't be imported: "
+            "pip install -r .ci/requirements/bench.txt (or measure ours alone, with --quick)"
+        ) from None
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("give 1 or more")
+    return number
+
+
+def _judgement(figure: Figure) -> tuple[str, str]:
+    """The bound in words, and whether it was kept."""
+    if figure.bound is None:
+        return "", ""
+    if figure.limit is None:
+        return str(figure.bound), "not measured"
+    return str(figure.bound), "[bold red]MISSED[/]" if figure.missed else "[green]ok[/]"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
