@@ -123,17 +123,17 @@ def main(argv: list[str] | None = None) -> int:
         taken = take_turns(parties, repetitions=options.repetitions, what="recovery")
     figures = [
         Figure(
-            what="kill to first line",
+            what="first line",
             samples={name: [run.first_line for run in runs] for name, runs in taken.items()},
             bound=_A_TENTH,
         ),
         Figure(
-            what="kill to first DDP all-reduce",
+            what="first all-reduce",
             samples={name: [run.all_reduce for run in runs] for name, runs in taken.items()},
         ),
     ]
     return conclude(
-        f"Recovery, torch, {_WORKERS} workers",
+        f"From the SIGKILL of one of {_WORKERS} torch workers to the next attempt's",
         figures,
         notes=[str(torchrun)] if torchrun.tried else [],
     )

@@ -91,11 +91,11 @@ def main(argv: list[str] | None = None) -> int:
         parties[f"{RAY_TRAIN}, tuned"] = partial(measure_ray_train, 100, _TUNED)
     with running_ray(num_cpus=2 * _WORKERS):
         taken = take_turns(parties, repetitions=options.repetitions, what="report")
-    figure = Figure(
-        what=f"one report(), {_WORKERS} workers", samples=taken, bound=_A_TENTH_OF_A_MILLISECOND
-    )
+    figure = Figure(what=f"one call", samples=taken, bound=_A_TENTH_OF_A_MILLISECOND)
     tuning = " ".join(f"{name}={value}" for name, value in _TUNED.items())
-    return conclude("report(), no checkpoint", [figure], notes=[f"tuned: {tuning}"])
+    return conclude(
+        f"report() without a checkpoint, {_WORKERS} workers", [figure], notes=[f"tuned: {tuning}"]
+    )
 
 
 def _reporting_function(report: Callable[..., None]) -> Callable[[dict[str, Any]], None]:

@@ -86,17 +86,17 @@ def main(argv: list[str] | None = None) -> int:
             taken = take_turns(parties, repetitions=options.repetitions, what=f"{workers} workers")
         figures += [
             Figure(
-                what=f"{workers} workers, to the first line",
+                what=f"{workers} workers: first line",
                 samples={name: [run.first_line for run in runs] for name, runs in taken.items()},
                 bound=_A_THIRD,
             ),
             Figure(
-                what=f"{workers} workers, a trivial fit()",
+                what=f"{workers} workers: all of fit()",
                 samples={name: [run.whole for run in runs] for name, runs in taken.items()},
                 bound=_A_THIRD,
             ),
         ]
-    return conclude("Start-up, torch", figures)
+    return conclude("From fit(), torch, Ray already up", figures)
 
 
 def _noting_function() -> Callable[[dict[str, Any]], None]:

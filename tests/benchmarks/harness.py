@@ -51,9 +51,7 @@ class Bound:
         return self.factor * peers[self.of] if self.of in peers else None
 
     def __str__(self) -> str:
-        if self.of is None:
-            return f"≤ {_duration(self.factor)}"
-        return f"≤ {self.factor:.2g} × {self.of}"
+        return f"≤ {self.factor:.2g}" if self.of else f"≤ {_duration(self.factor)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,14 +131,17 @@ def conclude(title: str, figures: Sequence[Figure], *, notes: Sequence[str] = ()
     """
     table = Table(title=title)
     for heading in ("", "", "median", "range", "ours/its", "required", ""):
-        table.add_column(heading, justify="right" if heading else "left")
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for figure in figures:
-        what, judgement = figure.what, _judgement(figure)
         for name, samples in figure.samples.items():
-            span = f"{_duration(min(samples))} – {_duration(max(samples))}"
-            ratio = f"{figure.medians[OURS] / figure.medians[name]:.2g}" if name != OURS else ""
-            table.add_row(what, name, _duration(figure.medians[name]), span, ratio, *judgement)
-            what, judgement = "", ("", "")
+            table.add_row(
+                figure.what if name == OURS else "",
+                name,
+                _duration(figure.medians[name]),
+                f"{_duration(min(samples))} – {_duration(max(samples))}",
+                "" if name == OURS else f"{figure.medians[OURS] / figure.medians[name]:.2g}",
+                *_judgement(figure, name),
+            )
         table.add_section()
     _console.print(table)
     for note in notes:
@@ -209,14 +210,12 @@ def _positive(text: str) -> int:
     return number
 
 
-def _judgement(figure: Figure) -> tuple[str, str]:
-    """The bound in words, and whether it was kept."""
-    if figure.bound is None:
+def _judgement(figure: Figure, name: str) -> tuple[str, str]:
+    """The bound in words and whether it was kept, in the row of whom ours is bound to."""
+    if figure.bound is None or name != (figure.bound.of or OURS):
         return "", ""
-    if figure.limit is None:
-        return str(figure.bound), "not measured"
     return str(figure.bound), "[bold red]MISSED[/]" if figure.missed else "[green]ok[/]"
 
 
 def _duration(seconds: float) -> str:
-    return f"{seconds:.3f} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

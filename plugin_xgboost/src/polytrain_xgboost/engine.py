@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             **world.leader.details, dmlc_task_id=f"{world.me.rank:08d}"
         )
         with ExitStack() as stack:
-            # It announces itself otherwise.
-            with xgboost.config_context(verbosity=0):
+            # It prints its rank, however quiet it has been told to be.
+            with redirect_stdout(io.StringIO()):
                 stack.enter_context(communicator)
             yield
         if self._tracker is not None:

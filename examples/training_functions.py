@@ -1,0 +1,112 @@
+"""Training functions for torch and Keras: every worker runs them, on its own rows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import polytrain
+from polytrain import Checkpoint
+
+
+def train_torch(config: dict[str, Any]) -> None:
+    """A small network on the digits, with DDP, that goes on where a killed attempt left off."""
+    import torch
+    from single_process import torch_network
+    from torch.nn.functional import cross_entropy
+
+    from polytrain_torch import prepare_model
+
+    context = polytrain.get_context()
+    network = torch_network()
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    first_epoch = 0
+    checkpoint = polytrain.get_checkpoint()
+    if checkpoint is not None:
+        state = torch.load(Path(checkpoint.path) / "state.pt", weights_only=True)
+        network.load_state_dict(state["network"])
+        optimizer.load_state_dict(state["optimizer"])
+        first_epoch = state["epoch"] + 1
+    model = prepare_model(network)
+    train = polytrain.get_dataset_shard("train")
+    valid = polytrain.get_dataset_shard("valid")
+
+    for epoch in range(first_epoch, config["epochs"]):
+        for batch in train.iter_torch_batches(batch_size=16, dtypes=torch.float32):
+            labels = batch.pop("target").long()
+            features = torch.stack(list(batch.values()), dim=1) / 16
+            loss = cross_entropy(model(features), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        with tempfile.TemporaryDirectory() as directory:
+            state = {
+                "network": network.state_dict(),
+                "optimizer": optimizer.state_dict(),
+                "epoch": epoch,
+            }
+            torch.save(state, Path(directory) / "state.pt")
+            polytrain.report(
+                {"epoch": epoch, "loss": loss, "accuracy": _accuracy(network, valid)},
+                checkpoint=Checkpoint.from_directory(directory)
+                if context.get_world_rank() == 0
+                else None,
+            )
+        half_way = epoch == config["epochs"] // 2 and context.get_attempt() == 0
+        if half_way and context.get_world_rank() == config["kill_rank"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _accuracy(network: Any, shard: Any) -> float:
+    """Share of right answers over the rows of all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    counts = torch.zeros(2)
+    with torch.no_grad():
+        for batch in shard.iter_torch_batches(batch_size=256, dtypes=torch.float32):
+            labels = batch.pop("target").long()
+            features = torch.stack(list(batch.values()), dim=1) / 16
+            right = (network(features).argmax(dim=1) == labels).sum()
+            counts += torch.tensor([float(right), float(len(labels))])
+    dist.all_reduce(counts)
+    return float(counts[0] / counts[1])
+
+
+def train_keras(config: dict[str, Any]) -> None:
+    """The same with Keras: `model.fit` under the run's strategy."""
+    import keras
+    from single_process import keras_network
+
+    import polytrain_tf
+
+    train = polytrain.get_dataset_shard("train")
+    valid = polytrain.get_dataset_shard("valid")
+    features = [name for name in train.schema.names if name != "target"]
+    checkpoint = polytrain.get_checkpoint()
+    first_epoch = 0
+    with polytrain_tf.strategy().scope():
+        if checkpoint is not None:
+            model = keras.models.load_model(Path(checkpoint.path) / "model.keras")
+            first_epoch = int((Path(checkpoint.path) / "epoch").read_text()) + 1
+        else:
+            model = keras_network()
+    data, evaluation = (
+        shard.to_tf(feature_columns=features, label_columns="target", batch_size=16)
+        for shard in (train, valid)
+    )
+    for epoch in range(first_epoch, config["epochs"]):
+        fitted = model.fit(data, epochs=1, verbose=0, shuffle=False)
+        _, accuracy = model.evaluate(evaluation, verbose=0)
+        with tempfile.TemporaryDirectory() as directory:
+            model.save(Path(directory) / "model.keras")
+            (Path(directory) / "epoch").write_text(str(epoch))
+            polytrain.report(
+                {"epoch": epoch, "loss": fitted.history["loss"][-1], "accuracy": accuracy},
+                checkpoint=Checkpoint.from_directory(directory)
+                if polytrain.get_context().get_world_rank() == 0
+                else None,
+            )
