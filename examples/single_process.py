@@ -54,9 +54,7 @@ def torch_network() -> Any:
     import torch
 
     torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
-    )
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 
 
 def torch_accuracy(epochs: int, data: Data) -> float:

@@ -34,6 +34,7 @@ from harness import (
 from polytrain import RunConfig, ScalingConfig, make_trainer
 
 _WORKERS = 2
+_RAY_TRAIN_TUNED = "Ray Train, tuned"
 _TUNED = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.01"}
 _A_TENTH_OF_A_MILLISECOND = Bound(factor=1e-4)
 
@@ -88,10 +89,10 @@ def main(argv: list[str] | None = None) -> int:
     if not options.quick:
         require_ray_train()
         parties[RAY_TRAIN] = partial(measure_ray_train, 5, {})
-        parties[f"{RAY_TRAIN}, tuned"] = partial(measure_ray_train, 100, _TUNED)
+        parties[_RAY_TRAIN_TUNED] = partial(measure_ray_train, 100, _TUNED)
     with running_ray(num_cpus=2 * _WORKERS):
         taken = take_turns(parties, repetitions=options.repetitions, what="report")
-    figure = Figure(what=f"one call", samples=taken, bound=_A_TENTH_OF_A_MILLISECOND)
+    figure = Figure(what="one call", samples=taken, bound=_A_TENTH_OF_A_MILLISECOND)
     tuning = " ".join(f"{name}={value}" for name, value in _TUNED.items())
     return conclude(
         f"report() without a checkpoint, {_WORKERS} workers", [figure], notes=[f"tuned: {tuning}"]

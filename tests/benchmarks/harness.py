@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
+import psutil
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -129,8 +131,8 @@ def conclude(title: str, figures: Sequence[Figure], *, notes: Sequence[str] = ()
     Args:
         notes: lines to print below the table.
     """
-    table = Table(title=title)
-    for heading in ("", "", "median", "range", "ours/its", "required", ""):
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("", "", "median", "range", "ours/its", "required"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for figure in figures:
         for name, samples in figure.samples.items():
@@ -138,9 +140,9 @@ def conclude(title: str, figures: Sequence[Figure], *, notes: Sequence[str] = ()
                 figure.what if name == OURS else "",
                 name,
                 _duration(figure.medians[name]),
-                f"{_duration(min(samples))} – {_duration(max(samples))}",
+                _duration(min(samples), max(samples)),
                 "" if name == OURS else f"{figure.medians[OURS] / figure.medians[name]:.2g}",
-                *_judgement(figure, name),
+                _judgement(figure, name),
             )
         table.add_section()
     _console.print(table)
@@ -149,7 +151,7 @@ def conclude(title: str, figures: Sequence[Figure], *, notes: Sequence[str] = ()
     return 1 if any(figure.missed for figure in figures) else 0
 
 
-@contextmanager
+@contextlib.contextmanager
 def running_ray(num_cpus: int) -> Iterator[None]:
     """Have Ray up before anything is measured; one that is there already is used as it is."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -168,7 +170,13 @@ def running_ray(num_cpus: int) -> Iterator[None]:
     try:
         yield
     finally:
+        started = psutil.Process().children(recursive=True)
         ray.shutdown()
+        # A controller of Ray Train's may hang while its interpreter ends, and outlive all else.
+        _, left = psutil.wait_procs(started, timeout=5)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def settle(timeout_s: float = 30.0) -> None:
@@ -210,12 +218,14 @@ def _positive(text: str) -> int:
     return number
 
 
-def _judgement(figure: Figure, name: str) -> tuple[str, str]:
-    """The bound in words and whether it was kept, in the row of whom ours is bound to."""
+def _judgement(figure: Figure, name: str) -> str:
+    """The bound and whether it was kept, for the row of whom ours is bound to."""
     if figure.bound is None or name != (figure.bound.of or OURS):
-        return "", ""
-    return str(figure.bound), "[bold red]MISSED[/]" if figure.missed else "[green]ok[/]"
+        return ""
+    return f"{figure.bound} " + ("[bold red]MISSED[/]" if figure.missed else "[green]ok[/]")
 
 
-def _duration(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+def _duration(*seconds: float) -> str:
+    """A duration, or from where to where durations go, for example "53.5–73.2 ms"."""
+    factor, unit = (1.0, "s") if max(seconds) >= 1 else (1e3, "ms")
+    return "–".join(f"{value * factor:.3g}" for value in seconds) + f" {unit}"

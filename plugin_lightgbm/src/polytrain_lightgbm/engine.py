@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
+import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         with star(world, self._listener) as self._star:
             # LightGBM can't bind a port that is still held.
             self._port.release()
-            # It prints that it listens, however quiet it has been told to be.
-            with redirect_stdout(io.StringIO()):
+            with _silent_stdout():
                 carrier.set_network(
                     machines, local_listen_port=self._port.number, num_machines=world.size
                 )
@@ -142,6 +141,19 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         if self._options.weight is None:
             return float(len(shard))
         return float(shard.to_arrow().column(self._options.weight).to_numpy().sum())
+
+
+@contextmanager
+def _silent_stdout() -> Iterator[None]:
+    """LightGBM's network says in C that it listens, however quiet it has been told to be."""
+    kept = os.dup(1)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _tiny_booster(params: Mapping[str, Any], *, label: float) -> lightgbm.Booster:

@@ -18,9 +18,7 @@ class TensorFlow(Backend):
 
     name: ClassVar[str] = "tensorflow"
     contract_version: ClassVar[int] = 1
-    capabilities: ClassVar[Capabilities] = Capabilities(
-        devices=frozenset({Device.CPU, Device.GPU})
-    )
+    capabilities: ClassVar[Capabilities] = Capabilities(devices=frozenset({Device.CPU, Device.GPU}))
     requires: ClassVar[dict[str, str]] = {
         "tensorflow": "pip install 'polytrain[tf]', or 'polytrain[tf-cpu]' without GPUs"
     }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from polytrain_plugins import BatchFormat, Engine, HeldPort, Member, Offer, Shard, World, held_port
+from polytrain_plugins import BatchFormat, Engine, Member, Offer, Shard, World, held_port
 from polytrain_tf.backend import TensorFlow
 
 MODEL_FILE = "model.keras"
@@ -35,12 +35,12 @@ class TensorFlowEngine(Engine[Any]):
 
     def __init__(self, options: TensorFlow) -> None:
         self._options = options
-        self._port: HeldPort | None = None
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
-        with held_port() as self._port:
-            yield Offer(host=me.host, port=self._port.number)
+        # TensorFlow's server binds the port while it is held: nobody else can take it before.
+        with held_port(shared=True) as port:
+            yield Offer(host=me.host, port=port.number)
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
@@ -49,9 +49,6 @@ class TensorFlowEngine(Engine[Any]):
             if world.size > 1:
                 stack.enter_context(_tf_config(world))
                 _patch_keras()
-                assert self._port is not None
-                # The strategy starts TensorFlow's server, which can't bind a port that is held.
-                self._port.release()
                 _strategy = tf.distribute.MultiWorkerMirroredStrategy(
                     communication_options=tf.distribute.experimental.CommunicationOptions(
                         timeout_seconds=self._options.timeout_s

@@ -18,6 +18,7 @@ _PRELOAD = (
     "torch.nn.parallel.distributed",
     "torch._dynamo",
     "torch.utils.data.distributed",
+    "torch.utils.serialization.config",
     "polytrain_torch.engine",
     "polytrain_torch.prepare",
 )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,6 +20,8 @@ from polytrain_plugins import BatchFormat, Engine, Member, Offer, Shard, World
 from polytrain_torch.backend import Torch
 
 MODEL_FILE = "model.pt"
+
+_SIOCGIFADDR = 0x8915
 
 
 class TorchEngine(Engine[Any]):
@@ -179,7 +184,28 @@ def _variables(world: World) -> dict[str, str]:
         "MASTER_ADDR": str(leader.host),
         "MASTER_PORT": str(leader.port),
         "POLYTRAIN_GPUS": str(me.gpus),
+        **_gloo_interface(me.host),
     }
+
+
+def _gloo_interface(host: str) -> dict[str, str]:
+    """The interface that has the node's address, for gloo.
+
+    It would otherwise take the one that the hostname resolves to, which on many machines is the
+    loopback, and ranks on other nodes could not connect.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            try:
+                answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
+            except OSError:  # an interface without an IPv4 address
+                continue
+            if socket.inet_ntoa(answer[20:24]) == host:
+                return {"GLOO_SOCKET_IFNAME": name}
+    return {}
 
 
 @contextmanager

@@ -52,7 +52,9 @@ class XGBoostEngine(Engine[xgboost.Booster]):
                 stack.enter_context(communicator)
             yield
         if self._tracker is not None:
+            # It has to serve those who leave later than its own rank.
             self._tracker.wait_for()
+            self._tracker.free()
             self._tracker = None
 
     def count_ranks(self, world: World) -> int:

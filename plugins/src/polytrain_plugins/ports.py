@@ -26,13 +26,19 @@ class HeldPort:
 
 
 @contextmanager
-def held_port() -> Iterator[HeldPort]:
+def held_port(*, shared: bool = False) -> Iterator[HeldPort]:
     """Choose a free TCP port and hold it while the block runs.
+
+    Args:
+        shared: hold it with `SO_REUSEADDR`: a framework that sets that option too (gRPC does) binds
+            the port while it is still held, and there is no instant at which it is free.
 
     Raises:
         OSError: if no port of the range is free.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        if shared:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         yield HeldPort(number=_bind_any(holder), _socket=holder)
 
 

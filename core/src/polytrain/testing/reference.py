@@ -138,8 +138,9 @@ class ReferenceEngine(Engine[Vector]):
     _rounds_done = 0
 
     def _suffix(self) -> str:
-        """Ranks other than 0 write under names of their own, where they write at all."""
-        return f"-{self._rank}" if self._rank else ""
+        """Where every rank contributes to a checkpoint, each needs names of its own."""
+        shared = self._options.capabilities.checkpoint is CheckpointKind.EVERY_RANK
+        return f"-{self._rank}" if shared and self._rank else ""
 
     def _matrix(self, shard: Shard) -> tuple[Vector, Vector]:
         frame = shard.to_arrow()

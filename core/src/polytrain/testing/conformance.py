@@ -1,0 +1,69 @@
+"""The class that a backend's author inherits, and the rules that keep it honest."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+
+from polytrain.testing.contract import ContractTier
+from polytrain.testing.trainer import TrainerTier
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFailure:
+    """A standard test that fails for a reason that is known. When it passes, the entry is wrong."""
+
+    reason: str
+    raises: type[BaseException]
+
+
+class BackendConformance(ContractTier, TrainerTier):
+    """Every test that a backend has to pass. Set `backend`, and inherit.
+
+    Standard tests can't be left out or replaced; one that is known to fail is listed with its reason
+    and the exception that it fails with. More tests are welcome. Whoever wants the quick tests, which
+    start no Ray, alone for a while inherits `ContractTier`.
+    """
+
+    known_failures: ClassVar[Mapping[str, KnownFailure]] = {}
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        standard = _standard_tests()
+        replaced = sorted(standard & vars(cls).keys())
+        if replaced:
+            raise TypeError(
+                f"{cls.__name__} replaces standard tests: {', '.join(replaced)}. List a test that "
+                "is known to fail in known_failures instead, with its reason."
+            )
+        unknown = sorted(cls.known_failures.keys() - standard)
+        if unknown:
+            raise TypeError(
+                f"{cls.__name__}.known_failures names tests that don't exist: {', '.join(unknown)}."
+            )
+        for name, failure in cls.known_failures.items():
+            marked = pytest.mark.xfail(strict=True, reason=failure.reason, raises=failure.raises)
+            setattr(cls, name, marked(_copy(getattr(cls, name))))
+
+
+def _standard_tests() -> set[str]:
+    return {name for name in dir(BackendConformance) if name.startswith("test_")}
+
+
+def _copy(function: types.FunctionType) -> types.FunctionType:
+    """Marks belong to a function: a mark for one backend must not reach the others."""
+    copy = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__doc__ = function.__doc__
+    # Marks of the class that it comes from are found through the class.
+    return copy

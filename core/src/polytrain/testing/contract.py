@@ -1,0 +1,270 @@
+"""The contract tier: the two halves of a backend, in local processes, without Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from polytrain.testing.faults import Fault
+from polytrain.testing.functions import STEPS, count_steps
+from polytrain.testing.local_world import WorldRecord, run_world
+from polytrain.validation import backend_problems, function_problems
+from polytrain_plugins import (
+    CONTRACT_VERSION,
+    Backend,
+    DatasetInfo,
+    Device,
+    Engine,
+    Job,
+    load_backend,
+)
+
+ROWS = 203
+"""A prime number: no world size divides it."""
+
+TrainingFunction = Callable[[Mapping[str, Any]], None]
+
+
+def kit_table(*, outlier: int | None = None) -> pa.Table:
+    """The kit's data set "train": three features, and a label of 0 or 1 that depends on them.
+
+    Args:
+        outlier: a row whose label is the other one.
+    """
+    generator = np.random.default_rng(7)
+    features = generator.normal(size=(ROWS, 3))
+    label = (features @ [1.0, -2.0, 0.5] + 0.1 * generator.normal(size=ROWS) > 0).astype(float)
+    if outlier is not None:
+        label[outlier] = 1 - label[outlier]
+    columns = {f"x{i}": features[:, i] for i in range(3)}
+    return pa.table({**columns, "label": label})
+
+
+class ContractTier:
+    """What a backend's two halves promise, whoever runs them."""
+
+    backend: Backend
+    """The backend to test, with options for the kit's data where it is declarative."""
+
+    training_function: TrainingFunction | None = None
+    """For a backend that isn't declarative: trains a model on `get_dataset_shard("train")`, and has
+    every rank report a checkpoint whose files are equal where the models are. Takes one argument."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def trained(cls, tmp_path_factory: pytest.TempPathFactory) -> WorldRecord:
+        """Two ranks that have trained on the kit's data."""
+        return cls._train(tmp_path_factory.mktemp("trained"), kit_table())
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def left(cls, tmp_path_factory: pytest.TempPathFactory) -> WorldRecord:
+        """Two ranks that have left the collective in good order."""
+        return cls._count_steps(tmp_path_factory.mktemp("left"))
+
+    def test_is_found_by_its_name(self) -> None:
+        """`make_trainer(name)` finds this class, written for this contract.
+
+        If this fails: the entry point in the group `polytrain.backends` is missing or has another
+        name; or the distribution isn't installed.
+        """
+        backend = type(self.backend)
+        assert load_backend(backend.name) is backend
+        assert backend.contract_version == CONTRACT_VERSION
+
+    def test_is_a_value(self) -> None:
+        """The driver half is a frozen dataclass that survives pickling.
+
+        If this fails: a field holds an open resource, or the class isn't a frozen dataclass.
+        """
+        assert dataclasses.is_dataclass(self.backend)
+        assert type(self.backend).__dataclass_params__.frozen  # type: ignore[attr-defined]  # typeshed leaves it out
+        assert pickle.loads(pickle.dumps(self.backend)) == self.backend
+
+    def test_driver_half_imports_no_framework(self) -> None:
+        """Loading the backend, and asking it for problems and demand, imports no framework.
+
+        If this fails: an import at the top of the driver half's module, or of its package, belongs
+        into the engine's module.
+        """
+        script = (
+            "import pickle, sys\n"
+            f"backend = pickle.loads({pickle.dumps(self.backend)!r})\n"
+            f"job = pickle.loads({pickle.dumps(_job(self.backend))!r})\n"
+            "list(backend.problems(job)), backend.demand(job)\n"
+            "print([name for name in backend.requires if name in sys.modules])"
+        )
+        run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert run.stdout.strip() == "[]", run.stderr
+
+    def test_collective_spans_the_world(self, tmp_path: Path) -> None:
+        """Every rank offers, joins, trains and leaves.
+
+        If this fails: `joined` doesn't enter the collective, or `count_ranks` asks something else.
+        """
+        record = self._count_steps(tmp_path, world_size=3)
+        assert [rank.failure for rank in record.ranks] == [None] * 3
+        assert all(rank.done and rank.exit_code == 0 for rank in record.ranks)
+        assert [len(rank.reports) for rank in record.ranks] == [STEPS] * 3
+
+    def test_every_rank_ends_in_the_same_model(self, trained: WorldRecord) -> None:
+        """What the ranks end in is one model, although each has seen only its part of the rows.
+
+        If this fails: the ranks train beside each other instead of together.
+        """
+        first, second = (list(trained.saved(rank).values()) for rank in (0, 1))
+        assert first, "nothing was saved"
+        assert first == second
+
+    def test_every_row_is_in_the_model(self, trained: WorldRecord, tmp_path: Path) -> None:
+        """Changing the very last row of any rank changes the model.
+
+        If this fails: the training loop leaves out the last, incomplete batch.
+        """
+        for rank, last in enumerate((ROWS // 2 - 1, ROWS - 1)):
+            changed = self._train(tmp_path / str(rank), kit_table(outlier=last))
+            assert changed.saved(rank) != trained.saved(rank), (
+                f"rank {rank} leaves out its last row"
+            )
+
+    def test_saved_model_is_loaded_by_another_process(
+        self, trained: WorldRecord, tmp_path: Path
+    ) -> None:
+        """A new generation that starts from the last checkpoint has nothing left to train.
+
+        If this fails: `save` leaves something out that `load` or `train` needs, or `train` starts
+        over although `session.checkpoint` is given.
+        """
+        if not self.backend.capabilities.declarative:
+            self._assert_needs_function()
+            return
+        again = run_world(
+            self.backend, data=kit_table(), path=tmp_path, checkpoint=trained.newest_staging(0)
+        )
+        assert [rank.failure for rank in again.ranks] == [None, None]
+        assert [rank.reports for rank in again.ranks] == [[], []]
+
+    def test_declares_what_it_has(self) -> None:
+        """The flag `declarative` says whether the engine has a training loop of its own.
+
+        If this fails: `Engine.train` is there and the flag isn't, or the other way round.
+        """
+        has_method = type(self.backend.engine()).train is not Engine.train
+        declared = self.backend.capabilities.declarative
+        assert has_method == declared, f"declarative={declared}, Engine.train exists: {has_method}"
+
+    def test_declarative_training(self, trained: WorldRecord) -> None:
+        """Declared: `Engine.train` reports every step, counted from 1. Undeclared: it is refused.
+
+        If this fails: a step is reported by some ranks only.
+        """
+        if not self.backend.capabilities.declarative:
+            self._assert_needs_function()
+            return
+        steps = [[report.step for report in rank.reports] for rank in trained.ranks]
+        assert steps[0]
+        assert steps == [list(range(1, len(steps[0]) + 1))] * 2
+
+    def test_gpu(self) -> None:
+        """Declared: a job on GPUs is accepted. Undeclared: it is refused, by the device's name.
+
+        If this fails: `problems` contradicts `capabilities.devices`.
+        """
+        job = dataclasses.replace(_job(self.backend), use_gpu=True)
+        problems = [p for p in backend_problems(self.backend, job) if "use_gpu" in p.field]
+        if Device.GPU in self.backend.capabilities.devices:
+            assert problems == []
+        else:
+            assert any("gpu" in problem.what for problem in problems)
+
+    def test_leaving_frees_every_port(self, left: WorldRecord) -> None:
+        """A process that has left the collective listens on no port any more.
+
+        If this fails: a server, tracker or store outlives the `with` block that made it.
+        """
+        assert [(rank.leaks or {}).get("ports") for rank in left.ranks] == [[], []]
+
+    def test_leaving_restores_the_environment(self, left: WorldRecord) -> None:
+        """A process that has left the collective has the environment that it had before.
+
+        If this fails: `joined` or `offering` sets variables and doesn't take them back.
+        """
+        assert [(rank.leaks or {}).get("variables") for rank in left.ranks] == [[], []]
+
+    def test_exception_in_training_is_told(self, tmp_path: Path) -> None:
+        """An exception of the training function arrives as what it is.
+
+        If this fails: `joined` or `offering` catches what passes through it.
+        """
+        record = self._count_steps(tmp_path, fault=Fault(rank=1, at_step=1, kind="exception"))
+        failure = record.ranks[1].failure
+        assert failure is not None
+        assert "InjectedError" in failure.failure.message
+
+    def test_exit_in_training_is_told(self, tmp_path: Path) -> None:
+        """A training function that calls `sys.exit` hasn't finished, whatever the code.
+
+        If this fails: `joined` or `offering` catches SystemExit.
+        """
+        record = self._count_steps(tmp_path, fault=Fault(rank=1, at_step=1, kind="exit"))
+        failure = record.ranks[1].failure
+        assert failure is not None, "the exit was swallowed"
+        assert "SystemExit" in failure.failure.message
+
+    @classmethod
+    def _count_steps(
+        cls, path: Path, *, world_size: int = 2, fault: Fault | None = None
+    ) -> WorldRecord:
+        return run_world(
+            cls.backend,
+            data=kit_table(),
+            path=path,
+            world_size=world_size,
+            training_function=count_steps,
+            training_config={"fault": fault},
+        )
+
+    @classmethod
+    def _train(cls, path: Path, data: pa.Table) -> WorldRecord:
+        function = cls.training_function
+        if function is None and not cls.backend.capabilities.declarative:
+            pytest.fail(
+                "The backend isn't declarative: set training_function on the test class, so that "
+                "there is a model to look at."
+            )
+        declarative = cls.backend.capabilities.declarative
+        record = run_world(
+            cls.backend,
+            data=data,
+            path=path,
+            training_function=None if declarative else function,
+            training_config=None if declarative else {},
+        )
+        failures = [str(rank.failure) for rank in record.ranks if rank.failure]
+        assert not failures, "\n".join(failures)
+        return record
+
+    def _assert_needs_function(self) -> None:
+        problems = list(function_problems(None, None, self.backend))
+        assert any("declarative" in problem.what for problem in problems)
+
+
+def _job(backend: Backend) -> Job:
+    table = kit_table()
+    info = DatasetInfo(name="train", columns=tuple(table.column_names), num_rows=table.num_rows)
+    return Job(
+        num_workers=2,
+        use_gpu=False,
+        cpus_per_worker=1,
+        has_training_function=not backend.capabilities.declarative,
+        datasets={"train": info},
+    )

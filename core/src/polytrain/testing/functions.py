@@ -1,0 +1,38 @@
+"""Training functions that use no framework: they run in every backend."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polytrain
+from polytrain import Checkpoint
+
+STEPS = 4
+
+
+def count_steps(config: Mapping[str, Any]) -> None:
+    """Report STEPS times, each with a checkpoint that holds a file per rank and the step.
+
+    Args:
+        config: "fault", a `Fault` or None.
+    """
+    context = polytrain.get_context()
+    rank = context.get_world_rank()
+    checkpoint = polytrain.get_checkpoint()
+    done = int((Path(checkpoint.path) / "step-0").read_text()) if checkpoint else 0
+    rows = sum(
+        batch.num_rows
+        for batch in polytrain.get_dataset_shard("train").iter_batches(batch_format="arrow")
+    )
+    for step in range(done + 1, STEPS + 1):
+        with tempfile.TemporaryDirectory() as directory:
+            (Path(directory) / f"step-{rank}").write_text(str(step))
+            polytrain.report(
+                {"step": step, "rows": rows, "resumed_from": done},
+                checkpoint=Checkpoint.from_directory(directory),
+            )
+        if config["fault"] is not None:
+            config["fault"].strike(rank=rank, step=step, attempt=context.get_attempt())

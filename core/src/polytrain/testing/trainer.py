@@ -1,0 +1,214 @@
+"""The trainer tier: whole runs on a local Ray, with a real SIGKILL on the way."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from polytrain import (
+    CheckpointConfig,
+    FailureConfig,
+    FailureKind,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    TrainingFailedError,
+)
+from polytrain.testing.contract import ROWS, kit_table
+from polytrain.testing.faults import Fault, WithFault
+from polytrain.testing.functions import STEPS, count_steps
+from polytrain_plugins import Backend, CheckpointKind, Report, hookimpl
+
+CPUS = 4
+
+
+class TrainerTier:
+    """What a user notices of a backend in a run."""
+
+    backend: Backend
+
+    def test_run_reports_and_checkpoints(self, tmp_path: Path) -> None:
+        """History has every report of rank 0; the newest checkpoint holds what its kind says.
+
+        If this fails: `capabilities.checkpoint` doesn't say who writes.
+        """
+        result = self._fit(tmp_path)
+        assert [metrics["step"] for metrics in result.history] == list(range(1, STEPS + 1))
+        assert result.metrics == result.history[-1]
+        assert result.error is None
+        assert result.checkpoint is not None
+        every_rank = self.backend.capabilities.checkpoint is CheckpointKind.EVERY_RANK
+        names = {path.name for path in Path(result.checkpoint.path).glob("step-*")}
+        assert names == ({"step-0", "step-1"} if every_rank else {"step-0"})
+
+    def test_killed_worker_is_replaced(self, tmp_path: Path) -> None:
+        """After a SIGKILL the run goes on from the last checkpoint, reported the instant before.
+
+        If this fails: something of the dead generation stands in the way of the next, for example
+        a fixed port.
+        """
+        result = self._fit(tmp_path, fault=Fault(rank=0, at_step=2), max_failures=1)
+        assert result.restarts == 1
+        assert [metrics["step"] for metrics in result.history] == list(range(1, STEPS + 1))
+        resumed_from = result.history[-1]["resumed_from"]
+        if self.backend.capabilities.checkpoint is CheckpointKind.ONE_RANK:
+            assert resumed_from == 2
+        else:
+            # The other rank may not have made its report yet: then there was no such checkpoint.
+            assert resumed_from <= 2
+
+    def test_declarative_run_survives_a_kill(self, tmp_path: Path) -> None:
+        """Declared: a SIGKILL in the middle of training costs no round that was saved.
+
+        If this fails: `train` doesn't go on from `session.checkpoint`.
+        """
+        if not self.backend.capabilities.declarative:
+            # What isn't declared is refused: the contract tier shows it.
+            return
+        attempts = _Attempts()
+        trainer = Trainer(
+            WithFault(inner=self.backend, fault=Fault(rank=0, at_step=3)),
+            datasets={"train": kit_table()},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(
+                storage_path=tmp_path,
+                failure_config=FailureConfig(max_failures=1),
+                checkpoint_config=CheckpointConfig(checkpoint_frequency=1),
+                observers=(attempts,),
+                progress=False,
+            ),
+        )
+        _local_ray()
+        result = trainer.fit()
+        assert result.restarts == 1
+        steps = [report.step for report in attempts.reports]
+        assert steps == list(range(1, len(steps) + 1)), "a round was done twice, or left out"
+        assert len(result.history) == len(steps)
+        assert result.load_model() is not None
+
+    def test_exception_reaches_the_caller(self, tmp_path: Path) -> None:
+        """An exception of the training function ends the run, with the rank's own traceback.
+
+        If this fails: `joined` or `offering` changes what passes through it.
+        """
+        with pytest.raises(TrainingFailedError) as caught:
+            self._fit(tmp_path, fault=Fault(rank=1, at_step=1, kind="exception"))
+        failure = next(f for f in caught.value.failures if f.rank == 1)
+        assert failure.kind is FailureKind.USER_ERROR
+        assert "InjectedError" in failure.traceback
+
+    def test_nothing_is_left(self, tmp_path: Path) -> None:
+        """After a run no process, resource, or variable of it is left, however it ended.
+
+        If this fails: the engine starts processes in sessions of their own.
+        """
+        _local_ray()
+        environment = dict(os.environ)
+        self._fit(tmp_path / "good")
+        with pytest.raises(TrainingFailedError):
+            self._fit(tmp_path / "bad", fault=Fault(rank=0, at_step=1))
+        assert _our_processes() == []
+        assert dict(os.environ) == environment
+        assert ray.util.placement_group_table() == {} or all(
+            group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()
+        )
+        assert _eventually(lambda: ray.available_resources().get("CPU") == CPUS)
+
+    def test_inline(self, tmp_path: Path) -> None:
+        """`num_workers=0` runs the same in this process: reports, checkpoints, all rows.
+
+        If this fails: the engine needs more than one rank, or leaves something in the process that
+        a second run stumbles over.
+        """
+        for attempt in ("first", "second"):
+            result = self._fit(tmp_path / attempt, num_workers=0)
+            assert [metrics["step"] for metrics in result.history] == list(range(1, STEPS + 1))
+            assert result.metrics["rows"] == ROWS
+            assert result.checkpoint is not None
+
+    def _fit(
+        self,
+        path: Path,
+        *,
+        num_workers: int = 2,
+        fault: Fault | None = None,
+        max_failures: int = 0,
+    ) -> Result:
+        _local_ray()
+        # The function brings its own work: options for declarative training would be in its way.
+        trainer = Trainer(
+            type(self.backend)(),
+            count_steps,
+            train_loop_config={"fault": fault},
+            datasets={"train": kit_table()},
+            scaling_config=ScalingConfig(num_workers=num_workers),
+            run_config=RunConfig(
+                storage_path=path,
+                failure_config=FailureConfig(max_failures=max_failures),
+                progress=False,
+            ),
+        )
+        return trainer.fit()
+
+
+class _Attempts:
+    """An observer that remembers what rank 0 has reported in all attempts."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    @hookimpl
+    def polytrain_reported(self, report: Report) -> None:
+        self.reports.append(report)
+
+
+def _local_ray() -> None:
+    """One Ray for all tests of the process; it ends with it."""
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=CPUS,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+
+
+def _zygotes() -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if _runs_a_zygote(process)]
+
+
+def _our_processes() -> list[str]:
+    """Zygotes, trainers and agents that live, whichever run they are of."""
+    found = [str(p) for zygote in _zygotes() for p in (zygote, *zygote.children(recursive=True))]
+    agents = (p for p in psutil.Process().children(recursive=True) if "ray::Agent" in _title(p))
+    return found + [str(agent) for agent in agents]
+
+
+def _runs_a_zygote(process: psutil.Process) -> bool:
+    return "polytrain.workers.zygote" in _title(process)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _eventually(condition: Callable[[], Any], seconds: float = 10) -> bool:
+    """Whether it becomes true. Ray tells of freed resources with its next heartbeat."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,115 @@
+"""Backends that are broken on purpose, each in one way. `test_kit.py` shows that the kit notices.
+
+Not collected by itself: its failures are the point.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from polytrain.testing import BackendConformance
+from polytrain.testing.reference import Reference, ReferenceEngine, Vector
+from polytrain_plugins import Shard, World
+
+
+class SkipsTheJoin(Reference):
+    """Every rank trains by itself, and says that all are there."""
+
+    def engine(self) -> ReferenceEngine:
+        return _AloneEngine(self)
+
+
+class _AloneEngine(ReferenceEngine):
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        yield
+
+    def count_ranks(self, world: World) -> int:
+        return world.size
+
+
+class DropsTheLastBatch(Reference):
+    """What doesn't fill a batch is left out."""
+
+    def engine(self) -> ReferenceEngine:
+        return _DroppingEngine(self)
+
+
+class _DroppingEngine(ReferenceEngine):
+    def _matrix(self, shard: Shard) -> tuple[Vector, Vector]:
+        features, labels = super()._matrix(shard)
+        whole = len(labels) // 10 * 10
+        return features[:whole], labels[:whole]
+
+
+class LeaksAPort(Reference):
+    """A server outlives the collective."""
+
+    def engine(self) -> ReferenceEngine:
+        return _ListeningEngine(self)
+
+
+_FORGOTTEN: list[socket.socket] = []
+
+
+class _ListeningEngine(ReferenceEngine):
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        _FORGOTTEN.append(socket.create_server(("127.0.0.1", 0)))
+        with super().joined(world):
+            yield
+
+
+class LeaksAVariable(Reference):
+    """The environment isn't what it was."""
+
+    def engine(self) -> ReferenceEngine:
+        return _VariableEngine(self)
+
+
+class _VariableEngine(ReferenceEngine):
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        with super().joined(world):
+            os.environ["BROKEN_RANK"] = str(world.me.rank)
+            yield
+
+
+class SwallowsTheExit(Reference):
+    """A training function that exits looks as if it had returned."""
+
+    def engine(self) -> ReferenceEngine:
+        return _SwallowingEngine(self)
+
+
+class _SwallowingEngine(ReferenceEngine):
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        with super().joined(world):
+            try:
+                yield
+            except SystemExit:
+                return
+
+
+class TestSkipsTheJoin(BackendConformance):
+    backend = SkipsTheJoin(rounds=3, label="label")
+
+
+class TestDropsTheLastBatch(BackendConformance):
+    backend = DropsTheLastBatch(rounds=3, label="label")
+
+
+class TestLeaksAPort(BackendConformance):
+    backend = LeaksAPort(rounds=3, label="label")
+
+
+class TestLeaksAVariable(BackendConformance):
+    backend = LeaksAVariable(rounds=3, label="label")
+
+
+class TestSwallowsTheExit(BackendConformance):
+    backend = SwallowsTheExit(rounds=3, label="label")

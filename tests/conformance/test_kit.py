@@ -1,0 +1,125 @@
+"""The kit itself: broken backends fail the test that is meant for them, and no other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from polytrain.testing import BackendConformance, KnownFailure
+from polytrain.testing.reference import Reference
+
+INTENDED = {
+    "TestSkipsTheJoin": {"test_every_rank_ends_in_the_same_model"},
+    "TestDropsTheLastBatch": {"test_every_row_is_in_the_model"},
+    "TestLeaksAPort": {"test_leaving_frees_every_port"},
+    "TestLeaksAVariable": {"test_leaving_restores_the_environment"},
+    "TestSwallowsTheExit": {"test_exit_in_training_is_told"},
+}
+
+
+@pytest.fixture(scope="module")
+def failed_tests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """The tests that failed, by class, in a run of the kit over the broken backends."""
+    report = tmp_path_factory.mktemp("kit") / "report.xml"
+    module = Path(__file__).with_name("broken_backends.py")
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            f"--junitxml={report}",
+            module,
+        ],
+        capture_output=True,
+    )
+    failed: dict[str, set[str]] = {}
+    for case in ET.parse(report).iter("testcase"):
+        failures = failed.setdefault(case.get("classname", "").rpartition(".")[2], set())
+        if case.find("failure") is not None or case.find("error") is not None:
+            failures.add(case.get("name", ""))
+    return failed
+
+
+@pytest.mark.parametrize("name", INTENDED)
+def test_broken_backend_fails_the_intended_test(
+    failed_tests: dict[str, set[str]], name: str
+) -> None:
+    # The name of its own entry point is "reference": that it isn't found by it is beside the point.
+    assert failed_tests[name] - {"test_is_found_by_its_name"} == INTENDED[name]
+
+
+def test_overriding_a_standard_test_is_refused() -> None:
+    with pytest.raises(TypeError, match="replaces standard tests: test_gpu"):
+        type("Overriding", (BackendConformance,), {"test_gpu": lambda self: None})
+
+
+def test_deleting_a_standard_test_is_refused() -> None:
+    with pytest.raises(TypeError, match="replaces standard tests: test_inline"):
+        type("Deleting", (BackendConformance,), {"test_inline": None})
+
+
+def test_known_failure_of_an_unknown_test_is_refused() -> None:
+    known = {"test_nonexistent": KnownFailure("no reason", raises=ValueError)}
+    with pytest.raises(TypeError, match="test_nonexistent"):
+        type("Unknown", (BackendConformance,), {"known_failures": known})
+
+
+def test_known_failure_that_passes_fails(pytester: pytest.Pytester) -> None:
+    """Strict, and for one class only: the mark doesn't reach the other's test."""
+    pytester.makepyfile(
+        """
+        from polytrain.testing import BackendConformance, KnownFailure
+        from polytrain.testing.reference import Reference
+
+        class TestPessimist(BackendConformance):
+            backend = Reference(label="label")
+            known_failures = {"test_gpu": KnownFailure("it does pass", raises=ValueError)}
+
+        class TestRealist(BackendConformance):
+            backend = Reference(label="label")
+        """
+    )
+    result = pytester.runpytest_subprocess("-k", "test_gpu", "-p", "no:cacheprovider")
+    result.assert_outcomes(failed=1, passed=1)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_flag_and_method_must_agree(pytester: pytest.Pytester, declared: bool) -> None:
+    """Declared but missing, and present but undeclared, both fail."""
+    pytester.makepyfile(
+        f"""
+        from dataclasses import dataclass
+        from polytrain.testing import BackendConformance
+        from polytrain.testing.reference import Reference, ReferenceEngine
+        from polytrain_plugins import Capabilities, Engine
+
+        class WithoutTrain(ReferenceEngine):
+            train = Engine.train
+
+        class Liar(Reference):
+            capabilities = Capabilities(declarative={declared})
+            def engine(self):
+                return WithoutTrain(self) if {declared} else ReferenceEngine(self)
+
+        class TestLiar(BackendConformance):
+            backend = Liar(label="label")
+            training_function = print
+        """
+    )
+    result = pytester.runpytest_subprocess("-k", "declares_what", "-p", "no:cacheprovider")
+    assert result.ret != 0
+    result.stdout.fnmatch_lines(["*Engine.train exists*"])
+
+
+def test_third_party_test_file_is_short() -> None:
+    """The file that the documentation tells authors to write is the one that tests XGBoost."""
+    text = Path(__file__).with_name("test_xgboost.py").read_text()
+    assert len(text.splitlines()) < 10
+    assert Reference.name not in text

@@ -1,0 +1,35 @@
+"""torch passes the kit, with a training function that brings a model."""
+
+import tempfile
+from pathlib import Path
+
+import polytrain
+from polytrain.testing import BackendConformance
+from polytrain_torch import Torch
+
+
+def train(config):
+    import torch
+
+    from polytrain_torch import prepare_model
+
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 1)
+    parallel = prepare_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shard = polytrain.get_dataset_shard("train")
+    for batch in shard.iter_torch_batches(batch_size=20, dtypes=torch.float32):
+        labels = batch.pop("label")
+        predicted = parallel(torch.stack(list(batch.values()), dim=1))[:, 0]
+        loss = torch.nn.functional.mse_loss(predicted, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    with tempfile.TemporaryDirectory() as directory:
+        torch.save(model.state_dict(), Path(directory) / "model.pt")
+        polytrain.report({"loss": loss}, checkpoint=polytrain.Checkpoint.from_directory(directory))
+
+
+class TestTorch(BackendConformance):
+    backend = Torch()
+    training_function = train
