@@ -1,4 +1,4 @@
-"""The same models by each framework alone, in one process: what the distributed runs are held against."""
+"""The same models by each framework alone, in one process, to hold the distributed runs against."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def torch_network() -> Any:
 
 
 def torch_accuracy(epochs: int, data: Data) -> float:
-    """Share of right answers after training with batches as large as those of all workers together."""
+    """Share of right answers after training with batches of all workers' size together."""
     import torch
 
     network = torch_network()
@@ -103,7 +103,7 @@ def keras_network() -> Any:
 
 
 def keras_accuracy(epochs: int, data: Data) -> float:
-    """Share of right answers after training with batches as large as those of all workers together."""
+    """Share of right answers after training with batches of all workers' size together."""
     network = keras_network()
     (features, labels), valid = (
         (frame.drop(columns="target").to_numpy(), frame["target"].to_numpy())

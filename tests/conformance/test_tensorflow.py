@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import polytrain
 from polytrain.testing import BackendConformance, KnownFailure
@@ -33,7 +34,7 @@ def train(config):
 class TestTensorFlow(BackendConformance):
     backend = TensorFlow()
     training_function = train
-    known_failures = {
+    known_failures: ClassVar = {
         "test_leaving_frees_every_port": KnownFailure(
             "TensorFlow's gRPC server has no way to be stopped: it ends with its process.",
             raises=AssertionError,

@@ -1,4 +1,4 @@
-"""What a user configures about a run. Names and meanings are those of Ray Train where both have them."""
+"""What a user configures about a run, in Ray Train's names and meanings where both have them."""
 
 from __future__ import annotations
 

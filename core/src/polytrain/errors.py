@@ -2,7 +2,7 @@
 
     PolytrainError
     ├── InvalidJobError, RegistryError, …   (`polytrain_plugins.errors`) before anything is started
-    ├── TrainingFailedError                 the run ended without a model; has what failed, and the result so far
+    ├── TrainingFailedError                 the run failed; has the causes and the result so far
     ├── NotInTrainerError                   a call that only works inside a training function
     └── CheckpointError                     a checkpoint can't be read or written
 

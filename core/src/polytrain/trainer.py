@@ -157,7 +157,7 @@ class _Request:
 
     training_function: Callable[..., Any] | None
     training_config: Mapping[str, Any] | None
-    datasets: Mapping[str, Any]
+    datasets: Any
     scaling: ScalingConfig
     run: RunConfig
 
@@ -184,10 +184,10 @@ def _check(
     if problems:
         # What follows reads the configuration; what is wrong with it has been said.
         request = replace(request, scaling=ScalingConfig(), run=RunConfig())
-    needs_train = backend is not None and request.training_function is None
+    declarative = backend is not None and backend.capabilities.declarative
     sources, wrong_data = dataset_problems(
         request.datasets,
-        needs_train=needs_train and backend.capabilities.declarative,
+        needs_train=declarative and request.training_function is None,
         num_workers=max(1, request.scaling.num_workers),
     )
     problems += wrong_data

@@ -68,14 +68,16 @@ def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
 
 
 def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
-    count = scaling.num_workers
+    # What a user passes may be anything, whatever the annotation says.
+    count: Any = scaling.num_workers
     if not _is_count(count) or count < 0:
         yield Problem(
             field="ScalingConfig.num_workers",
             what=f"{count!r} is not a number of workers",
             remedy="Give a whole number: 1 or more, or 0 to train in this process",
         )
-    for name, amount in (scaling.resources_per_worker or {}).items():
+    resources: Mapping[str, Any] = scaling.resources_per_worker or {}
+    for name, amount in resources.items():
         if not isinstance(amount, int | float) or amount < 0:
             yield Problem(
                 field="ScalingConfig.resources_per_worker",
@@ -110,18 +112,20 @@ def _run_problems(run: RunConfig) -> Iterator[Problem]:
             what=f"{run.name!r} can't name a directory",
             remedy="Give a name without slashes",
         )
-    if not isinstance(run.failure_config, FailureConfig):
-        yield _wrong_type("RunConfig.failure_config", run.failure_config, FailureConfig)
-    elif not _is_count(run.failure_config.max_failures) or run.failure_config.max_failures < -1:
+    failure: Any = run.failure_config
+    if not isinstance(failure, FailureConfig):
+        yield _wrong_type("RunConfig.failure_config", failure, FailureConfig)
+    elif not _is_count(failure.max_failures) or failure.max_failures < -1:
         yield Problem(
             field="FailureConfig.max_failures",
-            what=f"{run.failure_config.max_failures!r} is not a number of failures",
+            what=f"{failure.max_failures!r} is not a number of failures",
             remedy="Give 0 or more, or -1 for any number",
         )
-    if not isinstance(run.checkpoint_config, CheckpointConfig):
-        yield _wrong_type("RunConfig.checkpoint_config", run.checkpoint_config, CheckpointConfig)
+    checkpoint: Any = run.checkpoint_config
+    if not isinstance(checkpoint, CheckpointConfig):
+        yield _wrong_type("RunConfig.checkpoint_config", checkpoint, CheckpointConfig)
     else:
-        yield from _checkpoint_problems(run.checkpoint_config)
+        yield from _checkpoint_problems(checkpoint)
 
 
 def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
@@ -148,7 +152,7 @@ def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
 
 
 def storage_problems(run_path: Path) -> Iterator[Problem]:
-    """Whether the run's directory can be made, and doesn't hold another run. Leaves nothing behind."""
+    """Whether the run's directory can be made, and holds no other run. Leaves nothing behind."""
     if re.search(r"/\w+:/", str(run_path)):
         yield Problem(
             field="RunConfig.storage_path",
@@ -209,7 +213,7 @@ def _signature_problems(function: Callable[..., Any], config: Any) -> Iterator[P
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some callables of C don't tell
         return
-    arguments = () if config is None else ({},)
+    arguments: tuple[Any, ...] = () if config is None else ({},)
     try:
         signature.bind(*arguments)
     except TypeError:

@@ -1,6 +1,6 @@
 """A small collective beside LightGBM's, which its Python package gives no access to.
 
-Rank 0 adds up what everybody sends and sends back the sum: enough for all ranks to take one decision
+Rank 0 adds up what everybody sends and returns the sum: enough for all ranks to take one decision
 in one round, and to see one metric.
 """
 

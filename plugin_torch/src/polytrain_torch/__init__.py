@@ -1,4 +1,4 @@
-"""PyTorch on polytrain: a process group for every attempt, DDP, and data loaders that are split by rank.
+"""PyTorch on polytrain: a process group for every attempt, DDP, and data loaders split by rank.
 
 Importing this package imports no torch; calling its helpers does.
 """

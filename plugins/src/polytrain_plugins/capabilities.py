@@ -1,4 +1,4 @@
-"""What a backend promises beyond training: the facts that the core and the conformance kit act on."""
+"""What a backend promises beyond training: facts that the core and the conformance kit act on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CheckpointKind(StrEnum):
     """The state is replicated: what rank 0 reports is the whole checkpoint."""
 
     EVERY_RANK = "every rank"
-    """The state is sharded: the parts of all ranks together, in one directory, are the checkpoint."""
+    """The state is sharded: the checkpoint is one directory with the parts of all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,12 +60,12 @@ class Engine(ABC, Generic[Model]):
     @contextmanager
     @abstractmethod
     def joined(self, world: World) -> Iterator[None]:
-        """Enter the collective; leave it, and restore what was changed in the process, at the end."""
+        """Enter the collective; at the end leave it, and undo what was changed in the process."""
         yield
 
     @abstractmethod
     def count_ranks(self, world: World) -> int:
-        """How many ranks the framework's own collective spans, asked through a collective operation.
+        """How many ranks the framework's own collective spans, by a collective operation of it.
 
         Called on every rank right after `joined` was entered. The core refuses to train when it
         isn't `world.size`: such a run would train each worker on its own part of the data.

@@ -6,7 +6,7 @@
     │   ├── AmbiguousBackendError     two distributions claim the name
     │   ├── BackendImportError        the plugin's own import failed; the cause is kept
     │   └── ContractVersionError      written for another version of the contract
-    ├── InvalidJobError               (ValueError) what the user asked for can't be run; lists every problem
+    ├── InvalidJobError               (ValueError) the job can't be run; lists every problem
     ├── UnsupportedCapabilityError    the backend doesn't promise this
     └── …                             `polytrain.errors` has those of a run
 

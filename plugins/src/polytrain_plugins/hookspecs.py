@@ -29,7 +29,7 @@ class BackendHooks:
 
 
 class ObserverHooks:
-    """Implemented by observers: `RunConfig(observers=…)` or an entry point of `polytrain.observers`."""
+    """Implemented by observers: `RunConfig(observers=…)`, or entry points `polytrain.observers`."""
 
     @hookspec
     def polytrain_run_started(self, run: RunInfo) -> None:

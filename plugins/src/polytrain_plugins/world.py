@@ -38,12 +38,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What one rank tells the others before they join: an address to listen on, or a service's details."""
+    """What one rank tells the others before they join: its address, or a service's details."""
 
     host: str | None = None
     port: int | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else; plain values only (str, int, float, bool, None, bytes, lists and dicts of them)."""
+    """Anything else, in plain values (str, int, float, bool, None, bytes, lists and dicts)."""
 
     @property
     def address(self) -> str:
@@ -56,7 +56,7 @@ class World:
     """Everybody's place and offer, in rank order. The same on every rank but for `me`."""
 
     generation: int
-    """Counts the groups of trainers that a run has had, from 0. Fences off late comers of a dead one."""
+    """Counts the run's groups of trainers, from 0; fences off the late comers of a dead one."""
 
     me: Member
     members: tuple[Member, ...]

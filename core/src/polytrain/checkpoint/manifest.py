@@ -32,7 +32,7 @@ class Manifest:
     """What is in a checkpoint."""
 
     number: int
-    """Position among the run's checkpoints, from 0; gaps are checkpoints that were never committed."""
+    """Position among the run's checkpoints, from 0; a gap is one that was never committed."""
 
     step: int
     metrics: Mapping[str, Any]

@@ -76,7 +76,7 @@ class CheckpointStore:
         return directory
 
     def damage(self, manifest: Manifest) -> tuple[str, ...]:
-        """What is missing or has changed its size since the commit; empty for an intact checkpoint."""
+        """What is missing or has changed its size since the commit; empty if all is intact."""
         directory = self.directory(manifest.number)
         sizes = {
             file.relative_to(directory).as_posix(): file.stat().st_size

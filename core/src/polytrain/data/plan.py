@@ -22,7 +22,7 @@ class PieceRows:
 
 
 def rank_rows(num_rows: int, world_size: int, rank: int) -> range:
-    """The rows of one rank: consecutive, every row with exactly one rank, sizes at most one apart."""
+    """The rows of one rank: consecutive, each with exactly one rank, sizes at most one apart."""
     return range(num_rows * rank // world_size, num_rows * (rank + 1) // world_size)
 
 

@@ -1,4 +1,4 @@
-"""Reading the rows of one rank, handing them over in shared memory, and iterating over them."""
+"""A shard in a trainer: handed over in shared memory, and iterated over in batches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.plan import batch_rows, pieces_of, rank_rows
-from polytrain.data.sources import Piece, Source
+from polytrain.data.plan import batch_rows
 from polytrain_plugins import BatchFormat, Shard
 
 
@@ -26,55 +25,6 @@ class ShardInfo:
 
     fewest_rows: int
     """Rows of the rank that has the fewest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Rows start … stop - 1 of one piece."""
-
-    piece: Piece
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """What one rank reads of a data set."""
-
-    info: ShardInfo
-    schema: pa.Schema
-    parts: tuple[Part, ...]
-
-
-def assign(source: Source, world_size: int, rank: int, *, whole: bool) -> Assignment:
-    """The part of a data set that one rank gets: its shard, or all of it."""
-    num_rows = source.info.num_rows
-    shards = [rank_rows(num_rows, 1 if whole else world_size, 0 if whole else rank)]
-    if not whole:
-        shards += [rank_rows(num_rows, world_size, other) for other in range(world_size)]
-    sizes = [piece.rows for piece in source.pieces]
-    return Assignment(
-        info=ShardInfo(
-            name=source.info.name,
-            total_rows=num_rows,
-            most_rows=max(map(len, shards)),
-            fewest_rows=min(map(len, shards)),
-        ),
-        schema=source.schema,
-        parts=tuple(
-            Part(piece=source.pieces[found.piece], start=found.start, stop=found.stop)
-            for found in pieces_of(sizes, shards[0])
-        ),
-    )
-
-
-def read(assignment: Assignment) -> pa.Table:
-    """Read the assigned rows, with the columns in the order of the data set's schema."""
-    tables = [part.piece.read(part.start, part.stop) for part in assignment.parts]
-    if not tables:
-        return assignment.schema.empty_table()
-    names = assignment.schema.names
-    return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
 
 
 def to_shared_memory(table: pa.Table) -> int:

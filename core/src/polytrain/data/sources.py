@@ -169,7 +169,7 @@ def _from_arrays(arrays: Mapping[str, Any]) -> pa.Table:
 
 
 def _expand(path: str) -> list[str]:
-    """The files that a path, a directory or a glob stands for, sorted; absolute, for other processes."""
+    """The files that a path, a directory or a glob stands for: sorted, and absolute."""
     path = path.removeprefix("file://")
     if "://" in path:
         raise SourceError(

@@ -18,7 +18,7 @@ _SHOWN_METRICS = 4
 
 
 class ProgressLine:
-    """An observer: one line on a terminal that changes in place; elsewhere a line when something happens."""
+    """An observer: on a terminal a line that changes in place; elsewhere one for each happening."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -68,7 +68,7 @@ class ProgressLine:
 
 
 class TrainerOutput:
-    """Passes on what trainers write: to the user with the rank in front, and to a log for each rank.
+    """Passes on what trainers write: to the user with the rank in front, and to a log per rank.
 
     What they write after something has failed is mostly the noise of broken collectives: it goes
     to the logs alone.

@@ -1,4 +1,4 @@
-"""The controller: asks the state machine what to do, and does it. Lives in the process of `fit()`."""
+"""The controller: asks the state machine what to do, and does it, in the process of `fit()`."""
 
 from __future__ import annotations
 

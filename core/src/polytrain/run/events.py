@@ -52,7 +52,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStored:
-    """What one rank has to say to a checkpoint lies in its final place; nothing is committed yet."""
+    """One rank's part of a checkpoint lies in its final place; nothing is committed yet."""
 
     generation: int
     rank: int

@@ -1,4 +1,4 @@
-"""One run from its first process to its last: everything that it holds is acquired and released here."""
+"""One run from first to last: everything that it holds is acquired and released here."""
 
 from __future__ import annotations
 

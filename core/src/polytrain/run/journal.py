@@ -34,7 +34,7 @@ class Journal:
             self._file.close()
 
     def transition(self, event: Event | None, transition: Transition) -> None:
-        """Note what an event led to. Transitions without a reason changed nothing and are left out."""
+        """Note what an event led to; a transition without a reason changed nothing."""
         if self._file is None or not transition.reason:
             return
         entry = {

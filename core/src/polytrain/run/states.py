@@ -31,14 +31,14 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """Every rank is done. Only the loss of a checkpoint that isn't stored yet can still fail the run."""
+    """Every rank is done. Only the loss of an unstored checkpoint can still fail the run."""
 
     gone: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Something failed. All trainers are being killed; more may come to light until they are gone."""
+    """Something failed. All trainers are being killed; until they are gone more may come up."""
 
     failures: tuple[Failure, ...]
     gone: frozenset[int] = frozenset()

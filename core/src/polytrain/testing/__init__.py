@@ -11,13 +11,14 @@ That is a whole test file. The data set "train" of the kit has the columns x0, x
 
 import pytest
 
+# Before they are imported: what fails in them shows its values.
 pytest.register_assert_rewrite(
     "polytrain.testing.contract", "polytrain.testing.trainer", "polytrain.testing.conformance"
 )
 
-from polytrain.testing.conformance import BackendConformance, KnownFailure
-from polytrain.testing.contract import ContractTier
-from polytrain.testing.faults import Fault
-from polytrain.testing.trainer import TrainerTier
+from polytrain.testing.conformance import BackendConformance, KnownFailure  # noqa: E402
+from polytrain.testing.contract import ContractTier  # noqa: E402
+from polytrain.testing.faults import Fault  # noqa: E402
+from polytrain.testing.trainer import TrainerTier  # noqa: E402
 
 __all__ = ["BackendConformance", "ContractTier", "Fault", "KnownFailure", "TrainerTier"]

@@ -24,9 +24,9 @@ class KnownFailure:
 class BackendConformance(ContractTier, TrainerTier):
     """Every test that a backend has to pass. Set `backend`, and inherit.
 
-    Standard tests can't be left out or replaced; one that is known to fail is listed with its reason
-    and the exception that it fails with. More tests are welcome. Whoever wants the quick tests, which
-    start no Ray, alone for a while inherits `ContractTier`.
+    Standard tests can't be left out or replaced; one that is known to fail is listed with its
+    reason and the exception that it fails with. More tests are welcome. Whoever wants the quick
+    tests alone for a while, which start no Ray, inherits `ContractTier`.
     """
 
     known_failures: ClassVar[Mapping[str, KnownFailure]] = {}

@@ -56,8 +56,9 @@ class ContractTier:
     """The backend to test, with options for the kit's data where it is declarative."""
 
     training_function: TrainingFunction | None = None
-    """For a backend that isn't declarative: trains a model on `get_dataset_shard("train")`, and has
-    every rank report a checkpoint whose files are equal where the models are. Takes one argument."""
+    """For a backend that isn't declarative: takes one argument, trains a model on
+    `get_dataset_shard("train")`, and has every rank report a checkpoint whose files are equal
+    where the models are."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -86,8 +87,9 @@ class ContractTier:
 
         If this fails: a field holds an open resource, or the class isn't a frozen dataclass.
         """
-        assert dataclasses.is_dataclass(self.backend)
-        assert type(self.backend).__dataclass_params__.frozen  # type: ignore[attr-defined]  # typeshed leaves it out
+        parameters = getattr(type(self.backend), "__dataclass_params__", None)
+        assert parameters is not None, "not a dataclass"
+        assert parameters.frozen
         assert pickle.loads(pickle.dumps(self.backend)) == self.backend
 
     def test_driver_half_imports_no_framework(self) -> None:
@@ -251,6 +253,7 @@ class ContractTier:
         )
         failures = [str(rank.failure) for rank in record.ranks if rank.failure]
         assert not failures, "\n".join(failures)
+        assert all(rank.done for rank in record.ranks), "a rank ended without a word"
         return record
 
     def _assert_needs_function(self) -> None:

@@ -20,10 +20,12 @@ import cloudpickle
 import psutil
 import pyarrow as pa
 
-from polytrain.data.reader import TableShard, assign, read
+from polytrain.data.assignment import assign, read
+from polytrain.data.reader import TableShard
 from polytrain.data.sources import describe
 from polytrain.run.events import Done, Failed, Offered, Reported
 from polytrain.workers.job import LaunchOrder, TrainerJob
+from polytrain.workers.pickling import pickled_with
 from polytrain.workers.placement import Place, members
 from polytrain.workers.trainer_process import run_trainer
 from polytrain.workers.wire import (
@@ -48,7 +50,7 @@ class RankRecord:
     failure: Failed | None = None
     done: bool = False
     leaks: Mapping[str, list[Any]] | None = None
-    """Ports it still listened on and variables it had changed after it left; None if it never did."""
+    """Ports and variables that it had beyond before, after it left; None if it never left."""
 
     exit_code: int | None = None
 
@@ -156,7 +158,8 @@ class _Processes:
             theirs.close()
             self._sockets.append(ours)
             start = (self._job, self._order, member.rank, assignment.info, read(assignment))
-            ours.sendall(pack(["start", cloudpickle.dumps(start)]))
+            function = self._job.training_function
+            ours.sendall(pack(["start", pickled_with(function, start)]))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""The reference backend: a complete backend in plain Python and NumPy, to read and to test the kit with.
+"""The reference backend: complete, in plain Python and NumPy, to read and to test the kit with.
 
 It fits a linear model by gradient descent. Its collective is a star of TCP connections with rank 0
 in the middle: everybody sends a vector, rank 0 adds them up and sends the sum back.

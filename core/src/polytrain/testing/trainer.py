@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from polytrain import (
 from polytrain.testing.contract import ROWS, kit_table
 from polytrain.testing.faults import Fault, WithFault
 from polytrain.testing.functions import STEPS, count_steps
+from polytrain.workers.cluster import free_resources
 from polytrain_plugins import Backend, CheckpointKind, Report, hookimpl
 
 CPUS = 4
@@ -120,7 +122,7 @@ class TrainerTier:
         assert ray.util.placement_group_table() == {} or all(
             group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()
         )
-        assert _eventually(lambda: ray.available_resources().get("CPU") == CPUS)
+        assert _eventually(lambda: free_resources().get("CPU") == CPUS)
 
     def test_inline(self, tmp_path: Path) -> None:
         """`num_workers=0` runs the same in this process: reports, checkpoints, all rows.
@@ -178,7 +180,7 @@ def _local_ray() -> None:
             num_cpus=CPUS,
             include_dashboard=False,
             log_to_driver=False,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )
 
 

@@ -20,7 +20,8 @@ from typing import Any
 import ray
 
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.data.reader import Assignment, read, to_shared_memory
+from polytrain.data.assignment import Assignment, read
+from polytrain.data.reader import to_shared_memory
 from polytrain.errors import Failure, FailureKind
 from polytrain.run.events import Event, Exited, Failed, PartStored
 from polytrain.workers.job import LaunchOrder
@@ -65,7 +66,6 @@ class AgentPlace:
 
     node_id: str
     host: str
-    pid: int
 
 
 @dataclass(slots=True)
@@ -104,6 +104,7 @@ class Agent:
         self._zygote: ZygoteConnection | None = None
         self._zygote_frames = FrameBuffer()
         self._trainer: _Trainer | None = None
+        self._concluding: asyncio.Task[None] | None = None
         self._rank = -1
         self._job = b""
         self._shards: list[int] = []
@@ -111,9 +112,8 @@ class Agent:
 
     async def place(self) -> AgentPlace:
         """Where this agent is."""
-        return AgentPlace(
-            node_id=self._node_id, host=ray.util.get_node_ip_address(), pid=os.getpid()
-        )
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return AgentPlace(node_id=self._node_id, host=host)
 
     async def prepare(self, rank: int, job: bytes, assignments: tuple[Assignment, ...]) -> None:
         """Take a rank, and read its data while the zygote imports.
@@ -130,7 +130,7 @@ class Agent:
             self._shards.append(descriptor)
 
     async def events(self) -> AsyncIterator[list[Event | Output]]:
-        """Everything that happens, in order, as soon as it does; what is ready together comes together."""
+        """Everything that happens, in order, at once; what is ready together comes together."""
         while True:
             batch = [await self._events.get()]
             while not self._events.empty():
@@ -245,7 +245,7 @@ class Agent:
             self._read_output(trainer, reader)
             loop.remove_reader(reader)
             os.close(reader)
-        loop.create_task(self._conclude(trainer, how))
+        self._concluding = loop.create_task(self._conclude(trainer, how))
 
     async def _conclude(self, trainer: _Trainer, how: str) -> None:
         await asyncio.gather(*trainer.storing)

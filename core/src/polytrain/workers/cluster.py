@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 
@@ -28,4 +29,20 @@ def running_ray() -> Iterator[None]:
 
 def node_totals() -> list[Mapping[str, float]]:
     """Resources of every living node, whoever uses them now."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [node["Resources"] for node in _nodes() if node["Alive"]]
+
+
+def totals_of_node(node_id: str) -> Mapping[str, float]:
+    """Resources of one node; none if it isn't there."""
+    return next((node["Resources"] for node in _nodes() if node["NodeID"] == node_id), {})
+
+
+def free_resources() -> Mapping[str, float]:
+    """What nobody uses now, over all nodes."""
+    free: Mapping[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+    return free
+
+
+def _nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes

@@ -21,7 +21,7 @@ class WorkerGroup(Protocol):
         """Everybody's place, in rank order; known once `AgentsPlaced` has happened."""
 
     def place(self) -> None:
-        """Get an agent for every rank that has none. Leads to `AgentsPlaced` or `PlacementFailed`."""
+        """Get an agent for every rank without one; leads to `AgentsPlaced` or `PlacementFailed`."""
 
     def launch(self, order: LaunchOrder) -> None:
         """Start a trainer for every rank."""
@@ -36,7 +36,7 @@ class WorkerGroup(Protocol):
         """End every trainer at once."""
 
     def wait(self, handle: Handler) -> None:
-        """Wait until something happens; hand it, and all else that is known by then, to `handle`."""
+        """Wait until something happens; hand it, and all that is known by then, to `handle`."""
 
     def close(self) -> None:
         """Release everything."""

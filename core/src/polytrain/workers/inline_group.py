@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from polytrain.data.reader import TableShard, assign, read
+from polytrain.data.assignment import assign, read
+from polytrain.data.reader import TableShard
 from polytrain.data.sources import Source
 from polytrain.errors import Failure, FailureKind
 from polytrain.run.events import AgentsPlaced, Event, Exited, Failed, PartStored

@@ -15,14 +15,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; end it if that has happened already."""
+    """Have the kernel kill this process when its parent dies; end it if the parent is gone."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent dies, so that they can be found and killed."""
+    """Become the parent of descendants whose own parent dies: so they are found and killed."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

@@ -8,20 +8,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import cloudpickle
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polytrain.config import ScalingConfig
-from polytrain.data.reader import assign
+from polytrain.data.assignment import assign
 from polytrain.data.sources import ObjectPiece, Source, TablePiece
 from polytrain.run.events import AgentLost, AgentsPlaced, Event, PlacementFailed
 from polytrain.workers.agent import Agent, AgentPlace, AgentSpec
+from polytrain.workers.cluster import free_resources, totals_of_node
 from polytrain.workers.group import Handler
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.output import Output
+from polytrain.workers.pickling import pickled_with
 from polytrain.workers.placement import Place, members, rank_order
 from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain_plugins import Demand, Member, Offer
@@ -58,7 +59,7 @@ class RayGroup:
         # Frameworks import here while Ray still starts the actors.
         self._zygote = self._start_zygote_early()
         self._sources: tuple[Source, ...] | None = None
-        self._job = cloudpickle.dumps(spec.job)
+        self._job = pickled_with(spec.job.training_function, spec.job)
         self._bundles: PlacementGroup | None = None
         self._bundle_of_rank: list[int] = []
         self._agents: dict[int, Any] = {}
@@ -159,8 +160,7 @@ class RayGroup:
         )
 
     def _start_zygote_early(self) -> ZygoteConnection | None:
-        here = next((node for node in ray.nodes() if node["NodeID"] == self._node_id), None)
-        if here is None or not _holds(here["Resources"], self._spec.scaling.resources):
+        if not _holds(totals_of_node(self._node_id), self._spec.scaling.resources):
             return None
         name = zygote_name(self._token, self._node_id)
         return ZygoteConnection(replace(self._agent_spec.zygote, name=name))
@@ -192,6 +192,7 @@ class RayGroup:
         self._prepare(lost)
 
     def _create(self, bundle: int) -> Any:
+        assert self._bundles is not None
         resources = dict(self._spec.scaling.resources)
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self._bundles, placement_group_bundle_index=bundle
@@ -245,11 +246,11 @@ class RayGroup:
     def _why_not_placed(self) -> str:
         waited = self._spec.scaling.start_timeout_s
         wanted = " and ".join(f"{v:g} {k}" for k, v in self._spec.scaling.resources.items())
-        free = ray.available_resources()
+        free = free_resources()
         has = ", ".join(f"{free.get(name, 0):g} {name}" for name in self._spec.scaling.resources)
         return (
             f"{self._world_size} workers of {wanted} each could not be placed within {waited:g} s; "
-            f"the cluster has {has} free. Wait for other jobs to end, ask for fewer workers, or raise "
+            f"the cluster has {has} free. Wait for other jobs, ask for fewer workers, or raise "
             "ScalingConfig(start_timeout_s=…)"
         )
 

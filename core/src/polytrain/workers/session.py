@@ -1,4 +1,4 @@
-"""What user code and engines call while they train: report, get_checkpoint, get_context, get_dataset_shard."""
+"""What user code and engines call while they train: `report`, `get_checkpoint` and so on."""
 
 from __future__ import annotations
 

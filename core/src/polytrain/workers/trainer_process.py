@@ -1,4 +1,4 @@
-"""A trainer's life: offer, join, train, leave. It owns nothing and is never repaired, only replaced."""
+"""A trainer's life: offer, join, train, leave. It owns nothing, and is replaced, not repaired."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run_trainer(
 ) -> None:
     """Run one trainer of one generation to its end, in this process.
 
-    Every outcome is told over the channel; an exception of the training is, too, and goes no further.
+    Every outcome is told over the channel, exceptions of the training too, which end here.
 
     Raises:
         EOFError: nobody listens any more.
@@ -85,16 +85,17 @@ def _check_span(engine: Engine[Any], world: World) -> None:
     spanned = engine.count_ranks(world)
     if spanned != world.size:
         raise JoinError(
-            f"The collective of {type(engine).__name__} spans {spanned} of {world.size} ranks: each "
+            f"{type(engine).__name__}'s collective spans {spanned} of {world.size} ranks: each "
             "part would train a model of its own. Engine.joined must enter the collective."
         )
 
 
 def _pickled(error: BaseException) -> bytes | None:
     try:
-        return cloudpickle.dumps(error)
+        pickled: bytes = cloudpickle.dumps(error)
     except Exception:  # whatever a user's exception holds, its text has been told already
         return None
+    return pickled
 
 
 def main(connection: socket.socket, shard_descriptors: Sequence[int]) -> int:
@@ -114,7 +115,7 @@ def main(connection: socket.socket, shard_descriptors: Sequence[int]) -> int:
         except Exception as error:
             error.add_note(
                 "The training function, its config or the backend could not be read in the worker. "
-                "Modules that it uses must be installed, or lie where the script does, on every node."
+                "Modules that it uses must be installed on every node, or lie beside the script."
             )
             channel.send(raised_message(error, None))
             return 0

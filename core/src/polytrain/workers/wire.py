@@ -49,7 +49,8 @@ class SocketChannel:
 
     def receive(self) -> Message:
         (length,) = _LENGTH.unpack(receive_exactly(self._socket, _LENGTH.size))
-        return unpack(receive_exactly(self._socket, length))
+        message: Message = unpack(receive_exactly(self._socket, length))
+        return message
 
 
 class FrameBuffer:
@@ -74,7 +75,7 @@ class FrameBuffer:
 
 def pack(message: Any) -> bytes:
     """A frame that holds one message."""
-    body = msgpack.packb(message)
+    body: bytes = msgpack.packb(message)
     return _LENGTH.pack(len(body)) + body
 
 

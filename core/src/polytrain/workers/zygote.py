@@ -3,9 +3,11 @@
 One per node, exec'd fresh: no Ray, no thread, no device. Agents connect to its socket; it forks
 for them and tells them when a trainer has ended. It ends when its last client has gone.
 
-    ["fork", id, environment, directory, sys.path, count]    with the trainer's end of a socket pair,
-                                    its standard output and error, and `count` shards, as descriptors
+    ["fork", id, environment, directory, sys.path]
     ["kill", id]
+
+The first comes with descriptors: the trainer's end of a socket pair, its standard output and error,
+and one for each shard.
 
 It answers
 

@@ -45,7 +45,7 @@ class ZygoteConnection:
     def request(self, message: list[object], descriptors: Sequence[int] = ()) -> None:
         """Send a request, together with open descriptors."""
         frame = pack(message)
-        # The descriptors travel with the first bytes; the rest may be longer than one message takes.
+        # The descriptors travel with the first bytes; the rest may need several messages.
         socket.send_fds(self.socket, [frame[:4]], list(descriptors))
         self.socket.sendall(frame[4:])
 

@@ -1,0 +1,60 @@
+"""What one rank reads of a data set, and the reading of it, by its agent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from polytrain.data.plan import pieces_of, rank_rows
+from polytrain.data.reader import ShardInfo
+from polytrain.data.sources import Piece, Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Rows start … stop - 1 of one piece."""
+
+    piece: Piece
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """What one rank reads of a data set."""
+
+    info: ShardInfo
+    schema: pa.Schema
+    parts: tuple[Part, ...]
+
+
+def assign(source: Source, world_size: int, rank: int, *, whole: bool) -> Assignment:
+    """The part of a data set that one rank gets: its shard, or all of it."""
+    num_rows = source.info.num_rows
+    shards = [rank_rows(num_rows, 1 if whole else world_size, 0 if whole else rank)]
+    if not whole:
+        shards += [rank_rows(num_rows, world_size, other) for other in range(world_size)]
+    sizes = [piece.rows for piece in source.pieces]
+    return Assignment(
+        info=ShardInfo(
+            name=source.info.name,
+            total_rows=num_rows,
+            most_rows=max(map(len, shards)),
+            fewest_rows=min(map(len, shards)),
+        ),
+        schema=source.schema,
+        parts=tuple(
+            Part(piece=source.pieces[found.piece], start=found.start, stop=found.stop)
+            for found in pieces_of(sizes, shards[0])
+        ),
+    )
+
+
+def read(assignment: Assignment) -> pa.Table:
+    """Read the assigned rows, with the columns in the order of the data set's schema."""
+    tables = [part.piece.read(part.start, part.stop) for part in assignment.parts]
+    if not tables:
+        return assignment.schema.empty_table()
+    names = assignment.schema.names
+    return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
