@@ -162,12 +162,6 @@ class Agent:
             if self._zygote is not None:
                 self._zygote.request(["kill", generation])
 
-    async def close(self) -> None:
-        """Give up the zygote, which kills this agent's trainer if there still is one."""
-        if self._zygote is not None:
-            asyncio.get_running_loop().remove_reader(self._zygote.socket)
-            self._zygote.socket.close()
-
     def _launch(self, order: LaunchOrder) -> None:
         zygote = self._connect_zygote()
         ours, theirs = socket.socketpair()

@@ -14,9 +14,9 @@ import cloudpickle
 def pickled_with(function: Any, value: Any) -> bytes:
     """Pickle a value that holds a user's function.
 
-    Functions of a script, a notebook or a prompt travel by value, those of modules by name. A module
-    that other processes can't find by its name (a test file, one that was loaded from its path)
-    travels by value too.
+    Functions of a script, a notebook or a prompt travel by value, those of modules by name. A
+    module that other processes can't find by its name (a test file, one that was loaded from its
+    path) travels by value too.
     """
     with _by_value(getattr(function, "__module__", None)):
         pickled: bytes = cloudpickle.dumps(value)

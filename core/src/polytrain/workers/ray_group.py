@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -26,6 +26,10 @@ from polytrain.workers.pickling import pickled_with
 from polytrain.workers.placement import Place, members, rank_order
 from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain_plugins import Demand, Member, Offer
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_TIMEOUT_S = 10.0
 
 _AgentActor = ray.remote(Agent)
 
@@ -62,6 +66,7 @@ class RayGroup:
         self._job = pickled_with(spec.job.training_function, spec.job)
         self._bundles: PlacementGroup | None = None
         self._bundle_of_rank: list[int] = []
+        self._created: list[Any] = []
         self._agents: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
         self._streams: dict[Any, int] = {}
@@ -119,12 +124,16 @@ class RayGroup:
                 handle(happening)
 
     def close(self) -> None:
-        closing = [agent.close.remote() for agent in self._agents.values()]
-        # An agent that can't answer any more is killed all the same.
-        with contextlib.suppress(RayError):
-            ray.get(closing, timeout=5)
-        for agent in self._agents.values():
+        for agent in self._created:
             ray.kill(agent)
+        # Killed is not gone: what they hold is free once their streams have broken off.
+        while self._streams:
+            ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=_CLOSE_TIMEOUT_S)
+            if not ready:
+                logger.warning("Ray has not confirmed the end of all agents; they were killed.")
+                break
+            for stream in ready:
+                self._take(stream)
         if self._bundles is not None:
             remove_placement_group(self._bundles)
         if self._zygote is not None:
@@ -197,13 +206,15 @@ class RayGroup:
         strategy = PlacementGroupSchedulingStrategy(
             placement_group=self._bundles, placement_group_bundle_index=bundle
         )
-        return _AgentActor.options(
+        agent = _AgentActor.options(
             num_cpus=resources.pop("CPU"),
             num_gpus=resources.pop("GPU", 0),
             memory=resources.pop("memory", None),
             resources=resources,
             scheduling_strategy=strategy,
         ).remote(self._agent_spec)
+        self._created.append(agent)
+        return agent
 
     def _wait_for_places(self, agents: list[Any]) -> list[AgentPlace]:
         places = [agent.place.remote() for agent in agents]

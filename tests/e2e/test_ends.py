@@ -1,0 +1,104 @@
+"""However a run ends, nothing of it is left: Ctrl-C, a killed driver."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.e2e.driver import start_driver
+
+SCRIPT = """
+def train():
+    # A process of the user's own, which must not outlive the run either.
+    import subprocess
+    subprocess.Popen(["sleep", "1000"])
+    polytrain.report({"started": 1})
+    time.sleep(1000)
+
+class Tell:
+    @polytrain_plugins.hookimpl
+    def polytrain_reported(self):
+        print("training", flush=True)
+
+try:
+    make_trainer(
+        "reference", train, scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path="runs", progress=False, observers=(Tell(),)),
+    ).fit()
+except KeyboardInterrupt:
+    left = [c for c in psutil.Process().children(recursive=True) if ours(c)]
+    print("interrupted", left, flush=True)
+    deadline = time.monotonic() + 10
+    while ray.available_resources().get("CPU") != 4 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    print("free CPUs", ray.available_resources().get("CPU"), flush=True)
+"""
+
+OURS = '''
+import psutil, polytrain_plugins
+
+def ours(process):
+    """Whether it belongs to a run: an agent, a zygote, a trainer, or what a trainer started."""
+    title = " ".join(process.cmdline()) if process.is_running() else ""
+    return "polytrain.workers" in title or "ray::Agent" in title or "sleep 1000" in title
+'''
+
+
+def test_ctrl_c_releases_everything(tmp_path: Path) -> None:
+    driver = start_driver(tmp_path, OURS + SCRIPT)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "training\n"
+    driver.send_signal(signal.SIGINT)
+    output, errors = driver.communicate(timeout=60)
+    assert "interrupted []" in output, errors
+    assert "free CPUs 4.0" in output
+    assert not any((tmp_path / "runs").glob("*/staging"))
+
+
+@pytest.mark.parametrize("victim", ["driver", "zygote"])
+def test_killed_process_leaves_none_behind(tmp_path: Path, victim: str) -> None:
+    driver = start_driver(tmp_path, OURS + SCRIPT)
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "training\n"
+    tree = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
+    ours = [process for process in tree if _is_ours(process)]
+    assert len([process for process in ours if "sleep" in _title(process)]) == 2
+    if victim == "driver":
+        driver.kill()
+    else:
+        next(p for p in ours if "polytrain.workers.zygote" in _title(p)).kill()
+    driver.communicate(timeout=60)
+    assert _eventually(lambda: not [p for p in ours if _lives(p)]), [str(p) for p in ours]
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    title = _title(process)
+    return "polytrain.workers" in title or "ray::Agent" in title or "sleep 1000" in title
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
+    """Whether it becomes true. The kernel and Ray end processes in their own time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

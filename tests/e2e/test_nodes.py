@@ -1,0 +1,70 @@
+"""Several nodes: addresses, ranks and local ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.driver import PREAMBLE
+
+SCRIPT = """
+import json
+from ray.cluster_utils import Cluster
+
+def node(name, cpus):
+    return {"num_cpus": cpus, "resources": {name: 1}, "env_vars": {"NODE_NAME": name}}
+
+head = {"include_dashboard": False, **node("head", 2)}
+cluster = Cluster(initialize_head=True, head_node_args=head)
+cluster.add_node(**node("small", 1))
+cluster.add_node(**node("large", 2))
+cluster.wait_for_nodes()
+ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
+
+def train():
+    context = polytrain.get_context()
+    place = {
+        "rank": context.get_world_rank(), "size": context.get_world_size(),
+        "local": context.get_local_rank(), "local_size": context.get_local_world_size(),
+        "node": context.get_node_rank(), "name": os.environ["NODE_NAME"],
+    }
+    print("PLACE " + json.dumps(place))
+    polytrain.report({"done": 1})
+
+result = make_trainer(
+    "BACKEND", train, scaling_config=ScalingConfig(num_workers=5),
+    run_config=RunConfig(storage_path="runs", progress=False),
+).fit()
+here = ray.get_runtime_context().get_node_id()
+names = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == here)
+print("DRIVER " + next(name for name in names if name in ("head", "small", "large")))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_ranks_on_three_nodes(tmp_path: Path) -> None:
+    preamble = PREAMBLE.rpartition("ray.init")[0]
+    path = tmp_path / "script.py"
+    path.write_text(preamble + SCRIPT.replace("BACKEND", "torch"))
+    run = subprocess.run(
+        [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    lines = run.stdout.splitlines()
+    places = [json.loads(line.split("PLACE ")[1]) for line in lines if "PLACE" in line]
+    places.sort(key=lambda place: place["rank"])
+    assert [place["rank"] for place in places] == [0, 1, 2, 3, 4], run.stderr
+    assert {place["size"] for place in places} == {5}
+    names = [place["name"] for place in places]
+    # Ranks of one node are neighbours, numbered from 0 there.
+    order = list(dict.fromkeys(names))
+    assert names == sorted(names, key=order.index)
+    assert {name: names.count(name) for name in order} == {"head": 2, "small": 1, "large": 2}
+    for rank, place in enumerate(places):
+        assert place["local"] == names[:rank].count(place["name"])
+        assert place["local_size"] == names.count(place["name"])
+        assert place["node"] == order.index(place["name"])
+    # The driver's node comes first: rank 0, whose metrics are shown, is next to the user.
+    assert order[0] == next(line.split()[1] for line in lines if line.startswith("DRIVER "))

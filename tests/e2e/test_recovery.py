@@ -1,0 +1,121 @@
+"""What is lost comes back: trainers, agents, zygotes; and what was committed is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import polytrain
+from polytrain import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+from polytrain.testing import Fault
+from polytrain.testing.contract import kit_table
+from polytrain.testing.functions import STEPS, count_steps
+from polytrain_plugins import hookimpl
+
+
+class KillOnReport:
+    """An observer that kills one process of the run, once, when rank 0 reports its second step."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self.victim: psutil.Process | None = None
+
+    @hookimpl
+    def polytrain_reported(self, report: Any) -> None:
+        if report.step == 2 and self.victim is None:
+            mine = psutil.Process().children(recursive=True)
+            self.victim = next(p for p in mine if self._title in " ".join(p.cmdline()))
+            self.victim.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("title", ["ray::Agent", "polytrain.workers.zygote"])
+def test_lost_agent_and_lost_zygote_are_replaced(quiet: RunConfig, title: str) -> None:
+    killer = KillOnReport(title)
+    result = make_trainer(
+        "reference",
+        wait_after_two_steps,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(
+            quiet, failure_config=FailureConfig(max_failures=1), observers=(killer,)
+        ),
+    ).fit()
+    assert killer.victim is not None
+    assert result.restarts == 1
+    assert result.metrics == {"step": 3}
+
+
+def wait_after_two_steps() -> None:
+    """The first attempt waits for its end; the second gets through."""
+    import signal
+
+    polytrain.report({"step": 1})
+    polytrain.report({"step": 2})
+    if polytrain.get_context().get_attempt() == 0:
+        signal.pause()
+    polytrain.report({"step": 3})
+
+
+def test_failures_beyond_the_limit_end_the_run(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError, match="killed by SIGKILL") as caught:
+        make_trainer(
+            "reference",
+            kill_always,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=2)),
+        ).fit()
+    result = caught.value.result
+    assert result is not None
+    assert result.restarts == 2
+    assert "failure 3 of max_failures=2" in caught.value.reason
+
+
+def kill_always() -> None:
+    if polytrain.get_context().get_world_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_journal_tells_the_story(quiet: RunConfig) -> None:
+    result = make_trainer(
+        "reference",
+        count_steps,
+        train_loop_config={"fault": Fault(rank=0, at_step=1)},
+        datasets={"train": kit_table()},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=1)),
+    ).fit()
+    lines = (Path(result.path) / "journal.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert any("rank 0: killed by SIGKILL" in entry["reason"] for entry in entries)
+    assert [e["generation"] for e in entries] == sorted(e["generation"] for e in entries)
+    assert entries[-1]["phase"] == "Concluded"
+    assert len(result.history) == STEPS
+
+
+def test_user_error_is_told_with_the_cause(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError) as caught:
+        make_trainer(
+            "reference",
+            divide_by_zero,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=-1)),
+        ).fit()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "1 / 0" in caught.value.failures[0].traceback
+    assert "ray" not in caught.value.failures[0].traceback
+    # The same exception at the same step: a third attempt would meet it again.
+    assert caught.value.result is not None
+    assert caught.value.result.restarts == 1
+
+
+def divide_by_zero() -> None:
+    if polytrain.get_context().get_world_rank() == 0:
+        1 / 0  # noqa: B018
+    else:
+        signal.pause()
