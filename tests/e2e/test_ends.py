@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -48,8 +49,26 @@ def ours(process):
 '''
 
 
-def test_ctrl_c_releases_everything(tmp_path: Path) -> None:
-    driver = start_driver(tmp_path, OURS + SCRIPT)
+Starter = Callable[[str], subprocess.Popen[str]]
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Starter]:
+    """Starts drivers; kills those that a failed test leaves running."""
+    drivers: list[subprocess.Popen[str]] = []
+
+    def start(script: str) -> subprocess.Popen[str]:
+        drivers.append(start_driver(tmp_path, script))
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        driver.kill()
+        driver.communicate()
+
+
+def test_ctrl_c_releases_everything(started: Starter, tmp_path: Path) -> None:
+    driver = started(OURS + SCRIPT)
     assert driver.stdout is not None
     assert driver.stdout.readline() == "training\n"
     driver.send_signal(signal.SIGINT)
@@ -60,13 +79,13 @@ def test_ctrl_c_releases_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("victim", ["driver", "zygote"])
-def test_killed_process_leaves_none_behind(tmp_path: Path, victim: str) -> None:
-    driver = start_driver(tmp_path, OURS + SCRIPT)
+def test_killed_process_leaves_none_behind(started: Starter, victim: str) -> None:
+    driver = started(OURS + SCRIPT)
     assert driver.stdout is not None
     assert driver.stdout.readline() == "training\n"
-    tree = [psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)]
-    ours = [process for process in tree if _is_ours(process)]
-    assert len([process for process in ours if "sleep" in _title(process)]) == 2
+    # Rank 0 has reported; rank 1 may be about to.
+    assert _eventually(lambda: len(_ours(driver.pid, "sleep 1000")) == 2)
+    ours = _ours(driver.pid)
     if victim == "driver":
         driver.kill()
     else:
@@ -75,9 +94,11 @@ def test_killed_process_leaves_none_behind(tmp_path: Path, victim: str) -> None:
     assert _eventually(lambda: not [p for p in ours if _lives(p)]), [str(p) for p in ours]
 
 
-def _is_ours(process: psutil.Process) -> bool:
-    title = _title(process)
-    return "polytrain.workers" in title or "ray::Agent" in title or "sleep 1000" in title
+def _ours(driver: int, *titles: str) -> list[psutil.Process]:
+    """The run's processes below a driver, or those of them that have one of these titles."""
+    titles = titles or ("polytrain.workers", "ray::Agent", "sleep 1000")
+    tree = psutil.Process(driver).children(recursive=True)
+    return [process for process in tree if any(title in _title(process) for title in titles)]
 
 
 def _title(process: psutil.Process) -> str:
