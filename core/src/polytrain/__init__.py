@@ -1,27 +1,34 @@
 """polytrain: one distributed trainer for every framework, on Ray.
 
-Importing this package imports neither Ray nor a framework.
+Importing this package imports neither Ray nor a framework. Each name is loaded when it is first
+used: agents and trainers import submodules only, and start that much sooner.
 """
 
-from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from polytrain.errors import (
-    CheckpointError,
-    Failure,
-    FailureKind,
-    NotInTrainerError,
-    TrainingFailedError,
-)
-from polytrain.result import Result
-from polytrain.trainer import Trainer, make_trainer
-from polytrain.workers.session import (
-    Context,
-    get_checkpoint,
-    get_context,
-    get_dataset_shard,
-    report,
-)
-from polytrain_plugins import InvalidJobError, PolytrainError, backend_names
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polytrain.checkpoint.checkpoint import Checkpoint
+    from polytrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from polytrain.errors import (
+        CheckpointError,
+        Failure,
+        FailureKind,
+        NotInTrainerError,
+        TrainingFailedError,
+    )
+    from polytrain.result import Result
+    from polytrain.trainer import Trainer, make_trainer
+    from polytrain.workers.session import (
+        Context,
+        get_checkpoint,
+        get_context,
+        get_dataset_shard,
+        report,
+    )
+    from polytrain_plugins import InvalidJobError, PolytrainError, backend_names
 
 __all__ = [
     "Checkpoint",
@@ -46,3 +53,39 @@ __all__ = [
     "make_trainer",
     "report",
 ]
+
+_HOMES = {
+    "polytrain.checkpoint.checkpoint": ("Checkpoint",),
+    "polytrain.config": ("CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig"),
+    "polytrain.errors": (
+        "CheckpointError",
+        "Failure",
+        "FailureKind",
+        "NotInTrainerError",
+        "TrainingFailedError",
+    ),
+    "polytrain.result": ("Result",),
+    "polytrain.trainer": ("Trainer", "make_trainer"),
+    "polytrain.workers.session": (
+        "Context",
+        "get_checkpoint",
+        "get_context",
+        "get_dataset_shard",
+        "report",
+    ),
+    "polytrain_plugins": ("InvalidJobError", "PolytrainError", "backend_names"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    # Found directly from now on: `report` is called in loops.
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

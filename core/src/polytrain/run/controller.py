@@ -7,8 +7,8 @@ from typing import assert_never
 
 from polytrain.checkpoint.keeper import CheckpointKeeper
 from polytrain.errors import Failure, FailureKind
-from polytrain.report.observers import Observers
-from polytrain.report.progress import TrainerOutput
+from polytrain.reporting.observers import Observers
+from polytrain.reporting.progress import TrainerOutput
 from polytrain.run.actions import (
     Action,
     AddPart,

@@ -18,8 +18,8 @@ from polytrain.config import RunConfig, ScalingConfig
 from polytrain.data.sources import Source
 from polytrain.errors import TrainingFailedError
 from polytrain.policy.failure import FailurePolicy
-from polytrain.report.observers import Observers, installed_observers
-from polytrain.report.progress import ProgressLine, TrainerOutput
+from polytrain.reporting.observers import Observers, installed_observers
+from polytrain.reporting.progress import ProgressLine, TrainerOutput
 from polytrain.result import Result
 from polytrain.run.actions import Conclude
 from polytrain.run.controller import Controller

@@ -15,13 +15,11 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.data.assignment import Assignment, read
-from polytrain.data.reader import to_shared_memory
 from polytrain.errors import Failure, FailureKind
 from polytrain.run.events import Event, Exited, Failed, PartStored
 from polytrain.workers.job import LaunchOrder
@@ -37,6 +35,9 @@ from polytrain.workers.wire import (
 )
 from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain_plugins import Offer
+
+if TYPE_CHECKING:
+    from polytrain.data.assignment import Assignment
 
 _READ_SIZE = 1 << 16
 
@@ -330,4 +331,8 @@ class Agent:
 
 
 def _load(assignment: Assignment) -> int:
+    # Arrow takes a while to import; an agent of a run without data starts sooner.
+    from polytrain.data.assignment import read
+    from polytrain.data.reader import to_shared_memory
+
     return to_shared_memory(read(assignment))

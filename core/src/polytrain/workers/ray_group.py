@@ -33,8 +33,9 @@ _CLOSE_TIMEOUT_S = 10.0
 
 _AgentActor = ray.remote(Agent)
 
-# Imported in every zygote: what any trainer needs, whatever the backend.
-_PRELOAD = ("numpy", "pyarrow.ipc", "polytrain.workers.trainer_process")
+# Imported in the zygotes of every run, and of those with data: Arrow's conversions use pandas.
+_PRELOAD = ("polytrain.workers.trainer_process",)
+_PRELOAD_WITH_DATA = ("pandas", "polytrain.data.reader")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,11 @@ class RayGroup:
                 "OPENBLAS_NUM_THREADS": "1",
                 "JE_ARROW_MALLOC_CONF": "background_thread:false",
             },
-            modules=(*_PRELOAD, *self._spec.demand.preload),
+            modules=(
+                *_PRELOAD,
+                *(_PRELOAD_WITH_DATA if self._spec.sources else ()),
+                *self._spec.demand.preload,
+            ),
             path=self._spec.path,
         )
         return AgentSpec(

@@ -10,11 +10,10 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
-from polytrain.data.reader import ShardInfo, TableShard, from_shared_memory
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.processes import die_with_parent
 from polytrain.workers.session import TrainerSession, current_session
@@ -28,6 +27,9 @@ from polytrain.workers.wire import (
     world_from,
 )
 from polytrain_plugins import Engine, Shard, World
+
+if TYPE_CHECKING:
+    from polytrain.data.reader import ShardInfo
 
 
 class JoinError(Exception):
@@ -119,14 +121,23 @@ def main(connection: socket.socket, shard_descriptors: Sequence[int]) -> int:
             )
             channel.send(raised_message(error, None))
             return 0
-        shards = {
-            info.name: TableShard(from_shared_memory(descriptor), info)
-            for info, descriptor in zip(infos, shard_descriptors, strict=True)
-        }
+        shards = _mapped(infos, shard_descriptors)
         run_trainer(job=job, order=order, rank=rank, shards=shards, channel=channel)
     except EOFError:
         return 1
     return 0
+
+
+def _mapped(infos: Sequence[ShardInfo], descriptors: Sequence[int]) -> dict[str, Shard]:
+    if not infos:
+        return {}
+    # Arrow is preloaded where there is data, and not imported where there is none.
+    from polytrain.data.reader import TableShard, from_shared_memory
+
+    return {
+        info.name: TableShard(from_shared_memory(descriptor), info)
+        for info, descriptor in zip(infos, descriptors, strict=True)
+    }
 
 
 def run_and_exit(connection: socket.socket, shard_descriptors: Sequence[int]) -> NoReturn:
