@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import pickle
 import secrets
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -127,14 +128,14 @@ class Trainer:
             KeyboardInterrupt: on Ctrl-C, after everything has been released.
         """
         request = self._request
-        run_path = _run_path(self._backend, request.run)
+        run_path = _run_path(request.run, self._backend)
         _raise_if_any(tuple(storage_problems(run_path)))
         with contextlib.ExitStack() as stack:
             if request.scaling.num_workers > 0:
-                from polytrain.workers.cluster import node_totals, running_ray
+                from polytrain.workers.cluster import running_ray
 
                 stack.enter_context(running_ray())
-                _raise_if_any(tuple(cluster_problems(request.scaling, node_totals())))
+                _raise_if_any(tuple(_cluster_problems(request.scaling)))
             run = Run(
                 backend=self._backend,
                 training_function=request.training_function,
@@ -184,6 +185,8 @@ def _check(
     if problems:
         # What follows reads the configuration; what is wrong with it has been said.
         request = replace(request, scaling=ScalingConfig(), run=RunConfig())
+    problems += storage_problems(_run_path(request.run, backend))
+    problems += _cluster_problems(request.scaling)
     declarative = backend is not None and backend.capabilities.declarative
     sources, wrong_data = dataset_problems(
         request.datasets,
@@ -195,6 +198,15 @@ def _check(
         problems += function_problems(request.training_function, request.training_config, backend)
         problems += backend_problems(backend, _job(request, sources))
     return sources, tuple(problems)
+
+
+def _cluster_problems(scaling: ScalingConfig) -> Iterable[Problem]:
+    """What a running Ray can tell; nothing while there is none."""
+    if scaling.num_workers == 0 or "ray" not in sys.modules:
+        return ()
+    from polytrain.workers.cluster import is_running, node_totals
+
+    return cluster_problems(scaling, node_totals()) if is_running() else ()
 
 
 def _job(request: _Request, sources: tuple[Source, ...]) -> Job:
@@ -209,10 +221,14 @@ def _job(request: _Request, sources: tuple[Source, ...]) -> Job:
     )
 
 
-def _run_path(backend: Backend, config: RunConfig) -> Path:
+def _run_path(config: RunConfig, backend: Backend | None) -> Path:
     storage = Path(str(config.storage_path or "~/polytrain_results").removeprefix("file://"))
-    name = config.name or f"{backend.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    return storage.expanduser().absolute() / name
+    return storage.expanduser().absolute() / (config.name or _new_name(backend))
+
+
+def _new_name(backend: Backend | None) -> str:
+    made_from = backend.name if backend is not None else "run"
+    return f"{made_from}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def _raise_if_any(problems: tuple[Problem, ...]) -> None:

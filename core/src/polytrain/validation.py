@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
-import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -153,28 +153,31 @@ def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
 
 def storage_problems(run_path: Path) -> Iterator[Problem]:
     """Whether the run's directory can be made, and holds no other run. Leaves nothing behind."""
-    if re.search(r"/\w+:/", str(run_path)):
+    url = re.search(r"\w+:/.*", str(run_path.parent))
+    if url:
         yield Problem(
             field="RunConfig.storage_path",
-            what=f"{str(run_path.parent)!r} is a URL",
+            what=f"{url[0].replace(':/', '://')!r} is a URL",
             remedy="Give a directory that every node mounts",
         )
-        return
-    if run_path.exists():
+    elif run_path.exists():
         yield Problem(
             field="RunConfig.name",
             what=f"{str(run_path)!r} is there already, and what it holds is not overwritten",
             remedy="Choose another name, or leave it out to get a new one",
         )
-        return
-    existing = next(parent for parent in run_path.parents if parent.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        why = "is not a directory" if not existing.is_dir() else "can't be written"
-        yield Problem(
-            field="RunConfig.storage_path",
-            what=f"{str(existing)!r} {why}",
-            remedy="Give a directory that this user may write to",
-        )
+    else:
+        existing = next(parent for parent in run_path.parents if parent.exists())
+        try:
+            # Permissions don't tell of read-only and special file systems; trying does.
+            with tempfile.TemporaryFile(dir=existing):
+                pass
+        except OSError as error:
+            yield Problem(
+                field="RunConfig.storage_path",
+                what=f"{str(existing)!r} can't be written to ({error.strerror})",
+                remedy="Give a directory in which this user may make files",
+            )
 
 
 def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[Problem]:
@@ -276,7 +279,9 @@ def dataset_problems(
         problems.append(
             Problem(
                 field="datasets",
-                what=f"there is no 'train' data set among {sorted(map(str, datasets))}",
+                what=f"there is no data set 'train', only {sorted(map(str, datasets))}"
+                if datasets
+                else "there are none",
                 remedy='Pass datasets={"train": …}',
             )
         )
@@ -330,6 +335,6 @@ def _is_count(value: Any) -> bool:
 def _wrong_type(field: str, value: Any, wanted: type) -> Problem:
     return Problem(
         field=field,
-        what=f"{value!r} is a {type(value).__name__}",
+        what=f"it is a {type(value).__name__}",
         remedy=f"Pass a {wanted.__name__}",
     )

@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polytrain import get_context
-from polytrain_plugins import Backend, Capabilities, Demand, Job, Problem
+from polytrain_plugins import (
+    Backend,
+    Capabilities,
+    Demand,
+    Job,
+    Problem,
+    missing_columns,
+    options_beside_function,
+)
 
 if TYPE_CHECKING:
     from polytrain_lightgbm.engine import LightGBMEngine
@@ -66,6 +74,9 @@ def parallel_params(world_size: int) -> dict[str, Any]:
     return {"tree_learner": "data", "num_machines": world_size, "pre_partition": True}
 
 
+_DECLARATIVE = ("params", "num_boost_round", "label", "weight", "early_stopping_rounds")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LightGBM(Backend):
     """Gradient boosted trees by LightGBM.
@@ -97,7 +108,7 @@ class LightGBM(Backend):
 
     def problems(self, job: Job) -> Iterable[Problem]:
         if job.has_training_function:
-            yield from self._mixed_styles()
+            yield from options_beside_function(self, _DECLARATIVE)
             return
         if not isinstance(self.num_boost_round, int) or self.num_boost_round < 1:
             yield Problem(
@@ -112,7 +123,9 @@ class LightGBM(Backend):
                 remedy='Pass one more: datasets={"train": …, "valid": …}',
             )
         yield from self._parameter_problems(job)
-        yield from self._column_problems(job)
+        if self.label is None:
+            yield Problem(field="label", what="it is required", remedy="Name the column to predict")
+        yield from missing_columns(job, label=self.label, weight=self.weight)
 
     def demand(self, job: Job) -> Demand:
         return Demand(
@@ -144,26 +157,3 @@ class LightGBM(Backend):
                     f"{_REFUSED_LEARNERS[learner]}",
                     remedy="Leave it out to get 'data', or use num_workers=1",
                 )
-
-    def _mixed_styles(self) -> Iterable[Problem]:
-        untouched = LightGBM()
-        for name in ("params", "num_boost_round", "label", "weight", "early_stopping_rounds"):
-            if getattr(self, name) != getattr(untouched, name):
-                yield Problem(
-                    field=name,
-                    what="it is for training without a training function, and one was passed",
-                    remedy="Use it inside the function, or leave the function out",
-                )
-
-    def _column_problems(self, job: Job) -> Iterable[Problem]:
-        if self.label is None:
-            yield Problem(field="label", what="it is required", remedy="Name the column to predict")
-        for option in ("label", "weight"):
-            column = getattr(self, option)
-            for dataset in job.datasets.values():
-                if column is not None and dataset.lacks(column):
-                    yield Problem(
-                        field=option,
-                        what=f"the data set {dataset.name!r} has no column {column!r}",
-                        remedy=f"Its columns: {', '.join(dataset.columns)}",
-                    )

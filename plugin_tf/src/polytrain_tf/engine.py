@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,7 +12,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from polytrain_plugins import BatchFormat, Engine, Member, Offer, Shard, World, held_port
+from polytrain_plugins import (
+    Engine,
+    Member,
+    Offer,
+    Shard,
+    ShardView,
+    World,
+    changed_environment,
+    held_port,
+)
 from polytrain_tf.backend import TensorFlow
 
 MODEL_FILE = "model.keras"
@@ -47,7 +55,7 @@ class TensorFlowEngine(Engine[Any]):
         global _strategy
         with ExitStack() as stack:
             if world.size > 1:
-                stack.enter_context(_tf_config(world))
+                stack.enter_context(changed_environment(_variables(world)))
                 _patch_keras()
                 _strategy = tf.distribute.MultiWorkerMirroredStrategy(
                     communication_options=tf.distribute.experimental.CommunicationOptions(
@@ -89,37 +97,8 @@ class TensorFlowEngine(Engine[Any]):
         return keras.models.load_model(directory / MODEL_FILE)
 
 
-class TensorFlowShard(Shard):
+class TensorFlowShard(ShardView):
     """A shard that is also a `tf.data.Dataset`."""
-
-    def __init__(self, shard: Shard) -> None:
-        self.name = shard.name
-        self.total_rows = shard.total_rows
-        self._shard = shard
-
-    def __len__(self) -> int:
-        return len(self._shard)
-
-    @property
-    def schema(self) -> Any:
-        return self._shard.schema
-
-    def to_arrow(self) -> Any:
-        return self._shard.to_arrow()
-
-    def to_pandas(self) -> Any:
-        return self._shard.to_pandas()
-
-    def iter_batches(
-        self,
-        *,
-        batch_size: int = 256,
-        batch_format: BatchFormat = "numpy",
-        drop_last: bool = False,
-    ) -> Iterator[Any]:
-        return self._shard.iter_batches(
-            batch_size=batch_size, batch_format=batch_format, drop_last=drop_last
-        )
 
     def to_tf(
         self, *, feature_columns: Sequence[str] | str, label_columns: str, batch_size: int = 256
@@ -177,19 +156,9 @@ def _patch_keras() -> None:
         logger.warning("%s", error)
 
 
-@contextmanager
-def _tf_config(world: World) -> Iterator[None]:
-    before = os.environ.get("TF_CONFIG")
-    os.environ["TF_CONFIG"] = json.dumps(
-        {
-            "cluster": {"worker": [offer.address for offer in world.offers]},
-            "task": {"type": "worker", "index": world.me.rank},
-        }
-    )
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TF_CONFIG"]
-        else:
-            os.environ["TF_CONFIG"] = before
+def _variables(world: World) -> dict[str, str]:
+    config = {
+        "cluster": {"worker": [offer.address for offer in world.offers]},
+        "task": {"type": "worker", "index": world.me.rank},
+    }
+    return {"TF_CONFIG": json.dumps(config)}

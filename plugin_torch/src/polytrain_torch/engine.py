@@ -16,7 +16,15 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from polytrain_plugins import BatchFormat, Engine, Member, Offer, Shard, World
+from polytrain_plugins import (
+    Engine,
+    Member,
+    Offer,
+    Shard,
+    ShardView,
+    World,
+    changed_environment,
+)
 from polytrain_torch.backend import Torch
 
 MODEL_FILE = "model.pt"
@@ -52,7 +60,7 @@ class TorchEngine(Engine[Any]):
             leader.host, leader.port, is_master=False, timeout=self._timeout
         )
         device = _own_device(me)
-        with _environment(_variables(world)):
+        with changed_environment(_variables(world)):
             dist.init_process_group(
                 backend=self._process_group or ("nccl" if me.gpus else "gloo"),
                 store=store,
@@ -88,37 +96,8 @@ class TorchEngine(Engine[Any]):
         return torch.load(directory / MODEL_FILE, weights_only=True, map_location="cpu")
 
 
-class TorchShard(Shard):
+class TorchShard(ShardView):
     """A shard that also gives batches of tensors."""
-
-    def __init__(self, shard: Shard) -> None:
-        self.name = shard.name
-        self.total_rows = shard.total_rows
-        self._shard = shard
-
-    def __len__(self) -> int:
-        return len(self._shard)
-
-    @property
-    def schema(self) -> Any:
-        return self._shard.schema
-
-    def to_arrow(self) -> Any:
-        return self._shard.to_arrow()
-
-    def to_pandas(self) -> Any:
-        return self._shard.to_pandas()
-
-    def iter_batches(
-        self,
-        *,
-        batch_size: int = 256,
-        batch_format: BatchFormat = "numpy",
-        drop_last: bool = False,
-    ) -> Iterator[Any]:
-        return self._shard.iter_batches(
-            batch_size=batch_size, batch_format=batch_format, drop_last=drop_last
-        )
 
     def iter_torch_batches(
         self,
@@ -206,17 +185,3 @@ def _gloo_interface(host: str) -> dict[str, str]:
             if socket.inet_ntoa(answer[20:24]) == host:
                 return {"GLOO_SOCKET_IFNAME": name}
     return {}
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

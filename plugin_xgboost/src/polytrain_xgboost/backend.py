@@ -6,10 +6,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from polytrain_plugins import Backend, Capabilities, Demand, Job, Problem
+from polytrain_plugins import (
+    Backend,
+    Capabilities,
+    Demand,
+    Job,
+    Problem,
+    missing_columns,
+    options_beside_function,
+)
 
 if TYPE_CHECKING:
     from polytrain_xgboost.engine import XGBoostEngine
+
+_DECLARATIVE = ("params", "num_boost_round", "label", "weight", "early_stopping_rounds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +55,7 @@ class XGBoost(Backend):
 
     def problems(self, job: Job) -> Iterable[Problem]:
         if job.has_training_function:
-            yield from self._mixed_styles()
+            yield from options_beside_function(self, _DECLARATIVE)
             return
         if not isinstance(self.num_boost_round, int) or self.num_boost_round < 1:
             yield Problem(
@@ -59,7 +69,9 @@ class XGBoost(Backend):
                 what="there is no data set to evaluate on",
                 remedy='Pass one more: datasets={"train": …, "valid": …}',
             )
-        yield from self._column_problems(job)
+        if self.label is None:
+            yield Problem(field="label", what="it is required", remedy="Name the column to predict")
+        yield from missing_columns(job, label=self.label, weight=self.weight)
 
     def demand(self, job: Job) -> Demand:
         return Demand(
@@ -79,26 +91,3 @@ class XGBoost(Backend):
         from polytrain_xgboost.engine import XGBoostEngine
 
         return XGBoostEngine(self)
-
-    def _mixed_styles(self) -> Iterable[Problem]:
-        untouched = XGBoost()
-        for name in ("params", "num_boost_round", "label", "weight", "early_stopping_rounds"):
-            if getattr(self, name) != getattr(untouched, name):
-                yield Problem(
-                    field=name,
-                    what="it is for training without a training function, and one was passed",
-                    remedy="Use it inside the function, or leave the function out",
-                )
-
-    def _column_problems(self, job: Job) -> Iterable[Problem]:
-        if self.label is None:
-            yield Problem(field="label", what="it is required", remedy="Name the column to predict")
-        for option in ("label", "weight"):
-            column = getattr(self, option)
-            for dataset in job.datasets.values():
-                if column is not None and dataset.lacks(column):
-                    yield Problem(
-                        field=option,
-                        what=f"the data set {dataset.name!r} has no column {column!r}",
-                        remedy=f"Its columns: {', '.join(dataset.columns)}",
-                    )

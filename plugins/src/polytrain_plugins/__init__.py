@@ -6,6 +6,7 @@ Importing this package imports pluggy and the standard library, no framework and
 from polytrain_plugins.backend import CONTRACT_VERSION, Backend, Demand, Job
 from polytrain_plugins.capabilities import Capabilities, CheckpointKind, Device
 from polytrain_plugins.engine import Engine, Session
+from polytrain_plugins.environment import changed_environment
 from polytrain_plugins.errors import (
     AmbiguousBackendError,
     BackendImportError,
@@ -20,8 +21,9 @@ from polytrain_plugins.errors import (
 from polytrain_plugins.events import Attempt, CheckpointInfo, Outcome, Report, RunInfo
 from polytrain_plugins.hookspecs import hookimpl
 from polytrain_plugins.ports import HeldPort, held_port
+from polytrain_plugins.problems import missing_columns, options_beside_function
 from polytrain_plugins.registry import backend_names, load_backend
-from polytrain_plugins.shard import BatchFormat, DatasetInfo, Shard
+from polytrain_plugins.shard import BatchFormat, DatasetInfo, Shard, ShardView
 from polytrain_plugins.world import Member, Offer, World
 
 __all__ = [
@@ -52,11 +54,15 @@ __all__ = [
     "RunInfo",
     "Session",
     "Shard",
+    "ShardView",
     "UnknownBackendError",
     "UnsupportedCapabilityError",
     "World",
     "backend_names",
+    "changed_environment",
     "held_port",
     "hookimpl",
     "load_backend",
+    "missing_columns",
+    "options_beside_function",
 ]

@@ -81,3 +81,36 @@ class Shard(ABC):
         Raises:
             ValueError: if `batch_size` is not positive or `batch_format` is unknown.
         """
+
+
+class ShardView(Shard):
+    """Another shard, for a subclass to add ways of reading it: what `Engine.adapt` returns."""
+
+    def __init__(self, shard: Shard) -> None:
+        self.name = shard.name
+        self.total_rows = shard.total_rows
+        self._shard = shard
+
+    def __len__(self) -> int:
+        return len(self._shard)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._shard.schema
+
+    def to_arrow(self) -> pa.Table:
+        return self._shard.to_arrow()
+
+    def to_pandas(self) -> Any:
+        return self._shard.to_pandas()
+
+    def iter_batches(
+        self,
+        *,
+        batch_size: int = 256,
+        batch_format: BatchFormat = "numpy",
+        drop_last: bool = False,
+    ) -> Iterator[Any]:
+        return self._shard.iter_batches(
+            batch_size=batch_size, batch_format=batch_format, drop_last=drop_last
+        )

@@ -29,6 +29,8 @@ from polytrain_plugins import (
     Shard,
     World,
     hookimpl,
+    missing_columns,
+    options_beside_function,
 )
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
@@ -52,16 +54,11 @@ class Reference(Backend):
 
     def problems(self, job: Job) -> Iterable[Problem]:
         if job.has_training_function:
+            yield from options_beside_function(self, ("rounds", "label", "learning_rate"))
             return
-        train = job.datasets.get("train")
         if self.label is None:
             yield Problem(field="label", what="it is required", remedy="Name the column to predict")
-        elif train is not None and train.lacks(self.label):
-            yield Problem(
-                field="label",
-                what=f"the data set 'train' has no column {self.label!r}",
-                remedy=f"Its columns: {', '.join(train.columns)}",
-            )
+        yield from missing_columns(job, label=self.label)
 
     def engine(self) -> ReferenceEngine:
         return ReferenceEngine(self)

@@ -11,10 +11,15 @@ from typing import Any
 import ray
 
 
+def is_running() -> bool:
+    """Whether this process is connected to Ray."""
+    return bool(ray.is_initialized())
+
+
 @contextmanager
 def running_ray() -> Iterator[None]:
     """Have Ray initialised; shut it down again if it wasn't before."""
-    if ray.is_initialized():
+    if is_running():
         yield
         return
     # Ray announces a change of this default at every start.

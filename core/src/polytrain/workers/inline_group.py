@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 from polytrain.data.assignment import assign, read
 from polytrain.data.reader import TableShard
@@ -18,7 +17,7 @@ from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.placement import Place, members
 from polytrain.workers.trainer_process import run_trainer
 from polytrain.workers.wire import Message, leave_message, roster_message, to_event
-from polytrain_plugins import Member, Offer
+from polytrain_plugins import Member, Offer, changed_environment
 
 
 class InlineGroup:
@@ -84,7 +83,8 @@ class InlineGroup:
         channel = _InlineChannel(
             take=lambda message: self._take(message, order.generation, handle), inbox=self._inbox
         )
-        with _environment(self._environment), contextlib.suppress(EOFError):
+        unset = {k: v for k, v in self._environment.items() if k not in os.environ}
+        with changed_environment(unset), contextlib.suppress(EOFError):
             run_trainer(
                 job=self._job, order=order, rank=0, shards=dict(self._shards), channel=channel
             )
@@ -131,15 +131,3 @@ class _InlineChannel:
         if not self._inbox:
             raise EOFError("the attempt has been ended")
         return self._inbox.popleft()
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set those variables that the user hasn't set, for a while."""
-    added = {name: value for name, value in variables.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
