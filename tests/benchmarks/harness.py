@@ -140,7 +140,7 @@ def conclude(title: str, figures: Sequence[Figure], *, notes: Sequence[str] = ()
                 figure.what if name == OURS else "",
                 name,
                 _duration(figure.medians[name]),
-                _duration(min(samples), max(samples)),
+                _duration(min(samples), max(samples)) if len(samples) > 1 else "",
                 "" if name == OURS else f"{figure.medians[OURS] / figure.medians[name]:.2g}",
                 _judgement(figure, name),
             )

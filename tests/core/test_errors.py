@@ -1,0 +1,84 @@
+"""Errors travel between processes and say what a person must know."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+
+import pytest
+
+import polytrain.errors
+import polytrain_plugins.errors
+from polytrain.errors import Failure, FailureKind, TrainingFailedError
+from polytrain.result import Result
+from polytrain.testing.reference import Reference
+from polytrain_plugins import InvalidJobError, PolytrainError, Problem
+
+PROBLEMS = (
+    Problem(field="label", what="it is required", remedy="Name the column to predict"),
+    Problem(field="datasets", what="there is no 'train'", remedy="Pass one"),
+)
+FAILURES = (
+    Failure(kind=FailureKind.USER_ERROR, rank=1, message="ValueError: no", traceback="Tr\n  a\n"),
+    Failure(kind=FailureKind.USER_ERROR, rank=0, message="RuntimeError: peer closed"),
+)
+ARGUMENTS = {
+    InvalidJobError: (PROBLEMS,),
+    TrainingFailedError: (
+        "max_failures=0 allows no restart",
+        FAILURES,
+        Result(path="/runs/run", backend=Reference(label="y"), metrics={"loss": 1.0}),
+    ),
+}
+
+
+def every_error() -> list[type[Exception]]:
+    found = {
+        cls
+        for module in (polytrain.errors, polytrain_plugins.errors)
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if issubclass(cls, Exception)
+    }
+    return sorted(found, key=lambda cls: cls.__name__)
+
+
+@pytest.mark.parametrize("cls", every_error(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("how", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy])
+def test_every_error_survives_pickling(cls: type[Exception], how: object) -> None:
+    error = cls(*ARGUMENTS.get(cls, ("what happened",)))
+    again = how(error)
+    assert type(again) is cls
+    assert str(again) == str(error) != ""
+    assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize("cls", every_error(), ids=lambda cls: cls.__name__)
+def test_every_error_can_be_caught_as_one(cls: type[Exception]) -> None:
+    assert issubclass(cls, PolytrainError)
+
+
+def test_an_invalid_job_lists_every_problem_with_its_remedy() -> None:
+    text = str(InvalidJobError(PROBLEMS))
+    assert "2 problems" in text
+    for problem in PROBLEMS:
+        assert f"{problem.field}: {problem.what}. {problem.remedy}" in text
+    assert "1 problem;" in str(InvalidJobError(PROBLEMS[:1]))
+
+
+def test_an_invalid_job_is_a_value_error() -> None:
+    assert isinstance(InvalidJobError(PROBLEMS), ValueError)
+
+
+def test_a_failed_training_begins_with_its_cause() -> None:
+    text = str(TrainingFailedError("no restart is left", FAILURES))
+    first, *_ = text.splitlines()
+    assert first == "rank 1: ValueError: no (no restart is left)"
+    assert "On rank 1:\nTr\n  a" in text
+    assert "Also on rank 0: RuntimeError: peer closed" in text
+
+
+def test_a_failure_of_no_rank_is_told_without_one() -> None:
+    failure = Failure(kind=FailureKind.STARTUP, rank=None, message="no room for 4 workers")
+    error = TrainingFailedError("workers can't be placed", (failure,))
+    assert str(error) == "no room for 4 workers (workers can't be placed)"

@@ -1,0 +1,99 @@
+"""What is wrong with a training function, or with its config, before it travels to workers."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import pytest
+
+from polytrain import make_trainer
+
+TREES = ["xgboost", "lightgbm"]
+
+
+def test_a_function_is_needed_where_there_is_no_loop(problems: Any) -> None:
+    problem = problems.of(lambda: make_trainer("torch")).only("train_loop_per_worker")
+    assert "make_trainer('torch', train_func)" in problem.remedy
+
+
+def test_what_is_not_callable_is_no_function(problems: Any) -> None:
+    problem = problems(function="train.py").only("train_loop_per_worker")
+    assert "'train.py' is not callable" in problem.what
+
+
+def takes_nothing() -> None: ...
+
+
+def takes_two(config: Any, more: Any) -> None: ...
+
+
+class TakesTwo:
+    """A callable without a name."""
+
+    def __call__(self, config: Any, more: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "config"),
+    [
+        (takes_nothing, {}),
+        (takes_two, None),
+        (takes_two, {}),
+        (functools.partial(takes_two, 1), None),
+        (TakesTwo(), {}),
+    ],
+)
+def test_a_function_takes_its_config_and_nothing_else(
+    problems: Any, function: Any, config: Any
+) -> None:
+    found = problems(function=function, train_loop_config=config)
+    problem = found.only("train_loop_per_worker")
+    assert "is called with" in problem.what
+    assert "(" in problem.what, "the signature is told"
+
+
+@pytest.mark.parametrize("config", [None, {}, {"lr": 1}])
+def test_any_callable_that_fits_is_fine(config: Any) -> None:
+    bound = (1, 2) if config is None else (1,)
+    make_trainer("reference", functools.partial(takes_two, *bound), train_loop_config=config)
+
+
+def test_a_function_that_cannot_travel_names_the_culprit(problems: Any) -> None:
+    connection = threading.Lock()
+    harmless = [1, 2]
+
+    def train() -> None:
+        print(connection, harmless)
+
+    problem = problems(function=train).only("train_loop_per_worker")
+    assert "'connection' is a lock" in problem.what
+    assert "harmless" not in problem.what
+    assert "inside the training function" in problem.remedy
+
+
+def test_a_config_that_cannot_travel_names_the_culprit(problems: Any) -> None:
+    found = problems(
+        function=lambda config: None, train_loop_config={"lr": 0.1, "guard": threading.Lock()}
+    )
+    problem = found.only("train_loop_config")
+    assert "'guard' is a lock" in problem.what
+    assert "'lr'" not in problem.what
+
+
+def test_a_config_is_a_dict(problems: Any) -> None:
+    problems(function=lambda config: None, train_loop_config=[1]).only("train_loop_config")
+
+
+def test_a_config_without_a_function_is_refused(problems: Any) -> None:
+    problems(train_loop_config={"lr": 1}).only("train_loop_config")
+
+
+@pytest.mark.parametrize("backend", TREES)
+def test_a_function_and_declarative_options_do_not_mix(problems: Any, backend: str) -> None:
+    found = problems(
+        backend, lambda: None, params={"max_depth": 3}, num_boost_round=7, label="label"
+    )
+    assert sorted(found) == ["label", "num_boost_round", "params"]
+    assert "leave the function out" in found["params"].remedy

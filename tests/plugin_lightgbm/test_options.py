@@ -1,0 +1,138 @@
+"""LightGBM's driver half: parameters that are the run's own are refused, each with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from polytrain import NotInTrainerError
+from polytrain_lightgbm import LightGBM, network_params
+from polytrain_lightgbm.backend import parallel_params
+from polytrain_plugins import DatasetInfo, Job, Problem
+
+TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
+JOB = Job(
+    num_workers=4,
+    use_gpu=False,
+    cpus_per_worker=1,
+    has_training_function=False,
+    datasets={"train": TRAIN, "valid": replace(TRAIN, name="valid")},
+)
+ALONE = replace(JOB, num_workers=1)
+WITH_FUNCTION = replace(JOB, has_training_function=True)
+
+
+def problems(job: Job = JOB, **options: Any) -> dict[str, Problem]:
+    return {problem.field: problem for problem in LightGBM(label="y", **options).problems(job)}
+
+
+def test_usual_options_have_no_problem() -> None:
+    params = {"objective": "binary", "num_leaves": 7, "tree_learner": "data", "metric": "auc"}
+    assert problems(params=params, weight="w", early_stopping_rounds=2, num_boost_round=5) == {}
+
+
+OURS = {
+    "num_machines": "ScalingConfig(num_workers=…)",
+    "machines": "Leave it out",
+    "local_listen_port": "Leave it out",
+    "pre_partition": "Leave it out",
+    "early_stopping_round": "early_stopping_rounds",
+    "num_iterations": "num_boost_round",
+    "machine_list_filename": "Leave it out",
+}
+
+
+def spellings(parameter: str) -> set[str]:
+    """LightGBM's own table of a parameter's names."""
+    from lightgbm.basic import _ConfigAliases
+
+    found: set[str] = _ConfigAliases.get(parameter)
+    assert parameter in found
+    return found
+
+
+@pytest.mark.parametrize("parameter", OURS)
+def test_what_the_run_decides_is_refused_in_every_spelling(parameter: str) -> None:
+    """LightGBM would take an alias silently, and train for another number of rounds, or alone."""
+    accepted = {name for name in spellings(parameter) if not problems(params={name: 3})}
+    assert accepted == set()
+
+
+@pytest.mark.parametrize("parameter", list(OURS)[:6])
+def test_what_is_refused_has_a_reason_and_a_remedy(parameter: str) -> None:
+    [problem] = problems(params={parameter: 3}).values()
+    assert problem.field == f"params[{parameter!r}]"
+    assert problem.what.startswith("it is ")
+    assert OURS[parameter] in problem.remedy
+
+
+def test_every_refused_parameter_is_told() -> None:
+    found = problems(params={"num_machines": 2, "machines": "a:1", "n_estimators": 9})
+    assert sorted(found) == [
+        "params['machines']",
+        "params['n_estimators']",
+        "params['num_machines']",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("learner", "reason"),
+    [
+        ("serial", "a model of its own"),
+        ("feature", "all rows on every worker"),
+        ("voting", "different models"),
+        ("feature_parallel", "all rows on every worker"),
+        ("voting_parallel", "different models"),
+    ],
+)
+@pytest.mark.parametrize("parameter", sorted(spellings("tree_learner")))
+def test_other_tree_learners_are_refused_with_the_reason(
+    parameter: str, learner: str, reason: str
+) -> None:
+    [problem] = problems(params={parameter: learner}).values()
+    assert "4 workers" in problem.what
+    assert reason in problem.what
+    assert "num_workers=1" in problem.remedy
+    assert problems(ALONE, params={parameter: learner}) == {}
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 2.5, "ten"])
+def test_rounds_are_a_whole_number(rounds: Any) -> None:
+    assert repr(rounds) in problems(num_boost_round=rounds)["num_boost_round"].what
+
+
+def test_early_stopping_needs_a_data_set_to_look_at() -> None:
+    found = problems(replace(JOB, datasets={"train": TRAIN}), early_stopping_rounds=3)
+    assert "valid" in found["early_stopping_rounds"].remedy
+
+
+def test_columns_are_looked_for_in_every_data_set() -> None:
+    valid = DatasetInfo(name="valid", columns=("x",), num_rows=3)
+    found = list(LightGBM(label="y").problems(replace(JOB, datasets={"valid": valid})))
+    assert ["'valid' has no column 'y'" in problem.what for problem in found] == [True]
+
+
+def test_with_a_function_the_options_stay_unset() -> None:
+    mixed = LightGBM(label="y", params={"num_leaves": 3}, early_stopping_rounds=2)
+    told = [problem.field for problem in mixed.problems(WITH_FUNCTION)]
+    assert sorted(told) == ["early_stopping_rounds", "label", "params"]
+    assert list(LightGBM().problems(WITH_FUNCTION)) == []
+
+
+def test_every_rank_evaluates_on_all_rows() -> None:
+    assert LightGBM(label="y").demand(JOB).whole_datasets == {"valid"}
+    assert LightGBM().demand(WITH_FUNCTION).whole_datasets == frozenset()
+
+
+def test_workers_train_on_their_own_rows_together() -> None:
+    assert parallel_params(1) == {}
+    params = parallel_params(3)
+    assert (params["num_machines"], params["tree_learner"]) == (3, "data")
+    assert params["pre_partition"] is True, "without it each rank would drop rows of its shard"
+
+
+def test_network_params_belong_inside_a_training_function() -> None:
+    with pytest.raises(NotInTrainerError):
+        network_params()

@@ -1,0 +1,200 @@
+"""A prepared data loader deals its samples out to the ranks, and stays what its user made it.
+
+One world of two local processes runs every loader; the tests look at what each rank has seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from polytrain.testing.local_world import run_world
+from polytrain_torch import Torch
+
+Epochs = list[list[int]]
+EVEN, ODD = 12, 13
+"""Sizes of the data sets: one that two ranks divide evenly, and one that they don't."""
+
+
+def training_function() -> Callable[[Any], None]:
+    """What both ranks run. Nested, so that it travels by value."""
+
+    def train(config: Any) -> None:
+        import torch
+        import torch.utils.data as data
+
+        import polytrain
+        from polytrain_torch import prepare_data_loader
+
+        class Stream(data.IterableDataset[int]):
+            def __iter__(self) -> Any:
+                return iter(range(EVEN))
+
+        def two_epochs(loader: Any) -> Epochs:
+            return [[int(i) for batch in loader for i in batch.flatten()] for _ in range(2)]
+
+        even, odd = torch.arange(EVEN), torch.arange(ODD)
+        backwards = [10, 8, 6, 4, 2, 0]
+        batches = [[0, 1], [2, 3], [4, 5], [6, 7]]
+        weights = torch.ones(EVEN)
+        loaders: dict[str, Any] = {
+            "in order": data.DataLoader(even, batch_size=3),
+            "shuffled": data.DataLoader(even, batch_size=4, shuffle=True),
+            "uneven": data.DataLoader(odd, batch_size=4),
+            "uneven shuffled": data.DataLoader(odd, batch_size=4, shuffle=True),
+            "drop last": data.DataLoader(odd, batch_size=4, drop_last=True),
+            "own sampler": data.DataLoader(even, batch_size=2, sampler=backwards),
+            "random subset": data.DataLoader(
+                even, batch_size=2, sampler=data.SubsetRandomSampler(backwards)
+            ),
+            "first four": data.DataLoader(
+                even, batch_size=2, sampler=data.SequentialSampler(range(4))
+            ),
+            "weighted": data.DataLoader(
+                even, sampler=data.WeightedRandomSampler(weights, num_samples=20)
+            ),
+            "own batches": data.DataLoader(even, batch_sampler=batches),
+            "one by one": data.DataLoader(even, batch_size=None),
+            "processes": data.DataLoader(
+                even,
+                batch_size=2,
+                shuffle=True,
+                num_workers=1,
+                persistent_workers=True,
+                prefetch_factor=3,
+                in_order=False,
+            ),
+            "split already": data.DataLoader(
+                even, sampler=data.DistributedSampler(even, shuffle=False)
+            ),
+            "stream": data.DataLoader(Stream(), batch_size=4),
+        }
+        seen = {}
+        for name, loader in loaders.items():
+            prepared = prepare_data_loader(loader)
+            seen[name] = {
+                "epochs": two_epochs(prepared),
+                "batches": len([*prepared]),
+                "told batches": None if name == "stream" else len(prepared),
+            }
+        kept = prepare_data_loader(loaders["processes"])
+        names = ["persistent_workers", "prefetch_factor", "num_workers", "batch_size", "in_order"]
+        seen["kept"] = {name: getattr(kept, name) for name in names}
+        whole = prepare_data_loader(loaders["in order"], add_dist_sampler=False)
+        seen["not split"] = {"epochs": two_epochs(whole)}
+        polytrain.report(seen)
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks has seen."""
+    record = run_world(
+        Torch(timeout_s=60),
+        data=pa.table({"x": [1.0, 2.0]}),
+        path=Path(tmp_path_factory.mktemp("world")),
+        training_function=training_function(),
+        training_config={},
+    )
+    failures = [str(rank.failure) for rank in record.ranks if rank.failure]
+    assert not failures, "\n".join(failures)
+    return [dict(rank.reports[0].metrics) for rank in record.ranks]
+
+
+def epoch(ranks: list[dict[str, Any]], name: str, number: int = 0) -> list[list[int]]:
+    """The samples that each rank has seen in one epoch, in order."""
+    return [rank[name]["epochs"][number] for rank in ranks]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("name", ["in order", "shuffled", "one by one", "processes"])
+def test_every_sample_is_seen_exactly_once_in_every_epoch(
+    ranks: Any, name: str, number: int
+) -> None:
+    first, second = epoch(ranks, name, number)
+    assert sorted([*first, *second]) == list(range(EVEN))
+    assert len(first) == len(second)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "uneven shuffled", "processes"])
+def test_each_epoch_has_an_order_of_its_own(ranks: Any, name: str) -> None:
+    assert epoch(ranks, name, 0) != epoch(ranks, name, 1)
+
+
+def test_an_unshuffled_loader_keeps_its_order(ranks: Any) -> None:
+    for number in (0, 1):
+        first, second = epoch(ranks, "in order", number)
+        assert first == sorted(first)
+        assert second == sorted(second)
+
+
+@pytest.mark.parametrize("name", ["uneven", "uneven shuffled"])
+def test_what_does_not_divide_evenly_is_filled_up_by_one(ranks: Any, name: str) -> None:
+    first, second = epoch(ranks, name)
+    assert len(first) == len(second) == (ODD + 1) / 2
+    assert {*first, *second} == set(range(ODD))
+
+
+def test_the_last_incomplete_batch_may_be_dropped(ranks: Any) -> None:
+    assert [len(seen) for seen in epoch(ranks, "drop last")] == [4, 4]
+
+
+@pytest.mark.parametrize("name", ["own sampler", "random subset"])
+def test_a_users_sampler_decides_what_is_seen(ranks: Any, name: str) -> None:
+    for number in (0, 1):
+        first, second = epoch(ranks, name, number)
+        assert sorted([*first, *second]) == [0, 2, 4, 6, 8, 10]
+
+
+def test_a_users_sampler_decides_the_order(ranks: Any) -> None:
+    assert epoch(ranks, "own sampler") == [[10, 6, 2], [8, 4, 0]]
+
+
+def test_a_plain_sampler_over_a_part_of_the_data_is_a_users_choice_too(ranks: Any) -> None:
+    first, second = epoch(ranks, "first four")
+    assert sorted([*first, *second]) == [0, 1, 2, 3]
+
+
+def test_a_random_draw_is_dealt_out_not_drawn_twice(ranks: Any) -> None:
+    """Twenty of twelve, with replacement: ten for each rank, and another draw next time."""
+    assert [len(seen) for seen in epoch(ranks, "weighted")] == [10, 10]
+    assert epoch(ranks, "weighted", 0) != epoch(ranks, "weighted", 1)
+
+
+def test_a_users_batches_stay_whole(ranks: Any) -> None:
+    assert epoch(ranks, "own batches") == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+
+def test_processes_and_prefetching_stay_as_they_were(ranks: Any) -> None:
+    for rank in ranks:
+        assert rank["kept"] == {
+            "persistent_workers": True,
+            "prefetch_factor": 3,
+            "num_workers": 1,
+            "batch_size": 2,
+            "in_order": False,
+        }
+
+
+@pytest.mark.parametrize("name", ["not split", "stream"])
+def test_what_is_not_to_be_split_is_seen_by_all(ranks: Any, name: str) -> None:
+    assert epoch(ranks, name) == [list(range(EVEN))] * 2
+
+
+def test_what_is_split_already_is_not_split_again(ranks: Any) -> None:
+    assert epoch(ranks, "split already") == [list(range(0, EVEN, 2)), list(range(1, EVEN, 2))]
+
+
+def test_the_length_is_the_number_of_batches(ranks: Any) -> None:
+    for rank in ranks:
+        told = {
+            name: (r["told batches"], r["batches"]) for name, r in rank.items() if "batches" in r
+        }
+        assert len(told) > 10
+        del told["stream"]
+        assert all(said == given for said, given in told.values()), told

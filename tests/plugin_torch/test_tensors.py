@@ -1,0 +1,117 @@
+"""Batches as tensors: their types, their memory, and the structure that they come in."""
+
+from __future__ import annotations
+
+import copy
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from polytrain.data.assignment import assign, read
+from polytrain.data.reader import TableShard
+from polytrain.data.sources import describe
+from polytrain_torch import PreparedDataLoader, TorchShard, prepare_model
+
+Pair = namedtuple("Pair", "features label")  # what data sets like to return
+
+
+def shard(**columns: Any) -> TorchShard:
+    assignment = assign(describe("train", columns), 1, 0, whole=True)
+    return TorchShard(TableShard(read(assignment), assignment.info))
+
+
+ROWS = 5
+COLUMNS = {
+    "x": np.arange(ROWS, dtype=np.float64),
+    "n": np.arange(ROWS, dtype=np.int32),
+    "image": np.arange(ROWS * 6, dtype=np.float32).reshape(ROWS, 2, 3),
+}
+
+
+def test_columns_become_tensors_of_their_type_and_shape() -> None:
+    batches = list(shard(**COLUMNS).iter_torch_batches(batch_size=2))
+    assert [len(batch["x"]) for batch in batches] == [1, 2, 2]
+    types = {name: tensor.dtype for name, tensor in batches[0].items()}
+    assert types == {"x": torch.float64, "n": torch.int32, "image": torch.float32}
+    images = torch.cat([batch["image"] for batch in batches])
+    assert images.tolist() == COLUMNS["image"].tolist()
+
+
+def test_one_type_for_all_or_one_for_each() -> None:
+    [batch] = shard(**COLUMNS).iter_torch_batches(dtypes=torch.float16)
+    assert {tensor.dtype for tensor in batch.values()} == {torch.float16}
+    [batch] = shard(**COLUMNS).iter_torch_batches(dtypes={"n": torch.int64})
+    assert batch["n"].dtype == torch.int64
+    assert batch["x"].dtype == torch.float64
+
+
+def test_booleans_become_tensors() -> None:
+    [batch] = shard(mask=np.array([True, False])).iter_torch_batches()
+    assert batch["mask"].tolist() == [True, False]
+    assert batch["mask"].dtype == torch.bool
+
+
+def test_tensors_may_be_written_to() -> None:
+    """The rows lie in memory that the next epoch, and the next attempt, read again."""
+    train = shard(**COLUMNS)
+    for batch in train.iter_torch_batches():
+        batch["x"].zero_()
+    assert train.to_arrow().column("x").to_pylist() == COLUMNS["x"].tolist()
+
+
+def test_a_column_of_words_is_refused_by_its_name() -> None:
+    with pytest.raises(TypeError, match=r"'word' .* encode it as numbers"):
+        list(shard(word=["a", "b"]).iter_torch_batches())
+
+
+def test_a_torch_shard_is_a_shard() -> None:
+    train = shard(**COLUMNS)
+    assert (train.name, len(train), train.total_rows) == ("train", ROWS, ROWS)
+    assert isinstance(train.to_arrow(), pa.Table)
+    assert train.schema.names == list(train.to_pandas().columns) == ["x", "n", "image"]
+    batches = list(train.iter_batches(batch_size=2, batch_format="arrow", drop_last=True))
+    assert [batch.num_rows for batch in batches] == [2, 2]
+
+
+def test_batches_move_in_the_structure_that_they_come_in() -> None:
+    batch = {
+        "pair": Pair(torch.ones(1), torch.zeros(1)),
+        "list": [torch.ones(1), (torch.ones(2), "name")],
+        "number": 3,
+    }
+    loader = DataLoader([0], batch_size=None, collate_fn=lambda _: batch)
+    [moved] = PreparedDataLoader(loader, device=torch.device("meta"))
+    assert type(moved["pair"]) is Pair
+    assert moved["pair"].label.device.type == "meta"
+    assert type(moved["list"]) is list
+    tensor, name = moved["list"][1]
+    assert (tensor.device.type, name, moved["number"]) == ("meta", "name", 3)
+
+
+def test_without_a_device_batches_stay_where_they_are() -> None:
+    [batch] = PreparedDataLoader(DataLoader(torch.arange(3), batch_size=3), device=None)
+    assert batch.device.type == "cpu"
+
+
+def test_everything_else_is_the_loaders() -> None:
+    prepared = PreparedDataLoader(DataLoader(torch.arange(6), batch_size=4), device=None)
+    assert len(prepared) == 2
+    assert prepared.batch_size == 4
+    assert prepared.dataset.tolist() == list(range(6))
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = prepared.no_such_thing
+
+
+def test_a_prepared_loader_can_be_copied() -> None:
+    prepared = PreparedDataLoader(DataLoader(torch.arange(6), batch_size=4), device=None)
+    assert len(copy.copy(prepared)) == 2
+
+
+def test_another_strategy_than_ddp_is_refused() -> None:
+    with pytest.raises(ValueError, match="parallel_strategy='fsdp'"):
+        prepare_model(torch.nn.Linear(1, 1), parallel_strategy="fsdp")

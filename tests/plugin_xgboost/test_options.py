@@ -1,0 +1,85 @@
+"""XGBoost's driver half: what is wrong with its options, and what its workers need."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from polytrain_plugins import DatasetInfo, Job, Problem
+from polytrain_xgboost import XGBoost
+
+TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
+VALID = replace(TRAIN, name="valid")
+JOB = Job(
+    num_workers=4,
+    use_gpu=False,
+    cpus_per_worker=1,
+    has_training_function=False,
+    datasets={"train": TRAIN, "valid": VALID},
+)
+WITH_FUNCTION = replace(JOB, has_training_function=True)
+
+
+def problems(job: Job = JOB, **options: Any) -> dict[str, Problem]:
+    return {problem.field: problem for problem in XGBoost(**options).problems(job)}
+
+
+def test_usual_options_have_no_problem() -> None:
+    params = {"objective": "binary:logistic", "max_depth": 3}
+    assert problems(params=params, label="y", weight="w", early_stopping_rounds=2) == {}
+
+
+@pytest.mark.parametrize("rounds", [0, -1, 2.5, "ten"])
+def test_rounds_are_a_whole_number(rounds: Any) -> None:
+    assert repr(rounds) in problems(label="y", num_boost_round=rounds)["num_boost_round"].what
+
+
+def test_early_stopping_needs_a_data_set_to_look_at() -> None:
+    alone = replace(JOB, datasets={"train": TRAIN})
+    found = problems(alone, label="y", early_stopping_rounds=3)
+    assert "valid" in found["early_stopping_rounds"].remedy
+
+
+def test_columns_are_looked_for_in_every_data_set() -> None:
+    lacking = replace(JOB, datasets={"train": TRAIN, "valid": replace(VALID, columns=("x", "y"))})
+    [problem] = XGBoost(label="y", weight="w").problems(lacking)
+    assert problem.field == "weight"
+    assert "'valid' has no column 'w'" in problem.what
+    assert "x, y" in problem.remedy
+
+
+def test_a_data_set_that_is_not_known_yet_lacks_no_column() -> None:
+    """What is wrong with it has been told already."""
+    unknown = replace(JOB, datasets={"train": DatasetInfo(name="train")})
+    assert problems(unknown, label="y") == {}
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("params", {"max_depth": 3}),
+        ("num_boost_round", 5),
+        ("label", "y"),
+        ("weight", "w"),
+        ("early_stopping_rounds", 2),
+    ],
+)
+def test_with_a_function_the_options_stay_unset(option: str, value: Any) -> None:
+    assert list(problems(WITH_FUNCTION, **{option: value})) == [option]
+
+
+def test_with_a_function_no_option_is_required() -> None:
+    assert problems(replace(WITH_FUNCTION, datasets={})) == {}
+
+
+def test_every_rank_evaluates_on_all_rows() -> None:
+    assert XGBoost(label="y").demand(JOB).whole_datasets == {"valid"}
+    assert XGBoost().demand(WITH_FUNCTION).whole_datasets == frozenset()
+
+
+def test_it_travels() -> None:
+    options = XGBoost(params={"max_depth": 3}, label="y")
+    assert pickle.loads(pickle.dumps(options)) == options

@@ -1,0 +1,71 @@
+"""A held port is ours until it is released, and free from then on."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from polytrain_plugins import held_port
+
+
+def can_listen(port: int) -> bool:
+    with socket.socket() as other:
+        try:
+            other.bind(("", port))
+            other.listen()
+        except OSError:
+            return False
+        return True
+
+
+def test_nobody_else_can_listen_on_a_held_port() -> None:
+    with held_port() as port:
+        assert not can_listen(port.number)
+
+
+def test_a_released_port_can_be_bound_at_once() -> None:
+    with held_port() as port:
+        port.release()
+        assert can_listen(port.number)
+        port.release()
+
+
+def test_the_end_of_the_block_frees_the_port() -> None:
+    with held_port() as port:
+        pass
+    assert can_listen(port.number)
+
+
+def test_an_exception_frees_the_port() -> None:
+    with pytest.raises(RuntimeError), held_port() as port:
+        raise RuntimeError
+    assert can_listen(port.number)
+
+
+def test_held_ports_differ() -> None:
+    with ExitStack() as stack:
+        numbers = [stack.enter_context(held_port()).number for _ in range(20)]
+    assert len(set(numbers)) == 20
+
+
+def test_no_outgoing_connection_is_ever_given_such_a_port() -> None:
+    """The kernel takes those from its own range, in the instant between release and bind too."""
+    first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    with ExitStack() as stack:
+        numbers = [stack.enter_context(held_port()).number for _ in range(20)]
+    assert min(numbers) >= 1024
+    assert max(numbers) < min(first, 32768)
+
+
+def test_without_a_free_port_the_error_says_where_it_looked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: socket.socket, address: object) -> None:
+        raise OSError("address in use")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(OSError, match=r"no free TCP port found between \d+ and \d+"), held_port():
+        pass
