@@ -105,6 +105,9 @@ class Trainer:
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
     ) -> None:
+        given: Any = backend
+        if not isinstance(given, Backend):
+            _raise_if_any((_no_backend(given),))
         self._backend = backend
         self._request = _Request(
             training_function=train_loop_per_worker,
@@ -184,7 +187,9 @@ def _check(
     problems = list(config_problems(request.scaling, request.run))
     if problems:
         # What follows reads the configuration; what is wrong with it has been said.
-        request = replace(request, scaling=ScalingConfig(), run=RunConfig())
+        storage = getattr(request.run, "storage_path", None)
+        run = RunConfig(storage_path=storage if isinstance(storage, str | Path) else None)
+        request = replace(request, scaling=ScalingConfig(), run=run)
     problems += storage_problems(_run_path(request.run, backend))
     problems += _cluster_problems(request.scaling)
     declarative = backend is not None and backend.capabilities.declarative
@@ -229,6 +234,14 @@ def _run_path(config: RunConfig, backend: Backend | None) -> Path:
 def _new_name(backend: Backend | None) -> str:
     made_from = backend.name if backend is not None else "run"
     return f"{made_from}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _no_backend(given: Any) -> Problem:
+    return Problem(
+        field="backend",
+        what=f"{given!r} is not a backend",
+        remedy="Pass one, such as XGBoost(…), or use make_trainer with its name",
+    )
 
 
 def _raise_if_any(problems: tuple[Problem, ...]) -> None:

@@ -76,14 +76,7 @@ def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
             what=f"{count!r} is not a number of workers",
             remedy="Give a whole number: 1 or more, or 0 to train in this process",
         )
-    resources: Mapping[str, Any] = scaling.resources_per_worker or {}
-    for name, amount in resources.items():
-        if not isinstance(amount, int | float) or amount < 0:
-            yield Problem(
-                field="ScalingConfig.resources_per_worker",
-                what=f"{name!r}: {amount!r} is not an amount",
-                remedy='Give numbers, for example {"CPU": 2}',
-            )
+    yield from _resource_problems(scaling)
     strategies = get_args(get_type_hints(ScalingConfig)["placement_strategy"])
     if scaling.placement_strategy not in strategies:
         yield Problem(
@@ -105,13 +98,40 @@ def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
         )
 
 
+def _resource_problems(scaling: ScalingConfig) -> Iterator[Problem]:
+    field = "ScalingConfig.resources_per_worker"
+    resources: Any = scaling.resources_per_worker
+    if resources is None:
+        return
+    if not isinstance(resources, Mapping):
+        yield _wrong_type(field, resources, dict)
+        return
+    wrong = {k: v for k, v in resources.items() if not isinstance(v, int | float) or v < 0}
+    for name, amount in wrong.items():
+        yield Problem(
+            field=field,
+            what=f"{name!r}: {amount!r} is not an amount",
+            remedy='Give numbers, for example {"CPU": 2}',
+        )
+    if not wrong and not any(scaling.resources.values()):
+        yield Problem(
+            field=field,
+            what=f"{dict(resources)} gives a worker nothing",
+            remedy='Give it something, for example {"CPU": 1}',
+        )
+
+
 def _run_problems(run: RunConfig) -> Iterator[Problem]:
-    if run.name is not None and (not run.name or run.name != Path(run.name).name):
+    name: Any = run.name
+    if name is not None and not (isinstance(name, str) and name and name == Path(name).name):
         yield Problem(
             field="RunConfig.name",
-            what=f"{run.name!r} can't name a directory",
+            what=f"{name!r} can't name a directory",
             remedy="Give a name without slashes",
         )
+    storage: Any = run.storage_path
+    if not isinstance(storage, str | Path | None):
+        yield _wrong_type("RunConfig.storage_path", storage, str)
     failure: Any = run.failure_config
     if not isinstance(failure, FailureConfig):
         yield _wrong_type("RunConfig.failure_config", failure, FailureConfig)
@@ -223,9 +243,13 @@ def _signature_problems(function: Callable[..., Any], config: Any) -> Iterator[P
         wanted = "no argument" if config is None else "one argument, train_loop_config"
         yield Problem(
             field="train_loop_per_worker",
-            what=f"{function.__name__}{signature} is called with {wanted}",
+            what=f"{_name_of(function)}{signature} is called with {wanted}",
             remedy="Pass train_loop_config={…}" if config is None else "Let it take one argument",
         )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _pickle_problems(field: str, value: Any) -> Iterator[Problem]:

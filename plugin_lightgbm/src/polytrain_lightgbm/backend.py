@@ -14,6 +14,8 @@ from polytrain_plugins import (
     Job,
     Problem,
     missing_columns,
+    not_a_count,
+    not_a_mapping,
     options_beside_function,
 )
 
@@ -28,7 +30,10 @@ _OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "Leave it out; ScalingConfig(num_workers=…) says it",
     ),
     (
-        ("machines", "workers", "nodes", "local_listen_port", "local_port", "port"),
+        (
+            *("machines", "workers", "nodes", "local_listen_port", "local_port", "port"),
+            *("machine_list_filename", "machine_list_file", "machine_list", "mlist"),
+        ),
         "an address of the workers, known only once they run",
         "Leave it out",
     ),
@@ -43,7 +48,10 @@ _OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
         "Use the option early_stopping_rounds",
     ),
     (
-        ("num_iterations", "num_iteration", "num_rounds", "num_trees", "n_estimators"),
+        (
+            *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees", "num_round"),
+            *("num_rounds", "nrounds", "num_boost_round", "n_estimators", "max_iter"),
+        ),
         "the number of rounds, restarts included",
         "Use the option num_boost_round",
     ),
@@ -110,18 +118,16 @@ class LightGBM(Backend):
         if job.has_training_function:
             yield from options_beside_function(self, _DECLARATIVE)
             return
-        if not isinstance(self.num_boost_round, int) or self.num_boost_round < 1:
-            yield Problem(
-                field="num_boost_round",
-                what=f"{self.num_boost_round!r} is not a number of rounds",
-                remedy="Give 1 or more",
-            )
-        if self.early_stopping_rounds is not None and set(job.datasets) <= {"train"}:
-            yield Problem(
-                field="early_stopping_rounds",
-                what="there is no data set to evaluate on",
-                remedy='Pass one more: datasets={"train": …, "valid": …}',
-            )
+        yield from not_a_mapping(params=self.params)
+        yield from not_a_count(num_boost_round=self.num_boost_round)
+        if self.early_stopping_rounds is not None:
+            yield from not_a_count(early_stopping_rounds=self.early_stopping_rounds)
+            if set(job.datasets) <= {"train"}:
+                yield Problem(
+                    field="early_stopping_rounds",
+                    what="there is no data set to evaluate on",
+                    remedy='Pass one more: datasets={"train": …, "valid": …}',
+                )
         yield from self._parameter_problems(job)
         if self.label is None:
             yield Problem(field="label", what="it is required", remedy="Name the column to predict")
@@ -142,6 +148,8 @@ class LightGBM(Backend):
         return LightGBMEngine(self)
 
     def _parameter_problems(self, job: Job) -> Iterable[Problem]:
+        if not isinstance(self.params, Mapping):
+            return
         for aliases, meaning, remedy in _OURS:
             for alias in aliases:
                 if alias in self.params:
@@ -149,7 +157,7 @@ class LightGBM(Backend):
                         field=f"params[{alias!r}]", what=f"it is {meaning}", remedy=remedy
                     )
         for alias in _TREE_LEARNER:
-            learner = self.params.get(alias)
+            learner = str(self.params.get(alias)).removesuffix("_parallel")
             if learner in _REFUSED_LEARNERS and job.num_workers > 1:
                 yield Problem(
                     field=f"params[{alias!r}]",

@@ -22,6 +22,9 @@ HISTORY_FILE = "history.json"
 
 _QUIET = {"verbosity": -1}
 
+_THREADS = ("num_threads", "num_thread", "nthreads", "nthread", "n_jobs")
+_VERBOSITY = ("verbosity", "verbose")
+
 
 class LightGBMEngine(Engine[lightgbm.Booster]):
     """One rank of LightGBM's network."""
@@ -84,8 +87,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         ):
             return initial
         params = {
-            **_QUIET,
-            "num_threads": session.world.me.cpus,
+            **_defaults(options.params, cpus=session.world.me.cpus),
             **options.params,
             **parallel_params(session.world.size),
         }
@@ -141,6 +143,12 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         if self._options.weight is None:
             return float(len(shard))
         return float(shard.to_arrow().column(self._options.weight).to_numpy().sum())
+
+
+def _defaults(params: Mapping[str, Any], *, cpus: int) -> dict[str, Any]:
+    """What holds unless the user says otherwise, by whichever of LightGBM's names."""
+    threads = {} if any(name in params for name in _THREADS) else {"num_threads": cpus}
+    return threads if any(name in params for name in _VERBOSITY) else {**threads, **_QUIET}
 
 
 @contextmanager

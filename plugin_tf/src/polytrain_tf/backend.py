@@ -27,7 +27,7 @@ class TensorFlow(Backend):
     """Seconds after which a collective operation whose peers don't come gives up."""
 
     def problems(self, job: Job) -> Iterable[Problem]:
-        if self.timeout_s <= 0:
+        if not isinstance(self.timeout_s, int | float) or self.timeout_s <= 0:
             yield Problem(
                 field="timeout_s",
                 what=f"{self.timeout_s!r} is not a time",

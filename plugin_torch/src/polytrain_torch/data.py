@@ -57,6 +57,8 @@ class PreparedDataLoader:
         self._device = device
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # while a copy is being made there is none yet
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
@@ -83,6 +85,7 @@ def sharded(loader: DataLoader[Any]) -> DataLoader[Any]:
         "prefetch_factor": loader.prefetch_factor,
         "persistent_workers": loader.persistent_workers,
         "pin_memory_device": loader.pin_memory_device,
+        "in_order": loader.in_order,
     }
     if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
         return DataLoader(**arguments, batch_sampler=SplitSampler(loader.batch_sampler))
@@ -96,14 +99,16 @@ def sharded(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def _split(loader: DataLoader[Any]) -> Sampler[Any]:
     sampler = loader.sampler
-    plain = type(sampler) is SequentialSampler or (
+    # Over another source than the data set, or with a size of its own, it is the user's choice.
+    all_in_order = type(sampler) is SequentialSampler
+    all_shuffled = (
         type(sampler) is RandomSampler
         and not sampler.replacement
         and sampler.num_samples == len(sampler.data_source)
     )
-    if not plain:
+    if not (all_in_order or all_shuffled) or sampler.data_source is not loader.dataset:
         return SplitSampler(sampler)
-    return EpochSampler(loader.dataset, shuffle=isinstance(sampler, RandomSampler), seed=_seed())
+    return EpochSampler(loader.dataset, shuffle=all_shuffled, seed=_seed())
 
 
 def _seed() -> int:

@@ -13,6 +13,8 @@ from polytrain_plugins import (
     Job,
     Problem,
     missing_columns,
+    not_a_count,
+    not_a_mapping,
     options_beside_function,
 )
 
@@ -57,18 +59,16 @@ class XGBoost(Backend):
         if job.has_training_function:
             yield from options_beside_function(self, _DECLARATIVE)
             return
-        if not isinstance(self.num_boost_round, int) or self.num_boost_round < 1:
-            yield Problem(
-                field="num_boost_round",
-                what=f"{self.num_boost_round!r} is not a number of rounds",
-                remedy="Give 1 or more",
-            )
-        if self.early_stopping_rounds is not None and set(job.datasets) <= {"train"}:
-            yield Problem(
-                field="early_stopping_rounds",
-                what="there is no data set to evaluate on",
-                remedy='Pass one more: datasets={"train": …, "valid": …}',
-            )
+        yield from not_a_mapping(params=self.params)
+        yield from not_a_count(num_boost_round=self.num_boost_round)
+        if self.early_stopping_rounds is not None:
+            yield from not_a_count(early_stopping_rounds=self.early_stopping_rounds)
+            if set(job.datasets) <= {"train"}:
+                yield Problem(
+                    field="early_stopping_rounds",
+                    what="there is no data set to evaluate on",
+                    remedy='Pass one more: datasets={"train": …, "valid": …}',
+                )
         if self.label is None:
             yield Problem(field="label", what="it is required", remedy="Name the column to predict")
         yield from missing_columns(job, label=self.label, weight=self.weight)

@@ -62,7 +62,8 @@ class XGBoostEngine(Engine[xgboost.Booster]):
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> xgboost.Booster:
         options = self._options
-        params = {"nthread": session.world.me.cpus, **options.params}
+        threads = options.params.get("n_jobs", session.world.me.cpus)
+        params = {"nthread": threads, **options.params}
         train = self._matrix(shards["train"], params)
         # "train" first: early stopping looks at the last.
         evaluated = [(train, "train")] + [

@@ -21,7 +21,12 @@ from polytrain_plugins.errors import (
 from polytrain_plugins.events import Attempt, CheckpointInfo, Outcome, Report, RunInfo
 from polytrain_plugins.hookspecs import hookimpl
 from polytrain_plugins.ports import HeldPort, held_port
-from polytrain_plugins.problems import missing_columns, options_beside_function
+from polytrain_plugins.problems import (
+    missing_columns,
+    not_a_count,
+    not_a_mapping,
+    options_beside_function,
+)
 from polytrain_plugins.registry import backend_names, load_backend
 from polytrain_plugins.shard import BatchFormat, DatasetInfo, Shard, ShardView
 from polytrain_plugins.world import Member, Offer, World
@@ -64,5 +69,7 @@ __all__ = [
     "hookimpl",
     "load_backend",
     "missing_columns",
+    "not_a_count",
+    "not_a_mapping",
     "options_beside_function",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -43,4 +43,22 @@ def options_beside_function(backend: Any, names: Iterable[str]) -> Iterator[Prob
                 field=option.name,
                 what="it is for training without a training function, and one was passed",
                 remedy="Use it inside the function, or leave the function out",
+            )
+
+
+def not_a_count(**options: Any) -> Iterator[Problem]:
+    """Options that are not a whole number of at least 1."""
+    for option, value in options.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            yield Problem(
+                field=option, what=f"{value!r} is not a number of rounds", remedy="Give 1 or more"
+            )
+
+
+def not_a_mapping(**options: Any) -> Iterator[Problem]:
+    """Options that are not a dict of names to values."""
+    for option, value in options.items():
+        if not isinstance(value, Mapping):
+            yield Problem(
+                field=option, what=f"{value!r} is not a dict", remedy=f"Pass {option}={{…}}"
             )

@@ -52,9 +52,20 @@ def assign(source: Source, world_size: int, rank: int, *, whole: bool) -> Assign
 
 
 def read(assignment: Assignment) -> pa.Table:
-    """Read the assigned rows, with the columns in the order of the data set's schema."""
+    """Read the assigned rows, with the columns and types of the data set's schema."""
+    schema = assignment.schema
     tables = [part.piece.read(part.start, part.stop) for part in assignment.parts]
     if not tables:
-        return assignment.schema.empty_table()
-    names = assignment.schema.names
-    return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
+        return _empty(schema)
+    return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables])
+
+
+def _empty(schema: pa.Schema) -> pa.Table:
+    # `Schema.empty_table` knows no tensors.
+    columns = [
+        pa.ExtensionArray.from_storage(field.type, pa.array([], field.type.storage_type))
+        if isinstance(field.type, pa.BaseExtensionType)
+        else pa.array([], field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)

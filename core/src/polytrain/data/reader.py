@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -38,7 +38,8 @@ def to_shared_memory(table: pa.Table) -> int:
         os.fdopen(os.dup(descriptor), "wb") as file,
         pa.ipc.new_file(file, table.schema) as writer,
     ):
-        writer.write_table(table)
+        # Files may number their categories differently; here a column has one numbering.
+        writer.write_table(table.unify_dictionaries())
     return descriptor
 
 
@@ -100,9 +101,21 @@ def column_to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     """A column as an array: `(rows,)`, or `(rows, …)` for a column of tensors."""
     if isinstance(column.type, pa.FixedShapeTensorType):
         shape = tuple(column.type.shape)
-        chunks: Sequence[Any] = [chunk.to_numpy_ndarray() for chunk in column.chunks]
+        chunks = [_tensor_to_numpy(chunk, shape) for chunk in column.chunks]
         if not chunks:
             return np.empty((0, *shape), dtype=column.type.value_type.to_pandas_dtype())
         return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
     array: np.ndarray[Any, Any] = column.to_numpy()
+    return array
+
+
+def _tensor_to_numpy(
+    chunk: pa.FixedShapeTensorArray, shape: tuple[int, ...]
+) -> np.ndarray[Any, Any]:
+    array: np.ndarray[Any, Any]
+    if chunk.type.value_type == pa.bool_():
+        # Arrow packs booleans into bits, which are no tensor to it.
+        array = chunk.storage.flatten().to_numpy(zero_copy_only=False).reshape(-1, *shape)
+    else:
+        array = chunk.to_numpy_ndarray()
     return array

@@ -124,7 +124,7 @@ def describe(name: str, data: Any) -> Source:
         return _from_table(name, _from_arrays(data))
     kind = type(data)
     if kind.__module__.partition(".")[0] == "pandas" and kind.__name__ == "DataFrame":
-        return _from_table(name, pa.Table.from_pandas(data, preserve_index=False))
+        return _from_table(name, _from_pandas(data))
     if kind.__module__.startswith("ray.data."):
         return _from_ray_data(name, data)
     raise SourceError(
@@ -150,22 +150,40 @@ def _from_table(name: str, table: pa.Table) -> Source:
     return Source(info=info, schema=table.schema, pieces=(TablePiece(table),))
 
 
+def _from_pandas(frame: Any) -> pa.Table:
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SourceError(
+            f"the DataFrame can't become a table: {error}",
+            "Give each column a name of its own, and values of one type",
+        ) from error
+
+
 def _from_arrays(arrays: Mapping[str, Any]) -> pa.Table:
+    columns = {str(name): _array(str(name), value) for name, value in arrays.items()}
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        raise SourceError(f"its arrays differ in length ({listed})", "Give all the same length")
+    return pa.table(columns)
+
+
+def _array(name: str, value: Any) -> pa.Array:
+    """An array of one dimension as a column, of more as a column of tensors."""
     import numpy as np
 
-    columns = {str(key): np.asarray(value) for key, value in arrays.items()}
-    lengths = {key: len(column) if column.ndim else 0 for key, column in columns.items()}
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{key}: {length}" for key, length in lengths.items())
-        raise SourceError(f"its arrays differ in length ({listed})", "Give all the same length")
-    return pa.table(
-        {
-            key: pa.array(column)
-            if column.ndim == 1
-            else pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(column))
-            for key, column in columns.items()
-        }
-    )
+    remedy = "Give an array with a row for each example, of numbers, booleans or strings"
+    try:
+        array = np.asarray(value)
+        if array.ndim == 1:
+            return pa.array(array)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SourceError(f"{name!r} can't become a column: {error}", remedy) from error
+    if array.ndim == 0 or array.dtype.kind not in "iufb":
+        what = f"{name!r} is an array of shape {array.shape} and type {array.dtype}"
+        raise SourceError(what, remedy)
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(np.ascontiguousarray(array))
 
 
 def _expand(path: str) -> list[str]:
@@ -196,39 +214,63 @@ def _format(path: str) -> str | None:
 
 
 def _from_files(name: str, paths: list[str]) -> Source:
-    pieces: list[Piece] = []
-    schema: pa.Schema | None = None
-    for path in paths:
-        try:
-            found, of_file = _pieces_of_file(path)
-        except (pa.ArrowException, OSError) as error:
-            raise SourceError(f"{path!r} can't be read: {error}", "Replace or remove it") from error
-        missing = [] if schema is None else sorted({*schema.names} ^ {*of_file.names})
-        if missing:
-            raise SourceError(
-                f"{path!r} differs from {paths[0]!r} in the columns {missing}",
-                "Give all files of a data set the same columns",
-            )
-        schema = schema or of_file
-        pieces += found
-    assert schema is not None
+    files = [_File.described(path) for path in paths]
+    schema = files[0].schema
+    for file in files[1:]:
+        schema = _unified(schema, file, first=files[0])
+    # With the types of all files: what one rank reads mustn't differ from what another does.
+    pieces = tuple(piece for file in files for piece in file.pieces(schema))
     num_rows = sum(piece.rows for piece in pieces)
     _refuse_empty(num_rows, f"its {len(paths)} file(s) hold no rows")
     info = DatasetInfo(name=name, columns=tuple(schema.names), num_rows=num_rows)
-    return Source(info=info, schema=schema, pieces=tuple(pieces))
+    return Source(info=info, schema=schema, pieces=pieces)
 
 
-def _pieces_of_file(path: str) -> tuple[list[Piece], pa.Schema]:
-    if _format(path) == "parquet":
-        with pyarrow.parquet.ParquetFile(path) as file:
-            rows = [
-                file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)
-            ]
-            return [RowGroupPiece(path, i, n) for i, n in enumerate(rows)], file.schema_arrow
-    if _format(path) == "csv":
-        table = pyarrow.csv.read_csv(path)
-        return [CsvPiece(path, table.num_rows, table.schema)], table.schema
-    raise SourceError(f"{path!r} is neither .parquet nor .csv", "Convert it to one of the two")
+@dataclass(frozen=True, slots=True)
+class _File:
+    """What is known of a file before its rows are read."""
+
+    path: str
+    schema: pa.Schema
+    rows: tuple[int, ...]
+    """Of each row group; a CSV file has one."""
+
+    @classmethod
+    def described(cls, path: str) -> _File:
+        try:
+            if _format(path) == "parquet":
+                with pyarrow.parquet.ParquetFile(path) as file:
+                    groups = (file.metadata.row_group(i) for i in range(file.num_row_groups))
+                    return cls(path, file.schema_arrow, tuple(group.num_rows for group in groups))
+            if _format(path) == "csv":
+                table = pyarrow.csv.read_csv(path)
+                return cls(path, table.schema, (table.num_rows,))
+        except (pa.ArrowException, OSError) as error:
+            raise SourceError(f"{path!r} can't be read: {error}", "Replace or remove it") from error
+        raise SourceError(f"{path!r} is neither .parquet nor .csv", "Convert it to one of the two")
+
+    def pieces(self, schema: pa.Schema) -> list[Piece]:
+        """The file's pieces, which are to have the types of this schema."""
+        if _format(self.path) == "csv":
+            return [CsvPiece(self.path, self.rows[0], schema)]
+        return [RowGroupPiece(self.path, group, rows) for group, rows in enumerate(self.rows)]
+
+
+def _unified(schema: pa.Schema, file: _File, *, first: _File) -> pa.Schema:
+    """The schema that fits the files so far, and this one."""
+    missing = sorted({*schema.names} ^ {*file.schema.names})
+    if missing:
+        raise SourceError(
+            f"{file.path!r} differs from {first.path!r} in the columns {missing}",
+            "Give all files of a data set the same columns",
+        )
+    try:
+        return pa.unify_schemas([schema, file.schema], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise SourceError(
+            f"{file.path!r} differs from {first.path!r} in its columns' types: {error}",
+            "Give the columns of all files of a data set the same types",
+        ) from error
 
 
 def _from_ray_data(name: str, dataset: Any) -> Source:

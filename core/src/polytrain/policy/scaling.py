@@ -23,7 +23,10 @@ def largest_fit(node_totals: Sequence[Mapping[str, float]], demand: Mapping[str,
     """
     needed = {name: amount for name, amount in demand.items() if amount > 0}
     workers = sum(
-        min((int(totals.get(name, 0.0) / amount) for name, amount in needed.items()), default=0)
+        min(
+            (_units(totals.get(name, 0.0)) // _units(amount) for name, amount in needed.items()),
+            default=0,
+        )
         for totals in node_totals
     )
     one = " and ".join(f"{amount:g} {name}" for name, amount in needed.items())
@@ -32,3 +35,8 @@ def largest_fit(node_totals: Sequence[Mapping[str, float]], demand: Mapping[str,
     )
     nodes = "1 node" if len(node_totals) == 1 else f"{len(node_totals)} nodes"
     return Fit(workers=workers, reason=f"each worker takes {one}; the cluster has {nodes} ({held})")
+
+
+def _units(amount: float) -> int:
+    """An amount as Ray counts it: in ten-thousandths, without rounding errors."""
+    return round(amount * 10_000)

@@ -111,7 +111,7 @@ def _is_stale(state: State, event: Event) -> bool:
 
 def _launch(state: State, *, reason: str) -> Transition:
     return Transition(
-        state=replace(state, phase=Gathering(), steps={}),
+        state=replace(state, phase=Gathering(), launches=state.launches + 1, steps={}),
         actions=(Launch(generation=state.generation),),
         reason=reason,
     )
@@ -156,7 +156,9 @@ def _failed(state: State, failure: Failure) -> Transition:
             )
         case Leaving(gone=gone) if failure.kind in _LOSES_A_CHECKPOINT:
             return Transition(
-                state=replace(state, phase=Ending(failures=(failure,), gone=gone)),
+                state=replace(
+                    state, phase=Ending(failures=(failure,), gone=gone, told_to_leave=True)
+                ),
                 actions=(Kill(generation=state.generation),),
                 reason=str(failure),
             )
@@ -170,10 +172,12 @@ def _failed(state: State, failure: Failure) -> Transition:
 def _exited(state: State, event: Exited) -> Transition:
     if isinstance(state.phase, Leaving):
         return _gone_while_leaving(state, event.rank)
-    known = _failures(state)
-    unexplained = not event.killed and all(failure.rank != event.rank for failure in known)
+    ending = state.phase if isinstance(state.phase, Ending) else None
+    explained = ending is not None and (
+        ending.told_to_leave or any(failure.rank == event.rank for failure in ending.failures)
+    )
     transition = Transition(state=state)
-    if unexplained:
+    if not event.killed and not explained:
         transition = _failed(
             state,
             Failure(
@@ -265,10 +269,6 @@ def _conclude_failed(state: State, failures: tuple[Failure, ...], reason: str) -
         actions=(Conclude(succeeded=False, reason=reason, failures=failures),),
         reason=reason,
     )
-
-
-def _failures(state: State) -> tuple[Failure, ...]:
-    return state.phase.failures if isinstance(state.phase, Ending) else ()
 
 
 def _step_of(state: State, rank: int | None) -> int:

@@ -42,6 +42,9 @@ class Ending:
 
     failures: tuple[Failure, ...]
     gone: frozenset[int] = frozenset()
+    told_to_leave: bool = False
+    """Whether every rank was done before: a trainer that ends by itself then does as told."""
+
     lost_agents: frozenset[int] = frozenset()
 
 
@@ -68,10 +71,13 @@ class State:
     roots: tuple[Failure, ...] = ()
     """Root cause of every failed attempt, the oldest first."""
 
+    launches: int = 0
+    """Generations that were launched."""
+
     steps: Mapping[int, int] = field(default_factory=dict)
     """Last step that each rank of this generation has reported."""
 
     @property
     def restarts(self) -> int:
         """Generations that were launched after a failure."""
-        return self.generation
+        return max(0, self.launches - 1)

@@ -9,16 +9,34 @@
 That is a whole test file. The data set "train" of the kit has the columns x0, x1, x2 and label.
 """
 
-import pytest
+from __future__ import annotations
 
-# Before they are imported: what fails in them shows its values.
-pytest.register_assert_rewrite(
-    "polytrain.testing.contract", "polytrain.testing.trainer", "polytrain.testing.conformance"
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from polytrain.testing.conformance import BackendConformance, KnownFailure  # noqa: E402
-from polytrain.testing.contract import ContractTier  # noqa: E402
-from polytrain.testing.faults import Fault  # noqa: E402
-from polytrain.testing.trainer import TrainerTier  # noqa: E402
+if TYPE_CHECKING:
+    from polytrain.testing.conformance import BackendConformance, KnownFailure
+    from polytrain.testing.contract import ContractTier
+    from polytrain.testing.faults import Fault
+    from polytrain.testing.trainer import TrainerTier
 
 __all__ = ["BackendConformance", "ContractTier", "Fault", "KnownFailure", "TrainerTier"]
+
+_HOME_OF = {
+    "BackendConformance": "conformance",
+    "ContractTier": "contract",
+    "Fault": "faults",
+    "KnownFailure": "conformance",
+    "TrainerTier": "trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Not at import: the reference backend lives here too, and needs neither pytest nor Ray.
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import pytest
+
+    tiers = (f"{__name__}.{module}" for module in ("contract", "trainer", "conformance"))
+    pytest.register_assert_rewrite(*tiers)
+    return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -227,7 +227,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
+    if _is_plain(value):
         return value
     if isinstance(value, Mapping):
         return {str(key): _plain(f"{name}/{key}", inner) for key, inner in value.items()}
@@ -237,13 +237,25 @@ def _plain(name: str, value: Any) -> Any:
     item = getattr(value, "item", None)
     if item is not None:
         try:
-            return item()
+            number = item()
         except (ValueError, RuntimeError, TypeError):
-            pass
+            number = value
+        if _is_plain(number):
+            return number
     raise TypeError(
-        f"The metric {name!r} is a {type(value).__name__}. Report a number, a string, or a list or "
-        "dict of them; of an array, report for example its mean."
+        f"The metric {name!r} is a {type(value).__name__} that can't be stored. Report a number of "
+        "64 bits, a string, or a list or dict of them; of an array, report for example its mean."
     )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can travel as it is, and stand in a manifest."""
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    if type(value) is str:
+        # File names may hold bytes that are no text.
+        return not any("\ud800" <= character <= "\udfff" for character in value)
+    return value is None or type(value) in (bool, float)
 
 
 def _session(function: str) -> TrainerSession:

@@ -23,6 +23,9 @@ Message = list[Any]
 
 _LENGTH = struct.Struct(">I")
 
+# File names in an exception's text may hold bytes that are no text: they must arrive all the same.
+_UNDECODABLE = "surrogatepass"
+
 
 class Channel(Protocol):
     """A trainer's line to whoever watches over it."""
@@ -75,13 +78,13 @@ class FrameBuffer:
 
 def pack(message: Any) -> bytes:
     """A frame that holds one message."""
-    body: bytes = msgpack.packb(message)
+    body: bytes = msgpack.packb(message, unicode_errors=_UNDECODABLE)
     return _LENGTH.pack(len(body)) + body
 
 
 def unpack(body: bytes) -> Any:
     """The message in a frame's body."""
-    return msgpack.unpackb(body, strict_map_key=False)
+    return msgpack.unpackb(body, strict_map_key=False, unicode_errors=_UNDECODABLE)
 
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:
