@@ -23,7 +23,7 @@ class ProgressLine:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status: Status | None = None
-        self._restarts = 0
+        self._saved = ""
 
     @hookimpl
     def polytrain_run_started(self, run: RunInfo) -> None:
@@ -32,12 +32,13 @@ class ProgressLine:
             self._status = self._console.status(f"{run.name}: starting ({workers})")
             self._status.start()
         else:
-            self._print(f"{run.name}: {run.backend}, {workers}, in {run.path}")
+            self._print(f"{run.name}: starting ({workers}), in {run.path}")
 
     @hookimpl
     def polytrain_reported(self, run: RunInfo, report: Report) -> None:
         if self._status is not None:
-            self._status.update(f"{run.name}: step {report.step}  {_brief(report.metrics)}")
+            told = f"{run.name}: step {report.step}{self._saved}  {_brief(report.metrics)}"
+            self._status.update(told)
 
     @hookimpl
     def polytrain_attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
@@ -52,8 +53,7 @@ class ProgressLine:
 
     @hookimpl
     def polytrain_checkpoint_committed(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:
-        if self._status is not None:
-            self._status.update(f"{run.name}: step {checkpoint.step} saved")
+        self._saved = f" ({checkpoint.step} saved)"
 
     @hookimpl
     def polytrain_run_ended(self, run: RunInfo, outcome: Outcome) -> None:
