@@ -156,11 +156,14 @@ def timed(fit: Callable[[], Result]) -> tuple[Result, float]:
 def show(rows: list[Row]) -> None:
     """Print the table."""
     table = Table(
-        title="scikit-learn's breast cancer (trees) and digits (networks)", box=box.SIMPLE_HEAD
+        title="scikit-learn's breast cancer (trees) and digits (networks)",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for column in ("backend", "workers", "length", "metric"):
         table.add_column(column)
-    for column in ("distributed", "alone", "seconds", "restarts"):
+    for column in ("together", "alone", "seconds", "restarts"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -174,7 +177,7 @@ def show(rows: list[Row]) -> None:
             str(row.restarts),
         )
     Console().print(table)
-    print("alone: the same framework in a single process; accuracy up, logloss down")
+    print("alone: the same framework in a single process. Accuracy is better up, logloss down.")
 
 
 if __name__ == "__main__":
