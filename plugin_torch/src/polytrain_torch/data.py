@@ -108,12 +108,13 @@ def _split(loader: DataLoader[Any]) -> Sampler[Any]:
     )
     if not (all_in_order or all_shuffled) or sampler.data_source is not loader.dataset:
         return SplitSampler(sampler)
-    return EpochSampler(loader.dataset, shuffle=all_shuffled, seed=_seed())
+    return EpochSampler(loader.dataset, shuffle=all_shuffled, seed=_seed(loader))
 
 
-def _seed() -> int:
-    """A seed that all ranks share: rank 0's. After `torch.manual_seed` it is always the same."""
-    seed = torch.tensor([torch.initial_seed() % (1 << 31)])
+def _seed(loader: DataLoader[Any]) -> int:
+    """A seed that all ranks share: rank 0's, from the loader's generator or else torch's own."""
+    own = loader.generator.initial_seed() if loader.generator is not None else torch.initial_seed()
+    seed = torch.tensor([own % (1 << 31)])
     if dist.get_backend() == "nccl":
         seed = seed.cuda()
     dist.broadcast(seed, src=0)

@@ -52,7 +52,11 @@ class CheckpointStore:
         for file in _files_below(staging):
             name = file.relative_to(staging).as_posix()
             target = directory / name
-            if target.exists() or name == MANIFEST_NAME:
+            if name == MANIFEST_NAME:
+                raise CheckpointError(
+                    f"A checkpoint's own list of files is called {name!r}; give yours another name."
+                )
+            if target.exists():
                 raise CheckpointError(
                     f"Rank {rank} wrote {name!r} into its checkpoint, a name that is taken. Give "
                     "each rank's files names of their own, for example with the rank in them."

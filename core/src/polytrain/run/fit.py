@@ -74,8 +74,8 @@ class Run:
 
 def run_to_end(run: Run) -> Result:
     """Run, release everything, and return the result, which has an error if the run failed."""
-    run.path.mkdir(parents=True)
     observers = Observers(_observers(run.config))
+    run.path.mkdir(parents=True)
     interrupted = Outcome(succeeded=False, reason="interrupted", restarts=0)
     outcome = interrupted
     try:

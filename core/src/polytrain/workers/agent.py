@@ -79,7 +79,6 @@ class _Trainer:
     """Descriptor of a pipe → the stream whose text comes out of it."""
 
     pid: int = 0
-    killed: bool = False
     frames: FrameBuffer = field(default_factory=FrameBuffer)
     decoders: dict[int, codecs.IncrementalDecoder] = field(default_factory=dict)
     storing: list[asyncio.Task[None]] = field(default_factory=list)
@@ -157,10 +156,9 @@ class Agent:
 
     async def kill(self, generation: int) -> None:
         """End the trainer at once."""
-        trainer = self._trainer
-        if trainer is not None and trainer.generation == generation:
-            trainer.killed = True
-            if self._zygote is not None:
+        if self._zygote is not None:
+            # One whose zygote has just died is gone all the same.
+            with contextlib.suppress(OSError):
                 self._zygote.request(["kill", generation])
 
     def _launch(self, order: LaunchOrder) -> None:
@@ -204,6 +202,8 @@ class Agent:
         assert self._zygote is not None
         try:
             data = self._zygote.socket.recv(_READ_SIZE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
         except OSError:
             data = b""
         if not data:
@@ -216,7 +216,7 @@ class Agent:
             if message[0] == "forked":
                 trainer.pid = message[2]
             else:
-                self._trainer_ended(trainer, message[2])
+                self._trainer_ended(trainer, message[2], killed=message[3])
 
     def _zygote_lost(self) -> None:
         """The kernel kills the zygote's trainers with it; what they had started needs our help."""
@@ -227,9 +227,9 @@ class Agent:
         if self._trainer is not None:
             if self._trainer.pid:
                 kill_session(self._trainer.pid)
-            self._trainer_ended(self._trainer, "its zygote died")
+            self._trainer_ended(self._trainer, "its zygote died", killed=False)
 
-    def _trainer_ended(self, trainer: _Trainer, how: str) -> None:
+    def _trainer_ended(self, trainer: _Trainer, how: str, *, killed: bool) -> None:
         self._trainer = None
         loop = asyncio.get_running_loop()
         # What it has handed over is still in the socket and the pipes, complete.
@@ -240,11 +240,11 @@ class Agent:
             self._read_output(trainer, reader)
             loop.remove_reader(reader)
             os.close(reader)
-        self._concluding = loop.create_task(self._conclude(trainer, how))
+        self._concluding = loop.create_task(self._conclude(trainer, how, killed))
 
-    async def _conclude(self, trainer: _Trainer, how: str) -> None:
+    async def _conclude(self, trainer: _Trainer, how: str, killed: bool) -> None:
         await asyncio.gather(*trainer.storing)
-        self._emit_exit(trainer.generation, how=how, killed=trainer.killed)
+        self._emit_exit(trainer.generation, how=how, killed=killed)
 
     def _read_messages(self, trainer: _Trainer) -> None:
         while True:

@@ -51,6 +51,11 @@ def describe_exit(status: int) -> str:
     return f"killed by {signal.Signals(-code).name}"
 
 
+def is_running(child: int) -> bool:
+    """Whether a child of this process hasn't ended yet. It stays to be reaped."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
 def thread_count() -> int:
     """Threads of this process."""
     return len(os.listdir("/proc/self/task"))

@@ -12,7 +12,7 @@ and one for each shard.
 It answers
 
     ["forked", id, pid]
-    ["ended", id, how]              at a trainer's end, whatever the cause
+    ["ended", id, how, killed]      at a trainer's end, whatever the cause
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from polytrain.workers.processes import (
     describe_exit,
     die_with_parent,
     holds_device,
+    is_running,
     kill_children_except,
     kill_session,
     thread_count,
@@ -68,7 +69,7 @@ class ForkRequest:
         return (self.connection, self.stdout, self.stderr, *self.shards)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Trainer:
     """A child that hasn't been reaped."""
 
@@ -76,6 +77,8 @@ class _Trainer:
     pid: int
     pidfd: int
     client: socket.socket
+    killed: bool = False
+    """Whether it was still alive when a client had it killed."""
 
 
 @dataclass(slots=True)
@@ -139,6 +142,8 @@ class Zygote:
     def _kill(self, client: socket.socket, trainer_id: int) -> None:
         for trainer in self._trainers.values():
             if trainer.client is client and trainer.id == trainer_id:
+                # One that has just died of itself is a cause, not a victim.
+                trainer.killed = is_running(trainer.pid)
                 kill_session(trainer.pid)
 
     def _reap(self, trainer: _Trainer) -> None:
@@ -151,7 +156,9 @@ class Zygote:
         kill_children_except({other.pid for other in self._trainers.values()})
         if trainer.client in self._clients:
             with contextlib.suppress(OSError):
-                trainer.client.sendall(pack(["ended", trainer.id, describe_exit(status)]))
+                trainer.client.sendall(
+                    pack(["ended", trainer.id, describe_exit(status), trainer.killed])
+                )
 
     def _fork(self, client: socket.socket, request: ForkRequest) -> None:
         # A second thread's locks, or a device's context, would be broken in a forked child.
