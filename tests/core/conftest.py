@@ -52,6 +52,7 @@ class FindProblems:
 
 
 @pytest.fixture
-def problems() -> FindProblems:
-    """Finds out what is wrong with a job."""
+def problems(monkeypatch: pytest.MonkeyPatch) -> FindProblems:
+    """Finds out what is wrong with a job by itself, whether or not a cluster is up by now."""
+    monkeypatch.setattr("polytrain.trainer._cluster_problems", lambda scaling: ())
     return FindProblems()

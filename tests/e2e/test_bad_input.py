@@ -15,11 +15,10 @@ def nothing() -> None:
 
 
 def test_more_workers_than_the_cluster_holds(quiet: RunConfig) -> None:
-    trainer = make_trainer(
-        "reference", nothing, scaling_config=ScalingConfig(num_workers=5), run_config=quiet
-    )
     with pytest.raises(InvalidJobError) as caught:
-        trainer.fit()
+        make_trainer(
+            "reference", nothing, scaling_config=ScalingConfig(num_workers=5), run_config=quiet
+        )
     [problem] = caught.value.problems
     assert problem.field == "ScalingConfig.num_workers"
     assert "1 node (4 CPU)" in problem.what
@@ -32,16 +31,15 @@ def test_more_workers_than_the_cluster_holds(quiet: RunConfig) -> None:
 def test_resource_that_the_cluster_lacks(quiet: RunConfig) -> None:
     scaling = ScalingConfig(num_workers=1, resources_per_worker={"unobtainium": 1})
     with pytest.raises(InvalidJobError, match="0 unobtainium"):
-        make_trainer("reference", nothing, scaling_config=scaling, run_config=quiet).fit()
+        make_trainer("reference", nothing, scaling_config=scaling, run_config=quiet)
 
 
 def test_name_that_is_taken(quiet: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "higgs").mkdir()
     (tmp_path / "higgs" / "precious").write_text("data")
     run = RunConfig(name="higgs", storage_path=tmp_path)
-    trainer = make_trainer("reference", nothing, run_config=run)
     with pytest.raises(InvalidJobError, match="is there already"):
-        trainer.fit()
+        make_trainer("reference", nothing, run_config=run)
     assert (tmp_path / "higgs" / "precious").read_text() == "data"
 
 

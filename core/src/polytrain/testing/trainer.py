@@ -172,8 +172,13 @@ class _Attempts:
         self.reports.append(report)
 
 
+_MARK = "POLYTRAIN_CONFORMANCE_PROCESS"
+"""A variable that all processes of this test session's runs inherit: others' runs are no leak."""
+
+
 def _local_ray() -> None:
     """One Ray for all tests of the process; it ends with it."""
+    os.environ[_MARK] = str(os.getpid())
     if not ray.is_initialized():
         ray.init(
             address="local",
@@ -184,26 +189,18 @@ def _local_ray() -> None:
         )
 
 
-def _zygotes() -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if _runs_a_zygote(process)]
-
-
 def _our_processes() -> list[str]:
-    """Zygotes, trainers and agents that live, whichever run they are of."""
-    found = [str(p) for zygote in _zygotes() for p in (zygote, *zygote.children(recursive=True))]
-    agents = (p for p in psutil.Process().children(recursive=True) if "ray::Agent" in _title(p))
-    return found + [str(agent) for agent in agents]
+    """Zygotes, trainers and agents that live, whichever run of this session they are of."""
+    return [str(process) for process in psutil.process_iter() if _is_ours(process)]
 
 
-def _runs_a_zygote(process: psutil.Process) -> bool:
-    return "polytrain.workers.zygote" in _title(process)
-
-
-def _title(process: psutil.Process) -> str:
+def _is_ours(process: psutil.Process) -> bool:
     try:
-        return " ".join(process.cmdline())
+        title = " ".join(process.cmdline())
+        mark = process.environ().get(_MARK)
     except psutil.Error:
-        return ""
+        return False
+    return mark == str(os.getpid()) and ("polytrain.workers" in title or "ray::Agent" in title)
 
 
 def _eventually(condition: Callable[[], Any], seconds: float = 10) -> bool:
