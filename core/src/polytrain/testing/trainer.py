@@ -113,10 +113,11 @@ class TrainerTier:
         If this fails: the engine starts processes in sessions of their own.
         """
         _local_ray()
-        environment = dict(os.environ)
-        self._fit(tmp_path / "good")
+        environment, alive = dict(os.environ), _CountProcesses()
+        self._fit(tmp_path / "good", observers=(alive,))
         with pytest.raises(TrainingFailedError):
             self._fit(tmp_path / "bad", fault=Fault(rank=0, at_step=1))
+        assert alive.seen >= 5, "two agents, a zygote and two trainers are what a run consists of"
         assert _our_processes() == []
         assert dict(os.environ) == environment
         assert ray.util.placement_group_table() == {} or all(
@@ -143,6 +144,7 @@ class TrainerTier:
         num_workers: int = 2,
         fault: Fault | None = None,
         max_failures: int = 0,
+        observers: tuple[Any, ...] = (),
     ) -> Result:
         _local_ray()
         # The function brings its own work: options for declarative training would be in its way.
@@ -155,6 +157,7 @@ class TrainerTier:
             run_config=RunConfig(
                 storage_path=path,
                 failure_config=FailureConfig(max_failures=max_failures),
+                observers=observers,
                 progress=False,
             ),
         )
@@ -170,6 +173,17 @@ class _Attempts:
     @hookimpl
     def polytrain_reported(self, report: Report) -> None:
         self.reports.append(report)
+
+
+class _CountProcesses:
+    """An observer that looks for the run's processes while there must be some."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    @hookimpl
+    def polytrain_reported(self) -> None:
+        self.seen = max(self.seen, len(_our_processes()))
 
 
 _MARK = "POLYTRAIN_CONFORMANCE_PROCESS"
@@ -191,16 +205,27 @@ def _local_ray() -> None:
 
 def _our_processes() -> list[str]:
     """Zygotes, trainers and agents that live, whichever run of this session they are of."""
-    return [str(process) for process in psutil.process_iter() if _is_ours(process)]
+    forked = [
+        p for p in psutil.process_iter() if _is_marked(p) and "polytrain.workers" in _title(p)
+    ]
+    # Ray writes its titles over the environment: agents are known by whose they are.
+    below = psutil.Process().children(recursive=True)
+    agents = [process for process in below if "ray::Agent" in _title(process)]
+    return [str(process) for process in forked + agents]
 
 
-def _is_ours(process: psutil.Process) -> bool:
+def _is_marked(process: psutil.Process) -> bool:
     try:
-        title = " ".join(process.cmdline())
-        mark = process.environ().get(_MARK)
+        return bool(process.environ().get(_MARK) == str(os.getpid()))
     except psutil.Error:
         return False
-    return mark == str(os.getpid()) and ("polytrain.workers" in title or "ray::Agent" in title)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def _eventually(condition: Callable[[], Any], seconds: float = 10) -> bool:
