@@ -8,6 +8,8 @@ PINS := .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.v
 CONSTRAINTS := $(firstword $(wildcard $(PINS)) .ci/constraints.txt)
 
 REQUIREMENTS := .ci/requirements
+# Tests of these can't be left out because the backend isn't there.
+export POLYTRAIN_REQUIRED_BACKENDS := torch,xgboost,lightgbm,tensorflow,reference
 MEMBERS := plugins core plugin_torch plugin_xgboost plugin_lightgbm plugin_tf
 # Bytecode is written by the first import instead of for thousands of files that nobody imports.
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS)

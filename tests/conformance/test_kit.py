@@ -123,3 +123,17 @@ def test_third_party_test_file_is_short() -> None:
     text = Path(__file__).with_name("test_xgboost.py").read_text()
     assert len(text.splitlines()) < 10
     assert Reference.name not in text
+
+
+def test_backends_that_must_be_there_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run can't silently test nothing: the variable names what has to be installed."""
+    monkeypatch.setenv("POLYTRAIN_REQUIRED_BACKENDS", "torch,a-backend-of-nobody")
+    root = Path(__file__).parents[2]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/conformance"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode != 0
+    assert "not installed: a-backend-of-nobody" in run.stdout + run.stderr

@@ -152,12 +152,7 @@ class RayGroup:
         }
         zygote = ZygoteSpec(
             name="",
-            # Threads that libraries start while they are imported would make forking unsafe.
-            environment={
-                **environment,
-                "OPENBLAS_NUM_THREADS": "1",
-                "JE_ARROW_MALLOC_CONF": "background_thread:false",
-            },
+            environment=environment,
             modules=(
                 *_PRELOAD,
                 *(_PRELOAD_WITH_DATA if self._spec.sources else ()),

@@ -81,7 +81,7 @@ class TrainerSession:
         self._channel = channel
         self._step = order.first_step
         self._next_checkpoint = order.first_checkpoint
-        self._saved_step = order.first_step
+        self._saved_step = order.first_step if order.checkpoint else None
         self._last_metrics: Mapping[str, Any] = {}
         self._told_ignored = False
         self._lock = threading.Lock()

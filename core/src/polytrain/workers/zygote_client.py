@@ -12,6 +12,12 @@ from dataclasses import dataclass
 
 from polytrain.workers.wire import pack
 
+_SAFE_TO_FORK = {
+    # Threads that libraries start while they are imported would make forking unsafe.
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+
 _BACKLOG = 1024
 """Agents of one node that may connect while the zygote still imports."""
 
@@ -24,7 +30,7 @@ class ZygoteSpec:
     """Its address: an abstract Unix socket, which has no file and vanishes with its owner."""
 
     environment: Mapping[str, str]
-    """Variables that must be set before anything is imported."""
+    """Variables that must be set before anything is imported, unless the user has set them."""
 
     modules: tuple[str, ...]
     path: tuple[str, ...]
@@ -88,7 +94,7 @@ def _start(spec: ZygoteSpec, listener: socket.socket) -> subprocess.Popen[bytes]
             "from polytrain.workers.zygote import main\n"
             f"main({listener.fileno()}, {json.dumps(list(spec.modules))!r})",
         ],
-        env={**inherited, **spec.environment},
+        env={**spec.environment, **inherited, **_SAFE_TO_FORK},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

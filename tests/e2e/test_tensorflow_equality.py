@@ -1,0 +1,91 @@
+"""TensorFlow over two workers ends where one process ends: `model.fit`, and a loop of one's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import polytrain
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+ROWS, BATCH, EPOCHS = 64, 8, 2
+GENERATOR = np.random.default_rng(0)
+X = GENERATOR.normal(size=(ROWS, 3)).astype("float32")
+Y = (X @ [[1.0], [-2.0], [0.5]])[:, 0].astype("float32")
+
+
+def build():
+    import keras
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile(optimizer=keras.optimizers.SGD(0.05), loss="mse")
+    return model
+
+
+def shard_as_tf():
+    shard = polytrain.get_dataset_shard("train")
+    return shard.to_tf(feature_columns="x", label_columns="y", batch_size=BATCH)
+
+
+def flat(model) -> list[float]:
+    return np.concatenate([weights.ravel() for weights in model.get_weights()]).tolist()
+
+
+def fit() -> None:
+    import polytrain_tf
+
+    with polytrain_tf.strategy().scope():
+        model = build()
+    model.fit(shard_as_tf(), epochs=EPOCHS, verbose=0, shuffle=False)
+    polytrain.report({"weights": flat(model)})
+
+
+def own_loop() -> None:
+    import tensorflow as tf
+
+    import polytrain_tf
+
+    strategy = polytrain_tf.strategy()
+    with strategy.scope():
+        model = build()
+        optimizer = tf.keras.optimizers.SGD(0.05)
+
+    def step(batch):
+        features, labels = batch
+        with tf.GradientTape() as tape:
+            errors = model(features, training=True)[:, 0] - labels
+            # The mean over all workers: each has as many rows as the others.
+            loss = tf.reduce_mean(errors**2) / strategy.num_replicas_in_sync
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    @tf.function
+    def train_step(batch):
+        strategy.run(step, args=(batch,))
+
+    for _ in range(EPOCHS):
+        for batch in shard_as_tf():
+            train_step(batch)
+    polytrain.report({"weights": flat(model)})
+
+
+def single_process() -> list[float]:
+    """The same batches: each holds the next rows of both workers' halves."""
+    halves = np.arange(ROWS).reshape(2, ROWS // BATCH // 2, BATCH)
+    order = halves.transpose(1, 0, 2).reshape(-1)
+    model = build()
+    model.fit(X[order], Y[order], batch_size=2 * BATCH, epochs=EPOCHS, verbose=0, shuffle=False)
+    return flat(model)
+
+
+@pytest.mark.parametrize("function", [fit, own_loop])
+def test_two_workers_end_where_one_process_ends(quiet: RunConfig, function) -> None:
+    result = make_trainer(
+        "tensorflow",
+        function,
+        datasets={"train": {"x": X, "y": Y}},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=quiet,
+    ).fit()
+    assert np.allclose(result.metrics["weights"], single_process(), atol=1e-5)
