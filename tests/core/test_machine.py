@@ -160,7 +160,6 @@ def test_a_lost_rank_is_replaced_with_all_others() -> None:
     play.tell(exited(2, killed=True))
     ended, launch = play.latest
     assert isinstance(ended, EndAttempt)
-    assert ended.will_restart
     assert "rank 1: killed by SIGKILL" in ended.reason
     assert launch == Launch(generation=1)
     assert isinstance(play.state.phase, Gathering)
@@ -175,7 +174,6 @@ def test_a_lost_rank_ends_a_run_that_has_no_failures_left(when: str) -> None:
     play.tell(exited(0, killed=False), exited(1, killed=True))
     ended, concluded = play.latest
     assert isinstance(ended, EndAttempt)
-    assert not ended.will_restart
     assert isinstance(concluded, Conclude)
     assert not concluded.succeeded
     assert "max_failures=0" in concluded.reason

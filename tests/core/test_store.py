@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -126,7 +127,24 @@ def test_a_deleted_checkpoint_is_missing_altogether(store: CheckpointStore) -> N
     made = committed(store, 0, model="weights")
     store.delete(0)
     assert not store.directory(0).exists()
-    assert store.damage(made) == ("model is missing",)
+    [damage] = store.damage(made)
+    assert "manifest can't be read" in damage
+
+
+def test_a_torn_manifest_is_damage(store: CheckpointStore) -> None:
+    made = committed(store, 0, model="weights")
+    manifest = store.directory(0) / MANIFEST_NAME
+    manifest.write_text(manifest.read_text()[:40])
+    [damage] = store.damage(made)
+    assert "manifest can't be read" in damage
+
+
+def test_metrics_that_are_no_numbers_are_no_damage(store: CheckpointStore) -> None:
+    """NaN is unequal to itself, and still the same metric."""
+    made = committed(store, 0, model="weights")
+    diverged = replace(made, metrics={"loss": float("nan")})
+    store.commit(diverged)
+    assert store.damage(diverged) == ()
     store.delete(0)
 
 

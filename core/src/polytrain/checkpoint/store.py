@@ -16,7 +16,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from polytrain.checkpoint.manifest import MANIFEST_NAME, Manifest, StoredFile, differences
+from polytrain.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    StoredFile,
+    differences,
+    parse_manifest,
+)
 from polytrain.errors import CheckpointError
 
 
@@ -80,8 +86,13 @@ class CheckpointStore:
         return directory
 
     def damage(self, manifest: Manifest) -> tuple[str, ...]:
-        """What is missing or has changed its size since the commit; empty if all is intact."""
+        """What is missing or has changed since the commit; empty if all is intact."""
         directory = self.directory(manifest.number)
+        try:
+            if parse_manifest((directory / MANIFEST_NAME).read_text()).files != manifest.files:
+                return ("its manifest names other files",)
+        except (OSError, ValueError) as error:
+            return (f"its manifest can't be read: {error}",)
         sizes = {
             file.relative_to(directory).as_posix(): file.stat().st_size
             for file in _files_below(directory)

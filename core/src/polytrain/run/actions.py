@@ -63,7 +63,6 @@ class EndAttempt:
 
     generation: int
     reason: str
-    will_restart: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,11 +243,7 @@ def _decide(state: State, ending: Ending) -> Transition:
     root = root_cause(ending.failures)
     roots = (*state.roots, root)
     decision = state.policy.decide(roots)
-    ended = EndAttempt(
-        generation=state.generation,
-        reason=f"{root} ({decision.reason})",
-        will_restart=decision.restart,
-    )
+    ended = EndAttempt(generation=state.generation, reason=f"{root} ({decision.reason})")
     state = replace(state, roots=roots)
     if not decision.restart:
         others = tuple(failure for failure in ending.failures if failure is not root)
