@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -85,6 +86,7 @@ class TrainerSession:
         self._last_metrics: Mapping[str, Any] = {}
         self._told_ignored = False
         self._lock = threading.Lock()
+        self._pid = os.getpid()
 
     def report(self, *, step: int, metrics: Mapping[str, Any], model: Any = None) -> None:
         """Report a step of declarative training; see `polytrain_plugins.Session`."""
@@ -104,6 +106,11 @@ class TrainerSession:
         self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None
     ) -> None:
         """Report from a training function; see `report` below."""
+        if os.getpid() != self._pid:
+            raise NotInTrainerError(
+                "report() was called in a child process, such as a data loader's worker. "
+                "Call it in the training function's own process."
+            )
         plain = plain_metrics(metrics)
         with self._lock:
             self._report(self._step + 1, plain)
@@ -181,7 +188,7 @@ def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> 
 
     Raises:
         TypeError: if a metric is none of these.
-        NotInTrainerError: outside a training function.
+        NotInTrainerError: outside a training function, or in a child process of it.
     """
     _session("report").report_from_function(metrics, checkpoint)
 
