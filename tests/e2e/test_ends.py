@@ -44,7 +44,10 @@ import psutil, polytrain_plugins
 
 def ours(process):
     """Whether it belongs to a run: an agent, a zygote, a trainer, or what a trainer started."""
-    title = " ".join(process.cmdline()) if process.is_running() else ""
+    try:
+        title = " ".join(process.cmdline())
+    except psutil.Error:
+        return False
     return "polytrain.workers" in title or "ray::Agent" in title or "sleep 1000" in title
 '''
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import polytrain
-from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
+from polytrain import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
 
 
 def talk() -> None:
@@ -53,3 +53,29 @@ def test_later_attempts_are_heard(quiet: RunConfig, capfd: pytest.CaptureFixture
     ).fit()
     output, _ = capfd.readouterr()
     assert output.count("attempt 1") == 2
+
+
+def complain_and_fail() -> None:
+    import sys
+
+    rank = polytrain.get_context().get_world_rank()
+    if rank == 1:
+        print("the disk of rank 1 is full", file=sys.stderr, end="")
+        raise RuntimeError("see above")
+    import signal
+
+    signal.pause()
+
+
+def test_last_words_before_a_failure_are_heard(
+    quiet: RunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What a rank writes just before it raises may be the only reason there is."""
+    with pytest.raises(TrainingFailedError, match="see above"):
+        make_trainer(
+            "reference",
+            complain_and_fail,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=quiet,
+        ).fit()
+    assert "(rank 1) the disk of rank 1 is full" in capfd.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from polytrain.config import CheckpointConfig
 from polytrain.policy.retention import expendable, ranked
 from polytrain.run.events import PartStored
 from polytrain_plugins import CheckpointInfo, CheckpointKind
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,10 +44,16 @@ class CheckpointKeeper:
         return self._commit(self._parts.pop(part.checkpoint))
 
     def newest_intact(self) -> CheckpointInfo | None:
-        """The newest committed checkpoint whose files are all there."""
+        """The newest committed checkpoint whose files are all there; others are warned about."""
         for manifest in reversed(self.committed):
-            if not self.store.damage(manifest):
+            damage = self.store.damage(manifest)
+            if not damage:
                 return self._info(manifest)
+            logger.warning(
+                "Checkpoint %s is left out: %s.",
+                self.store.directory(manifest.number),
+                "; ".join(damage),
+            )
         return None
 
     def best(self) -> list[CheckpointInfo]:

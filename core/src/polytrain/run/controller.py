@@ -83,7 +83,9 @@ class Controller:
             case Leave(generation=generation):
                 self.group.leave(generation)
             case Kill(generation=generation):
-                # What trainers write from now on is about the peer that they have lost.
+                # What trainers write from now on is about the peer that they have lost; what they
+                # have written may be the reason.
+                self.output.flush()
                 self.output.muted = True
                 self.group.kill(generation)
             case EndAttempt():

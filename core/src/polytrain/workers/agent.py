@@ -265,6 +265,10 @@ class Agent:
             store = self._store(trainer.generation, number, step, metrics)
             trainer.storing.append(asyncio.get_running_loop().create_task(store))
         else:
+            if message[0] == "raised":
+                # What it wrote before it failed is heard before the failure: it may be the reason.
+                for reader in trainer.outputs:
+                    self._read_output(trainer, reader)
             event = to_event(message, generation=trainer.generation, rank=self._rank)
             self._events.put_nowait(event)
 
