@@ -43,7 +43,7 @@ def test_name_that_is_taken(quiet: RunConfig, tmp_path: Path) -> None:
     assert (tmp_path / "higgs" / "precious").read_text() == "data"
 
 
-def test_start_that_takes_too_long(quiet: RunConfig) -> None:
+def test_start_that_takes_too_long(quiet: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
     """The cluster could hold the workers, but somebody else has the CPUs."""
     taken = ray.util.placement_group([{"CPU": 3}])
     ray.get(taken.ready())
@@ -53,3 +53,4 @@ def test_start_that_takes_too_long(quiet: RunConfig) -> None:
             make_trainer("reference", nothing, scaling_config=scaling, run_config=quiet).fit()
     finally:
         ray.util.remove_placement_group(taken)
+    assert "2 workers of 1 CPU each; the cluster has" in caplog.text

@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0
 
+_NOTICE_AFTER_S = 10.0
+"""Seconds without all workers after which the user is told what is waited for."""
+
 _AgentActor = ray.remote(Agent)
 
 # Imported in the zygotes of every run, and of those with data: Arrow's conversions use pandas.
@@ -218,7 +221,12 @@ class RayGroup:
 
     def _wait_for_places(self, agents: list[Any]) -> list[AgentPlace]:
         places = [agent.place.remote() for agent in agents]
-        found: list[AgentPlace] = ray.get(places, timeout=self._spec.scaling.start_timeout_s)
+        timeout = self._spec.scaling.start_timeout_s
+        notice = min(timeout, _NOTICE_AFTER_S)
+        _, waiting = ray.wait(places, num_returns=len(places), timeout=notice)
+        if waiting:
+            logger.warning("Waiting for resources: %s.", self._wanted_and_free())
+        found: list[AgentPlace] = ray.get(places, timeout=timeout - notice)
         return found
 
     def _prepare(self, ranks: Iterable[int]) -> None:
@@ -255,15 +263,18 @@ class RayGroup:
             return [AgentLost(rank=rank, reason=_why_lost(error))]
 
     def _why_not_placed(self) -> str:
-        waited = self._spec.scaling.start_timeout_s
-        wanted = " and ".join(f"{v:g} {k}" for k, v in self._spec.scaling.resources.items())
-        free = free_resources()
-        has = ", ".join(f"{free.get(name, 0):g} {name}" for name in self._spec.scaling.resources)
         return (
-            f"{self._world_size} workers of {wanted} each could not be placed within {waited:g} s; "
-            f"the cluster has {has} free. Wait for other jobs, ask for fewer workers, or raise "
+            f"the workers could not be placed within {self._spec.scaling.start_timeout_s:g} s: "
+            f"{self._wanted_and_free()}. Wait for other jobs, ask for fewer workers, or raise "
             "ScalingConfig(start_timeout_s=…)"
         )
+
+    def _wanted_and_free(self) -> str:
+        resources = self._spec.scaling.resources
+        wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
+        free = free_resources()
+        has = ", ".join(f"{free.get(name, 0):g} {name}" for name in resources)
+        return f"{self._world_size} workers of {wanted} each; the cluster has {has} free"
 
 
 def _shared(piece: Any) -> Any:
