@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from tests.e2e.driver import start_driver
+
+from polytrain.testing.processes import eventually, title
 
 SCRIPT = """
 def train():
@@ -87,28 +88,21 @@ def test_killed_process_leaves_none_behind(started: Starter, victim: str) -> Non
     assert driver.stdout is not None
     assert driver.stdout.readline() == "training\n"
     # Rank 0 has reported; rank 1 may be about to.
-    assert _eventually(lambda: len(_ours(driver.pid, "sleep 1000")) == 2)
+    assert eventually(lambda: len(_ours(driver.pid, "sleep 1000")) == 2)
     ours = _ours(driver.pid)
     if victim == "driver":
         driver.kill()
     else:
-        next(p for p in ours if "polytrain.workers.zygote" in _title(p)).kill()
+        next(p for p in ours if "polytrain.workers.zygote" in title(p)).kill()
     driver.communicate(timeout=60)
-    assert _eventually(lambda: not [p for p in ours if _lives(p)]), [str(p) for p in ours]
+    assert eventually(lambda: not [p for p in ours if _lives(p)]), [str(p) for p in ours]
 
 
 def _ours(driver: int, *titles: str) -> list[psutil.Process]:
     """The run's processes below a driver, or those of them that have one of these titles."""
     titles = titles or ("polytrain.workers", "ray::Agent", "sleep 1000")
     tree = psutil.Process(driver).children(recursive=True)
-    return [process for process in tree if any(title in _title(process) for title in titles)]
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+    return [process for process in tree if any(part in title(process) for part in titles)]
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -116,13 +110,3 @@ def _lives(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
-    """Whether it becomes true. The kernel and Ray end processes in their own time."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

@@ -53,12 +53,8 @@ def make_trainer(
         InvalidJobError: if anything is wrong with the arguments; it lists all of it.
     """
     cls = load_backend(backend)
-    request = _Request(
-        training_function=train_loop_per_worker,
-        training_config=train_loop_config,
-        datasets={} if datasets is None else datasets,
-        scaling=ScalingConfig() if scaling_config is None else scaling_config,
-        run=RunConfig() if run_config is None else run_config,
+    request = _Request.of(
+        train_loop_per_worker, train_loop_config, datasets, scaling_config, run_config
     )
     unknown = tuple(unknown_options(cls, options, _TRAINER_ARGUMENTS))
     missing = tuple(missing_options(cls, options))
@@ -109,12 +105,8 @@ class Trainer:
         if not isinstance(given, Backend):
             _raise_if_any((_no_backend(given),))
         self._backend = backend
-        self._request = _Request(
-            training_function=train_loop_per_worker,
-            training_config=train_loop_config,
-            datasets={} if datasets is None else datasets,
-            scaling=ScalingConfig() if scaling_config is None else scaling_config,
-            run=RunConfig() if run_config is None else run_config,
+        self._request = _Request.of(
+            train_loop_per_worker, train_loop_config, datasets, scaling_config, run_config
         )
         self._sources, problems = _check(backend, self._request)
         _raise_if_any(problems)
@@ -164,6 +156,24 @@ class _Request:
     datasets: Any
     scaling: ScalingConfig
     run: RunConfig
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any] | None,
+        config: Mapping[str, Any] | None,
+        datasets: Mapping[str, Any] | None,
+        scaling: ScalingConfig | None,
+        run: RunConfig | None,
+    ) -> _Request:
+        """The request of these arguments, with defaults for those that were left out."""
+        return cls(
+            training_function=function,
+            training_config=config,
+            datasets={} if datasets is None else datasets,
+            scaling=ScalingConfig() if scaling is None else scaling,
+            run=RunConfig() if run is None else run,
+        )
 
 
 _TRAINER_ARGUMENTS = (

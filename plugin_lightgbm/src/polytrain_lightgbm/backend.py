@@ -14,9 +14,11 @@ from polytrain_plugins import (
     Job,
     Problem,
     missing_columns,
+    missing_label,
     not_a_count,
     not_a_mapping,
     options_beside_function,
+    patience_problems,
 )
 
 if TYPE_CHECKING:
@@ -120,17 +122,9 @@ class LightGBM(Backend):
             return
         yield from not_a_mapping(params=self.params)
         yield from not_a_count(num_boost_round=self.num_boost_round)
-        if self.early_stopping_rounds is not None:
-            yield from not_a_count(early_stopping_rounds=self.early_stopping_rounds)
-            if set(job.datasets) <= {"train"}:
-                yield Problem(
-                    field="early_stopping_rounds",
-                    what="there is no data set to evaluate on",
-                    remedy='Pass one more: datasets={"train": …, "valid": …}',
-                )
+        yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
         yield from self._parameter_problems(job)
-        if self.label is None:
-            yield Problem(field="label", what="it is required", remedy="Name the column to predict")
+        yield from missing_label(self.label)
         yield from missing_columns(job, label=self.label, weight=self.weight)
 
     def demand(self, job: Job) -> Demand:

@@ -54,7 +54,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         assert self._port is not None
         machines = [f"{socket.gethostbyname(o.host or '')}:{o.port}" for o in world.offers]
         # The network belongs to the process, but only a booster gives access to it.
-        carrier = _tiny_booster({**_QUIET}, label=0.0)
+        carrier = _tiny_booster(_QUIET, label=0.0)
         with star(world, self._listener) as self._star:
             # LightGBM can't bind a port that is still held.
             self._port.release()

@@ -23,9 +23,11 @@ from polytrain_plugins.hookspecs import hookimpl
 from polytrain_plugins.ports import HeldPort, held_port
 from polytrain_plugins.problems import (
     missing_columns,
+    missing_label,
     not_a_count,
     not_a_mapping,
     options_beside_function,
+    patience_problems,
 )
 from polytrain_plugins.registry import backend_names, load_backend
 from polytrain_plugins.shard import BatchFormat, DatasetInfo, Shard, ShardView
@@ -69,7 +71,9 @@ __all__ = [
     "hookimpl",
     "load_backend",
     "missing_columns",
+    "missing_label",
     "not_a_count",
     "not_a_mapping",
     "options_beside_function",
+    "patience_problems",
 ]

@@ -62,3 +62,26 @@ def not_a_mapping(**options: Any) -> Iterator[Problem]:
             yield Problem(
                 field=option, what=f"{value!r} is not a dict", remedy=f"Pass {option}={{…}}"
             )
+
+
+def missing_label(label: str | None) -> Iterator[Problem]:
+    """The option `label`, where it has to name the column to predict and doesn't."""
+    if label is None:
+        yield Problem(field="label", what="it is required", remedy="Name the column to predict")
+
+
+def patience_problems(job: Job, **options: Any) -> Iterator[Problem]:
+    """Options that say for how many rounds early stopping waits; None for those not in use.
+
+    Each has to be a number of rounds, and there has to be a data set besides "train" to look at.
+    """
+    for option, rounds in options.items():
+        if rounds is None:
+            continue
+        yield from not_a_count(**{option: rounds})
+        if set(job.datasets) <= {"train"}:
+            yield Problem(
+                field=option,
+                what="there is no data set to evaluate on",
+                remedy='Pass one more: datasets={"train": …, "valid": …}',
+            )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore
@@ -84,5 +83,5 @@ class CheckpointKeeper:
         return self._info(manifest)
 
     def _info(self, manifest: Manifest) -> CheckpointInfo:
-        path = str(Path(self.store.directory(manifest.number)))
+        path = str(self.store.directory(manifest.number))
         return CheckpointInfo(path=path, step=manifest.step, metrics=manifest.metrics)

@@ -32,21 +32,21 @@ class Assignment:
 def assign(source: Source, world_size: int, rank: int, *, whole: bool) -> Assignment:
     """The part of a data set that one rank gets: its shard, or all of it."""
     num_rows = source.info.num_rows
-    shards = [rank_rows(num_rows, 1 if whole else world_size, 0 if whole else rank)]
-    if not whole:
-        shards += [rank_rows(num_rows, world_size, other) for other in range(world_size)]
+    shards = 1 if whole else world_size
+    rows = rank_rows(num_rows, shards, 0 if whole else rank)
     sizes = [piece.rows for piece in source.pieces]
     return Assignment(
         info=ShardInfo(
             name=source.info.name,
             total_rows=num_rows,
-            most_rows=max(map(len, shards)),
-            fewest_rows=min(map(len, shards)),
+            # The sizes of shards are at most one apart.
+            most_rows=-(-num_rows // shards),
+            fewest_rows=num_rows // shards,
         ),
         schema=source.schema,
         parts=tuple(
             Part(piece=source.pieces[found.piece], start=found.start, stop=found.stop)
-            for found in pieces_of(sizes, shards[0])
+            for found in pieces_of(sizes, rows)
         ),
     )
 

@@ -37,7 +37,7 @@ from polytrain.workers.wire import (
     roster_message,
     to_event,
 )
-from polytrain_plugins import Backend
+from polytrain_plugins import Backend, Job
 
 _HOST = "127.0.0.1"
 
@@ -64,15 +64,15 @@ class WorldRecord:
 
     def saved(self, rank: int) -> Mapping[str, bytes]:
         """The files that the rank's newest checkpoint consisted of, by name."""
-        parts = sorted(self.path.glob(f"staging/checkpoint_*-rank_{rank}"))
-        if not parts:
+        newest = self.newest_staging(rank)
+        if newest is None:
             return {}
-        files = (file for file in sorted(parts[-1].rglob("*")) if file.is_file())
-        return {file.relative_to(parts[-1]).as_posix(): file.read_bytes() for file in files}
+        files = (file for file in sorted(newest.rglob("*")) if file.is_file())
+        return {file.relative_to(newest).as_posix(): file.read_bytes() for file in files}
 
-    def newest_staging(self, rank: int) -> Path:
-        """Directory of those files."""
-        return sorted(self.path.glob(f"staging/checkpoint_*-rank_{rank}"))[-1]
+    def newest_staging(self, rank: int) -> Path | None:
+        """Directory of those files; None if the rank has saved nothing."""
+        return max(self.path.glob(f"staging/checkpoint_*-rank_{rank}"), default=None)
 
 
 class _EveryRankWrites(TrainerJob):
@@ -219,8 +219,6 @@ class _Processes:
             ours.sendall(pack(message))
 
     def _environment(self) -> Mapping[str, str]:
-        from polytrain_plugins import Job
-
         job = Job(
             num_workers=len(self._order.members),
             use_gpu=False,

@@ -30,6 +30,7 @@ from polytrain_plugins import (
     World,
     hookimpl,
     missing_columns,
+    missing_label,
     options_beside_function,
 )
 
@@ -56,8 +57,7 @@ class Reference(Backend):
         if job.has_training_function:
             yield from options_beside_function(self, ("rounds", "label", "learning_rate"))
             return
-        if self.label is None:
-            yield Problem(field="label", what="it is required", remedy="Name the column to predict")
+        yield from missing_label(self.label)
         yield from missing_columns(job, label=self.label)
 
     def engine(self) -> ReferenceEngine:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from polytrain import (
 from polytrain.testing.contract import ROWS, kit_table
 from polytrain.testing.faults import Fault, WithFault
 from polytrain.testing.functions import STEPS, count_steps
+from polytrain.testing.processes import eventually, title
 from polytrain.workers.cluster import free_resources
 from polytrain_plugins import Backend, CheckpointKind, Report, hookimpl
 
@@ -123,7 +122,7 @@ class TrainerTier:
         assert ray.util.placement_group_table() == {} or all(
             group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()
         )
-        assert _eventually(lambda: free_resources().get("CPU") == CPUS)
+        assert eventually(lambda: free_resources().get("CPU") == CPUS, seconds=10)
 
     def test_inline(self, tmp_path: Path) -> None:
         """`num_workers=0` runs the same in this process: reports, checkpoints, all rows.
@@ -205,12 +204,10 @@ def _local_ray() -> None:
 
 def _our_processes() -> list[str]:
     """Zygotes, trainers and agents that live, whichever run of this session they are of."""
-    forked = [
-        p for p in psutil.process_iter() if _is_marked(p) and "polytrain.workers" in _title(p)
-    ]
+    forked = [p for p in psutil.process_iter() if _is_marked(p) and "polytrain.workers" in title(p)]
     # Ray writes its titles over the environment: agents are known by whose they are.
     below = psutil.Process().children(recursive=True)
-    agents = [process for process in below if "ray::Agent" in _title(process)]
+    agents = [process for process in below if "ray::Agent" in title(process)]
     return [str(process) for process in forked + agents]
 
 
@@ -219,20 +216,3 @@ def _is_marked(process: psutil.Process) -> bool:
         return bool(process.environ().get(_MARK) == str(os.getpid()))
     except psutil.Error:
         return False
-
-
-def _title(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def _eventually(condition: Callable[[], Any], seconds: float = 10) -> bool:
-    """Whether it becomes true. Ray tells of freed resources with its next heartbeat."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

@@ -15,13 +15,15 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 
+from polytrain.checkpoint.parts import stored_part
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind
-from polytrain.run.events import Event, Exited, Failed, PartStored
+from polytrain.run.events import Event, Exited, Failed
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
 from polytrain.workers.processes import kill_session
@@ -275,24 +277,17 @@ class Agent:
     async def _store(
         self, generation: int, number: int, step: int, metrics: Mapping[str, Any]
     ) -> None:
-        loop = asyncio.get_running_loop()
-        try:
-            files = await loop.run_in_executor(
-                self._storer, self._spec.store.store_part, number, self._rank
-            )
-        except Exception as error:
-            self._fail(generation, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
-            return
-        self._events.put_nowait(
-            PartStored(
-                generation=generation,
-                rank=self._rank,
-                checkpoint=number,
-                step=step,
-                metrics=metrics,
-                files=files,
-            )
+        store = partial(
+            stored_part,
+            self._spec.store,
+            generation=generation,
+            rank=self._rank,
+            checkpoint=number,
+            step=step,
+            metrics=metrics,
         )
+        loop = asyncio.get_running_loop()
+        self._events.put_nowait(await loop.run_in_executor(self._storer, store))
 
     def _read_output(self, trainer: _Trainer, reader: int) -> None:
         """Pass on all that the pipe holds now."""

@@ -7,11 +7,11 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from polytrain.checkpoint.parts import stored_part
 from polytrain.data.assignment import assign, read
 from polytrain.data.reader import TableShard
 from polytrain.data.sources import Source
-from polytrain.errors import Failure, FailureKind
-from polytrain.run.events import AgentsPlaced, Event, Exited, Failed, PartStored
+from polytrain.run.events import AgentsPlaced, Event, Exited
 from polytrain.workers.group import Handler
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.placement import Place, members
@@ -92,29 +92,21 @@ class InlineGroup:
 
     def _take(self, message: Message, generation: int, handle: Handler) -> None:
         if message[0] == "staged":
-            handle(self._store(message, generation))
+            _, number, step, metrics = message
+            handle(
+                stored_part(
+                    self._job.store,
+                    generation=generation,
+                    rank=0,
+                    checkpoint=number,
+                    step=step,
+                    metrics=metrics,
+                )
+            )
         else:
             handle(to_event(message, generation=generation, rank=0))
         if self._killed and message[0] != "raised":
             raise EOFError("the attempt has been ended")
-
-    def _store(self, message: Message, generation: int) -> Event:
-        _, number, step, metrics = message
-        try:
-            files = self._job.store.store_part(number, 0)
-        except Exception as error:
-            failure = Failure(
-                kind=FailureKind.STORAGE, rank=0, message=f"{type(error).__name__}: {error}"
-            )
-            return Failed(generation=generation, failure=failure)
-        return PartStored(
-            generation=generation,
-            rank=0,
-            checkpoint=number,
-            step=step,
-            metrics=metrics,
-            files=files,
-        )
 
 
 class _InlineChannel:
