@@ -69,6 +69,8 @@ def run_trainer(
     except (EOFError, KeyboardInterrupt):
         raise
     except BaseException as error:
+        # Last words without a newline are still in a buffer, and may be the reason.
+        _flush_output()
         channel.send(raised_message(error, _pickled(error)))
 
 
@@ -151,10 +153,14 @@ def run_and_exit(connection: socket.socket, shard_descriptors: Sequence[int]) ->
     except BaseException:
         traceback.print_exc()
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
+        _flush_output()
         os._exit(code)
+
+
+def _flush_output() -> None:
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 def spawned(connection_descriptor: int, *shard_descriptors: int) -> NoReturn:
