@@ -27,8 +27,8 @@ class _AloneEngine(ReferenceEngine):
     def joined(self, world: World) -> Iterator[None]:
         yield
 
-    def count_ranks(self, world: World) -> int:
-        return world.size
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        return [world.size, *(world.size * value for value in values[1:])]
 
 
 class DropsTheLastBatch(Reference):

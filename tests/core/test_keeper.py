@@ -36,6 +36,7 @@ def store(
         checkpoint=number,
         step=number if step is None else step,
         metrics=metrics,
+        positions={},
         files=keeper.store.store_part(number, rank),
     )
 

@@ -104,7 +104,9 @@ def reported(rank: int, step: int, generation: int = 0) -> Reported:
 
 
 def part(rank: int, generation: int = 0) -> PartStored:
-    return PartStored(generation=generation, rank=rank, checkpoint=0, step=1, metrics={}, files=())
+    return PartStored(
+        generation=generation, rank=rank, checkpoint=0, step=1, metrics={}, positions={}, files=()
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])

@@ -19,6 +19,7 @@ MANIFEST = Manifest(
     backend="torch",
     world_size=2,
     generation=1,
+    positions={"train": {"epoch": 2, "position": 512}},
     files=(
         StoredFile(name="model.pt", size=10, sha256="ab"),
         StoredFile(name="optimizer/état 1", size=0, sha256="cd"),

@@ -1,24 +1,26 @@
-"""Data sets as users give them: files of all kinds, frames, tables, arrays; and what is refused."""
+"""Data sets as users give them: what each kind becomes, and what is refused."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.assignment import assign, read
-from polytrain.data.reader import column_to_numpy
-from polytrain.data.sources import SourceError, describe
+from polytrain.data.sources import Source, SourceError, describe
 
 ROWS = 23
-"""A prime number: no world size divides it."""
+"""A prime number: nothing divides it."""
 
 
 def table(start: int = 0, stop: int = ROWS) -> pa.Table:
@@ -38,11 +40,10 @@ def write_csv(path: Path, start: int = 0, stop: int = ROWS) -> None:
     path.write_text("id,half\n" + "".join(f"{n},{n / 2}\n" for n in range(start, stop)))
 
 
-def ids(data: Any, world_size: int = 1, *, whole: bool = False) -> list[list[int]]:
-    """The column "id" as each rank reads it."""
-    source = describe("train", data)
-    shards = [read(assign(source, world_size, rank, whole=whole)) for rank in range(world_size)]
-    return [shard.column("id").to_pylist() for shard in shards]
+def read(source: Source, columns: list[str] | None = None) -> pa.Table:
+    """All rows, as another process reads them."""
+    pieces = pickle.loads(pickle.dumps(source.pieces))
+    return pa.concat_tables([piece.read(0, piece.rows, columns) for piece in pieces])
 
 
 def parquet_directory(tmp: Path) -> Any:
@@ -76,6 +77,10 @@ def file_url(tmp: Path) -> Any:
     return f"file://{one_parquet_file(tmp)}"
 
 
+def encoded_file_url(tmp: Path) -> Any:
+    return Path(odd_names(tmp)).as_uri()
+
+
 def csv_files(tmp: Path) -> Any:
     write_csv(tmp / "a.csv", 0, 9)
     write_csv(tmp / "b.csv", 9, ROWS)
@@ -88,16 +93,69 @@ def compressed_csv(tmp: Path) -> Any:
     return tmp / "all.csv.gz"
 
 
-def frame(tmp: Path) -> Any:
+def pandas_frame(tmp: Path) -> Any:
     return table().to_pandas().set_index(pd.Index([7] * ROWS, name="index"))
 
 
-def arrow(tmp: Path) -> Any:
+def arrow_table(tmp: Path) -> Any:
     return pa.concat_tables([table(0, 5), table(5, ROWS)])
+
+
+def record_batch(tmp: Path) -> Any:
+    return table().to_batches()[0]
+
+
+def record_batch_reader(tmp: Path) -> Any:
+    return table().to_reader(max_chunksize=4)
+
+
+def polars_frame(tmp: Path) -> Any:
+    return pl.DataFrame(table())
+
+
+def polars_query(tmp: Path) -> Any:
+    return pl.LazyFrame({"id": range(ROWS)}).with_columns(half=pl.col("id") / 2)
+
+
+class Exporter:
+    """Any library's table."""
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return table().__arrow_c_stream__(requested_schema)
+
+
+def arrow_stream(tmp: Path) -> Any:
+    return Exporter()
 
 
 def arrays(tmp: Path) -> Any:
     return {"id": np.arange(ROWS), "half": [n / 2 for n in range(ROWS)]}
+
+
+def arrow_dataset(tmp: Path) -> Any:
+    return pads.dataset(parquet_directory(tmp))
+
+
+def hugging_face(tmp: Path) -> Any:
+    twice = [*range(ROWS - 1, -1, -1), *range(ROWS)]
+    # Which rows, and in which order, is kept beside the table.
+    return datasets.Dataset.from_dict({"id": twice, "half": [n / 2 for n in twice]}).select(
+        range(ROWS, 2 * ROWS)
+    )
+
+
+class Items:
+    """A map-style data set."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"id": index, "half": np.float64(index / 2)}
+
+
+def items(tmp: Path) -> Any:
+    return Items()
 
 
 EVERY_KIND = [
@@ -107,11 +165,20 @@ EVERY_KIND = [
     one_parquet_file,
     odd_names,
     file_url,
+    encoded_file_url,
     csv_files,
     compressed_csv,
-    frame,
-    arrow,
+    pandas_frame,
+    arrow_table,
+    record_batch,
+    record_batch_reader,
+    polars_frame,
+    polars_query,
+    arrow_stream,
     arrays,
+    arrow_dataset,
+    hugging_face,
+    items,
 ]
 
 
@@ -126,75 +193,54 @@ def test_a_source_knows_its_rows_and_columns(data: Any) -> None:
     assert (info.name, info.num_rows, info.columns) == ("train", ROWS, ("id", "half"))
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 5, 23, 30])
-def test_every_row_is_read_by_exactly_one_rank(data: Any, world_size: int) -> None:
-    shards = ids(data, world_size)
-    assert [row for shard in shards for row in shard] == list(range(ROWS))
+def test_its_rows_are_read_in_order(data: Any) -> None:
+    source = describe("train", data)
+    assert read(source).to_pydict() == table().to_pydict()
+    assert read(source).schema.equals(source.schema)
 
 
-def test_whole_data_sets_are_read_by_every_rank(data: Any) -> None:
-    assert ids(data, 3, whole=True) == [list(range(ROWS))] * 3
+@pytest.mark.parametrize("columns", [["half"], ["half", "id"]])
+def test_columns_are_read_alone_and_in_any_order(data: Any, columns: list[str]) -> None:
+    source = describe("train", data)
+    assert read(source, columns).to_pydict() == table().select(columns).to_pydict()
 
 
-def test_columns_arrive_together(data: Any) -> None:
-    shard = read(assign(describe("train", data), 3, 1, whole=False))
-    assert shard.column("half").to_pylist() == [n / 2 for n in shard.column("id").to_pylist()]
+def test_any_rows_of_a_piece_can_be_read(data: Any) -> None:
+    """Cut in all ways that there are: each row comes once, wherever pieces are divided."""
+    for piece in describe("train", data).pieces:
+        whole = piece.read(0, piece.rows)
+        for start in range(piece.rows + 1):
+            for stop in range(start, piece.rows + 1):
+                part = piece.read(start, stop, ["id"])
+                assert part.column("id").to_pylist() == whole.column("id").to_pylist()[start:stop]
+                assert part.schema.types == [whole.schema.field("id").type]
 
 
-def test_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
-    for name, start in (("b", 5), ("a", 0), ("c", 9)):
-        pq.write_table(table(start, start + 2), tmp_path / f"{name}.parquet")
-    assert ids(tmp_path) == [[0, 1, 5, 6, 9, 10]]
+def test_only_some_columns_are_wanted(data: Any) -> None:
+    source = describe("train", data, columns=["half"])
+    assert source.info.columns == tuple(source.schema.names) == ("half",)
+    assert read(source).to_pydict() == {"half": table().column("half").to_pylist()}
 
 
-def test_a_list_is_read_in_its_own_order(tmp_path: Path) -> None:
-    write_csv(tmp_path / "a.csv", 0, 2)
-    write_csv(tmp_path / "b.csv", 2, 4)
-    assert ids([tmp_path / "b.csv", tmp_path / "a.csv"]) == [[2, 3, 0, 1]]
+def test_a_misspelt_column_is_found(data: Any) -> None:
+    with pytest.raises(SourceError, match="no column 'Haif'") as caught:
+        describe("train", data, columns=["id", "Haif"])
+    assert "'half'" in caught.value.remedy
 
 
-def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process, with another working directory, reads the same file."""
-    write_csv(tmp_path / "here.csv")
-    monkeypatch.chdir(tmp_path)
-    source = describe("train", "here.csv")
-    monkeypatch.chdir("/")
-    assert read(assign(source, 1, 0, whole=True)).num_rows == ROWS
+def test_a_column_is_wanted_twice(data: Any) -> None:
+    with pytest.raises(SourceError, match=r"'id'.* more than once"):
+        describe("train", data, columns=["id", "half", "id"])
 
 
-def test_columns_in_another_order_in_another_file(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1], "y": [2]}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"y": [4], "x": [3]}), tmp_path / "b.parquet")
-    shards = [read(assign(describe("d", tmp_path), 2, rank, whole=False)) for rank in (0, 1)]
-    assert [shard.to_pydict() for shard in shards] == [{"x": [1], "y": [2]}, {"x": [3], "y": [4]}]
+def test_pieces_say_where_they_lie(data: Any) -> None:
+    assert all(piece.where for piece in describe("train", data).pieces)
 
 
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_ranks_agree_on_the_types_of_columns(tmp_path: Path, suffix: str) -> None:
-    """One file holds whole numbers only: every rank gets the column in the type that holds all."""
-    for name, values in (("a", [1, 2]), ("b", [1.5, 2.5])):
-        path = tmp_path / f"{name}.{suffix}"
-        if suffix == "csv":
-            path.write_text("x\n" + "".join(f"{value}\n" for value in values))
-        else:
-            pq.write_table(pa.table({"x": values}), path)
-    source = describe("train", tmp_path)
-    shards = [read(assign(source, 3, rank, whole=False)) for rank in range(3)]
-    assert {str(shard.schema.field("x").type) for shard in shards} == {"double"}
-    assert [x for shard in shards for x in shard.column("x").to_pylist()] == [1, 2, 1.5, 2.5]
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
-@pytest.mark.parametrize("shape", [(6, 3), (6, 2, 2)])
-def test_arrays_of_several_dimensions(dtype: Any, shape: tuple[int, ...]) -> None:
-    array = (np.arange(np.prod(shape)) % 2).reshape(shape).astype(dtype)
-    source = describe("train", {"image": array, "label": np.arange(len(array))})
-    parts = [
-        column_to_numpy(read(assign(source, 2, rank, whole=False)).column("image"))
-        for rank in (0, 1)
-    ]
-    assert [part.dtype for part in parts] == [array.dtype] * 2
-    np.testing.assert_array_equal(np.concatenate(parts), array)
+@pytest.mark.parametrize("columns", ["id", [], [1]])
+def test_columns_are_a_list_of_names(columns: Any) -> None:
+    with pytest.raises(SourceError, match="columns"):
+        describe("train", table(), columns=columns)
 
 
 def garbage(tmp: Path) -> Any:
@@ -202,14 +248,34 @@ def garbage(tmp: Path) -> Any:
     return tmp / "torn.parquet"
 
 
-def empty_csv(tmp: Path) -> Any:
-    (tmp / "empty.csv").touch()
-    return tmp / "empty.csv"
+def truncated(tmp: Path) -> Any:
+    whole = one_parquet_file(tmp).read_bytes()
+    (tmp / "half.parquet").write_bytes(whole[: len(whole) // 2])
+    return tmp
+
+
+def empty_file(name: str) -> Callable[[Path], Any]:
+    def make(tmp: Path) -> Any:
+        (tmp / name).touch()
+        return tmp / name
+
+    return make
+
+
+def only_a_readme(tmp: Path) -> Any:
+    (tmp / "README.txt").touch()
+    return tmp
+
+
+def files_without_rows(tmp: Path) -> Any:
+    pq.write_table(table(0, 0), tmp / "a.parquet")
+    write_csv(tmp / "b.csv", 0, 0)
+    return tmp
 
 
 def differing_columns(tmp: Path) -> Any:
     pq.write_table(pa.table({"x": [1], "y": [2]}), tmp / "a.parquet")
-    pq.write_table(pa.table({"x": [1], "z": [2]}), tmp / "b.parquet")
+    pq.write_table(pa.table({"x": [1]}), tmp / "b.parquet")
     return tmp
 
 
@@ -219,27 +285,81 @@ def differing_types(tmp: Path) -> Any:
     return tmp
 
 
+def failing_query(tmp: Path) -> Any:
+    return pl.LazyFrame({"x": [1]}).select(pl.col("y"))
+
+
+def columns_of_one_name(tmp: Path) -> Any:
+    (tmp / "a.csv").write_text("x,y,x\n1,2,3\n")
+    return tmp
+
+
+def streamed(tmp: Path) -> Any:
+    return datasets.IterableDataset.from_generator(lambda: iter([{"x": 1}]))
+
+
+def with_function(tmp: Path) -> Any:
+    return datasets.Dataset.from_dict({"x": [1]}).with_transform(lambda batch: batch)
+
+
+class Tensor:
+    """What torch's own looks like from outside."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+Tensor.__module__ = "torch"
+
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no match": (lambda tmp: f"{tmp}/nothing-*.parquet", "no file matches .*nothing-"),
-    "empty directory": (lambda tmp: tmp, "no file matches"),
+    "no file": (lambda tmp: f"{tmp}/nothing.parquet", r"no file matches .*nothing\.parquet"),
+    "empty directory": (lambda tmp: tmp, "directory .* has no data files"),
+    "directory without data": (only_a_readme, r"none of the 1 files .*README\.txt"),
     "another format": (lambda tmp: __file__, "neither .parquet nor .csv"),
-    "remote": (lambda tmp: "s3://bucket/train", "not on a file system"),
+    "misspelt scheme": (lambda tmp: "s4://bucket/train", "s4://.* Did you mean s3://"),
+    "unknown scheme": (lambda tmp: "qqqq://bucket/train", "qqqq://"),
     "torn file": (garbage, r"torn\.parquet' can't be read"),
-    "file without a byte": (empty_csv, r"empty\.csv' can't be read"),
+    "truncated file": (truncated, r"half\.parquet' can't be read"),
+    "CSV file without a byte": (empty_file("empty.csv"), r"empty\.csv' can't be read"),
+    "Parquet file without a byte": (empty_file("empty.parquet"), r"empty\.parquet' can't be read"),
+    "no rows in files": (files_without_rows, "2 file.* no rows"),
     "no rows in a frame": (lambda tmp: pd.DataFrame({"x": []}), "no rows"),
     "no rows in arrays": (lambda tmp: {"x": []}, "no rows"),
     "no arrays": (lambda tmp: {}, "no rows"),
     "no rows in a table": (lambda tmp: table(0, 0), "no rows"),
-    "differing columns": (differing_columns, r"b\.parquet' differs .*\['y', 'z'\]"),
-    "differing types": (differing_types, "x"),
+    "differing columns": (differing_columns, r"b\.parquet' has no column 'y'.*a\.parquet'"),
+    "differing types": (differing_types, r"'x' is int64 in .*a\.csv' and string in .*b\.csv'"),
     "differing lengths": (lambda tmp: {"x": [1], "y": [1, 2]}, "x: 1, y: 2"),
     "a scalar": (lambda tmp: {"x": 5}, "x"),
     "ragged rows": (lambda tmp: {"x": [[1], [1, 2]]}, "x"),
+    "rows of nothing": (lambda tmp: {"x": np.empty((3, 0))}, "'x' has rows without values"),
     "a column of anything": (lambda tmp: pd.DataFrame({"mix": [1, "b", None]}), "mix"),
     "columns of one name": (lambda tmp: pd.DataFrame([[1, 2]], columns=["a", "a"]), "a"),
+    "columns of one name in a file": (columns_of_one_name, r"a\.csv' has more than one column 'x'"),
+    "columns of one name in a table": (
+        lambda tmp: pa.table([[1], [2]], names=["a", "a"]),
+        "more than one column 'a'",
+    ),
+    "a failing query": (failing_query, "LazyFrame can't be collected"),
     "a number": (lambda tmp: 42, "builtins.int is not a data set"),
     "an empty list": (lambda tmp: [], "not a data set"),
+    "a list of numbers": (lambda tmp: [1, 2], "not a data set"),
     "a series": (lambda tmp: pd.Series([1]), "Series is not a data set"),
+    "a polars series": (lambda tmp: pl.Series([1]), "Series is not a data set"),
+    "an array": (lambda tmp: np.ones((2, 2)), "ndarray is not a data set"),
+    "an Arrow array": (lambda tmp: pa.array([1]), "Int64Array is not a data set"),
+    "Arrow arrays": (lambda tmp: pa.chunked_array([[1]]), "ChunkedArray is not a data set"),
+    "a tensor": (lambda tmp: Tensor(), "Tensor is not a data set"),
+    "several data sets": (
+        lambda tmp: datasets.DatasetDict(test=datasets.Dataset.from_dict({"x": [1]})),
+        r"DatasetDict, .*'test'.*dataset\['test'\]",
+    ),
+    "a stream": (streamed, "IterableDataset .* without streaming"),
+    "a Hugging Face function": (with_function, "with_transform.* transform"),
 }
 
 
@@ -249,4 +369,23 @@ def test_what_is_no_data_set_is_refused_with_the_reason(case: str, tmp_path: Pat
     with pytest.raises(SourceError, match=message) as caught:
         describe("train", make(tmp_path))
     assert caught.value.remedy
-    assert len(caught.value.what) < 500
+    assert len(caught.value.what) < 600
+
+
+def test_an_error_survives_pickling_with_its_cause(tmp_path: Path) -> None:
+    with pytest.raises(SourceError) as caught:
+        describe("train", garbage(tmp_path))
+    there = pickle.loads(pickle.dumps(caught.value))
+    assert (there.what, there.remedy) == (caught.value.what, caught.value.remedy)
+    assert isinstance(there.__cause__, pa.ArrowInvalid)
+
+
+def test_a_stream_is_read_once() -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal begun
+        begun += 1
+        yield from table().to_batches()
+
+    begun = 0
+    source = describe("train", pa.RecordBatchReader.from_batches(table().schema, batches()))
+    assert (begun, read(source).num_rows) == (1, ROWS)

@@ -28,7 +28,14 @@ def stage(store: CheckpointStore, number: int, rank: int, **files: str) -> Path:
 
 def manifest(number: int, *files: StoredFile) -> Manifest:
     return Manifest(
-        number=number, step=1, metrics={}, backend="b", world_size=1, generation=0, files=files
+        number=number,
+        step=1,
+        metrics={},
+        backend="b",
+        world_size=1,
+        generation=0,
+        positions={},
+        files=files,
     )
 
 

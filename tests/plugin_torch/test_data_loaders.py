@@ -134,10 +134,18 @@ def test_an_unshuffled_loader_keeps_its_order(ranks: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["uneven", "uneven shuffled"])
-def test_what_does_not_divide_evenly_is_filled_up_by_one(ranks: Any, name: str) -> None:
+def test_what_does_not_divide_evenly_is_seen_once_in_equally_many_batches(
+    ranks: Any, name: str
+) -> None:
     first, second = epoch(ranks, name)
-    assert len(first) == len(second) == (ODD + 1) / 2
-    assert {*first, *second} == set(range(ODD))
+    assert sorted([*first, *second]) == list(range(ODD))
+    assert ranks[0][name]["batches"] == ranks[1][name]["batches"] == 2
+
+
+def test_global_batches_of_an_unshuffled_loader_are_those_of_one_process(ranks: Any) -> None:
+    """Batches of three on two ranks: the samples that one process takes six at a time."""
+    first, second = epoch(ranks, "in order")
+    assert (first, second) == ([0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11])
 
 
 def test_the_last_incomplete_batch_may_be_dropped(ranks: Any) -> None:

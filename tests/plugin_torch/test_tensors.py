@@ -12,17 +12,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from polytrain.data.assignment import assign, read
-from polytrain.data.reader import TableShard
-from polytrain.data.sources import describe
+from polytrain.testing.shards import shard_of
 from polytrain_torch import PreparedDataLoader, TorchShard, prepare_model
 
 Pair = namedtuple("Pair", "features label")  # what data sets like to return
 
 
 def shard(**columns: Any) -> TorchShard:
-    assignment = assign(describe("train", columns), 1, 0, whole=True)
-    return TorchShard(TableShard(read(assignment), assignment.info))
+    return TorchShard(shard_of(columns))
 
 
 ROWS = 5
@@ -35,7 +32,7 @@ COLUMNS = {
 
 def test_columns_become_tensors_of_their_type_and_shape() -> None:
     batches = list(shard(**COLUMNS).iter_torch_batches(batch_size=2))
-    assert [len(batch["x"]) for batch in batches] == [1, 2, 2]
+    assert [len(batch["x"]) for batch in batches] == [2, 2, 1]
     types = {name: tensor.dtype for name, tensor in batches[0].items()}
     assert types == {"x": torch.float64, "n": torch.int32, "image": torch.float32}
     images = torch.cat([batch["image"] for batch in batches])

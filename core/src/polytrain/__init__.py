@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polytrain.checkpoint.checkpoint import Checkpoint
-    from polytrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from polytrain.config import (
+        CheckpointConfig,
+        DataConfig,
+        FailureConfig,
+        RunConfig,
+        ScalingConfig,
+    )
     from polytrain.errors import (
         CheckpointError,
         Failure,
@@ -35,6 +41,7 @@ __all__ = [
     "CheckpointConfig",
     "CheckpointError",
     "Context",
+    "DataConfig",
     "Failure",
     "FailureConfig",
     "FailureKind",
@@ -56,7 +63,13 @@ __all__ = [
 
 _HOMES = {
     "polytrain.checkpoint.checkpoint": ("Checkpoint",),
-    "polytrain.config": ("CheckpointConfig", "FailureConfig", "RunConfig", "ScalingConfig"),
+    "polytrain.config": (
+        "CheckpointConfig",
+        "DataConfig",
+        "FailureConfig",
+        "RunConfig",
+        "ScalingConfig",
+    ),
     "polytrain.errors": (
         "CheckpointError",
         "Failure",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +39,37 @@ class ScalingConfig:
     def cpus_per_worker(self) -> int:
         """Threads that a worker may use, at least 1."""
         return max(1, int(self.resources["CPU"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """What is read of a data set, and in which order."""
+
+    shuffle: bool | Literal["window"] = False
+    """Order of the rows, which is another one in every epoch. True: any row may come anywhere; of
+    files, each worker then holds its share in memory. "window": windows of rows in any order, and
+    the rows of a window in any order; files are read a few row groups at a time."""
+
+    seed: int = 0
+    """The same seed gives the same order, on any number of workers."""
+
+    remainder: Literal["keep", "pad", "drop"] = "keep"
+    """What becomes of rows that fill no batch. "keep": batches are as even as can be. "pad": the
+    last batch is filled up with rows from the epoch's start. "drop": they are left out."""
+
+    columns: Sequence[str] | None = None
+    """Columns to read; all by default."""
+
+    transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
+    """Applied to rows when they are read: dict of column name to array, to another of as many
+    rows. It runs wherever data is read, in agents too."""
+
+    group: str | None = None
+    """Column whose equal values stay together: on one worker, and in one batch. Rows of a group
+    lie one after another; batch sizes then count groups."""
+
+    window_rows: int | None = None
+    """Rows in a window of `shuffle="window"`; by default as many as the largest row group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

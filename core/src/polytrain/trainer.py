@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polytrain.config import RunConfig, ScalingConfig
-from polytrain.data.sources import Source
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.start import StartingPoint, starting_point
+from polytrain.config import DataConfig, RunConfig, ScalingConfig
+from polytrain.data.assignment import RunDataset
+from polytrain.data.checking import described, grouped
 from polytrain.errors import TrainingFailedError
 from polytrain.result import Result
 from polytrain.run.fit import Run, run_to_end
@@ -21,11 +24,11 @@ from polytrain.validation import (
     backend_problems,
     cluster_problems,
     config_problems,
-    dataset_problems,
     function_problems,
     missing_options,
     storage_problems,
     unknown_options,
+    wrong_type,
 )
 from polytrain_plugins import Backend, DatasetInfo, InvalidJobError, Job, Problem, load_backend
 
@@ -36,8 +39,10 @@ def make_trainer(
     *,
     train_loop_config: Mapping[str, Any] | None = None,
     datasets: Mapping[str, Any] | None = None,
+    dataset_config: Mapping[str, DataConfig] | None = None,
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
+    restore_from: Checkpoint | str | Path | None = None,
     **options: Any,
 ) -> Trainer:
     """A trainer of the backend with this name.
@@ -53,24 +58,23 @@ def make_trainer(
         InvalidJobError: if anything is wrong with the arguments; it lists all of it.
     """
     cls = load_backend(backend)
-    request = _Request.of(
-        train_loop_per_worker, train_loop_config, datasets, scaling_config, run_config
-    )
+    arguments: dict[str, Any] = {
+        "train_loop_config": train_loop_config,
+        "datasets": datasets,
+        "dataset_config": dataset_config,
+        "scaling_config": scaling_config,
+        "run_config": run_config,
+        "restore_from": restore_from,
+    }
     unknown = tuple(unknown_options(cls, options, _TRAINER_ARGUMENTS))
     missing = tuple(missing_options(cls, options))
     if unknown or missing:
         names = {problem.field for problem in unknown}
         known = {name: value for name, value in options.items() if name not in names}
+        request = _Request.of(train_loop_per_worker, **arguments)
         _, others = _check(None if missing else cls(**known), request)
         raise InvalidJobError((*unknown, *missing, *others))
-    return Trainer(
-        cls(**options),
-        train_loop_per_worker,
-        train_loop_config=train_loop_config,
-        datasets=datasets,
-        scaling_config=scaling_config,
-        run_config=run_config,
-    )
+    return Trainer(cls(**options), train_loop_per_worker, **arguments)
 
 
 class Trainer:
@@ -81,11 +85,13 @@ class Trainer:
         train_loop_per_worker: the training function; every worker calls it. Without one, a backend
             that can trains from its options.
         train_loop_config: what the training function is called with. Without it, with nothing.
-        datasets: name to data: a path, glob or directory of Parquet or CSV files, a pandas
-            DataFrame, an Arrow table, a dict of arrays, or a `ray.data.Dataset`. Every row is in
-            exactly one worker's shard.
+        datasets: name to data: files, tables, frames, arrays, data sets of other libraries. Every
+            row is in exactly one worker's shard.
+        dataset_config: name of a data set to what is read of it, and in which order.
         scaling_config: how many workers, and what each gets.
         run_config: name, storage, failures, checkpoints, observers.
+        restore_from: a checkpoint that the run begins with, or its directory: the model, and, if
+            polytrain has made it, the place in the data.
 
     Raises:
         InvalidJobError: if anything is wrong with the arguments; it lists all of it.
@@ -98,17 +104,25 @@ class Trainer:
         *,
         train_loop_config: Mapping[str, Any] | None = None,
         datasets: Mapping[str, Any] | None = None,
+        dataset_config: Mapping[str, DataConfig] | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        restore_from: Checkpoint | str | Path | None = None,
     ) -> None:
         given: Any = backend
         if not isinstance(given, Backend):
             _raise_if_any((_no_backend(given),))
         self._backend = backend
         self._request = _Request.of(
-            train_loop_per_worker, train_loop_config, datasets, scaling_config, run_config
+            train_loop_per_worker,
+            train_loop_config=train_loop_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
+            scaling_config=scaling_config,
+            run_config=run_config,
+            restore_from=restore_from,
         )
-        self._sources, problems = _check(backend, self._request)
+        self._datasets, problems = _check(backend, self._request)
         _raise_if_any(problems)
 
     def fit(self) -> Result:
@@ -135,11 +149,12 @@ class Trainer:
                 backend=self._backend,
                 training_function=request.training_function,
                 training_config=request.training_config,
-                sources=self._sources,
-                demand=self._backend.demand(_job(request, self._sources)),
+                datasets=self._datasets,
+                demand=self._backend.demand(_job(request, self._datasets)),
                 scaling=request.scaling,
                 config=request.run,
                 path=run_path,
+                start=_start(request),
             )
             result = run_to_end(run)
         if result.error is not None:
@@ -154,25 +169,32 @@ class _Request:
     training_function: Callable[..., Any] | None
     training_config: Mapping[str, Any] | None
     datasets: Any
+    dataset_configs: Any
     scaling: ScalingConfig
     run: RunConfig
+    restore_from: Any
 
     @classmethod
     def of(
         cls,
         function: Callable[..., Any] | None,
-        config: Mapping[str, Any] | None,
+        *,
+        train_loop_config: Mapping[str, Any] | None,
         datasets: Mapping[str, Any] | None,
-        scaling: ScalingConfig | None,
-        run: RunConfig | None,
+        dataset_config: Mapping[str, DataConfig] | None,
+        scaling_config: ScalingConfig | None,
+        run_config: RunConfig | None,
+        restore_from: Checkpoint | str | Path | None,
     ) -> _Request:
         """The request of these arguments, with defaults for those that were left out."""
         return cls(
             training_function=function,
-            training_config=config,
+            training_config=train_loop_config,
             datasets={} if datasets is None else datasets,
-            scaling=ScalingConfig() if scaling is None else scaling,
-            run=RunConfig() if run is None else run,
+            dataset_configs={} if dataset_config is None else dataset_config,
+            scaling=ScalingConfig() if scaling_config is None else scaling_config,
+            run=RunConfig() if run_config is None else run_config,
+            restore_from=restore_from,
         )
 
 
@@ -180,14 +202,16 @@ _TRAINER_ARGUMENTS = (
     "train_loop_per_worker",
     "train_loop_config",
     "datasets",
+    "dataset_config",
     "scaling_config",
     "run_config",
+    "restore_from",
 )
 
 
 def _check(
     backend: Backend | None, request: _Request
-) -> tuple[tuple[Source, ...], tuple[Problem, ...]]:
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
     """Describe the data, and collect everything that is wrong. Starts nothing.
 
     Args:
@@ -203,16 +227,45 @@ def _check(
     problems += storage_problems(_run_path(request.run, backend))
     problems += _cluster_problems(request.scaling)
     declarative = backend is not None and backend.capabilities.declarative
-    sources, wrong_data = dataset_problems(
+    datasets, wrong_data = described(
         request.datasets,
+        request.dataset_configs,
         needs_train=declarative and request.training_function is None,
         num_workers=max(1, request.scaling.num_workers),
     )
     problems += wrong_data
+    problems += _start_problems(request)
     if backend is not None:
         problems += function_problems(request.training_function, request.training_config, backend)
-        problems += backend_problems(backend, _job(request, sources))
-    return sources, tuple(problems)
+        job = _job(request, datasets)
+        problems += backend_problems(backend, job)
+        if not problems:
+            # Reads a column, and asks a backend whose options are known to be right.
+            datasets, wrong_groups = grouped(datasets, backend.demand(job))
+            problems += wrong_groups
+    return datasets, tuple(problems)
+
+
+def _start(request: _Request) -> StartingPoint:
+    given = request.restore_from
+    if given is None:
+        return StartingPoint()
+    return starting_point(Path(given.path if isinstance(given, Checkpoint) else given))
+
+
+def _start_problems(request: _Request) -> Iterable[Problem]:
+    given: Any = request.restore_from
+    if given is not None and not isinstance(given, Checkpoint | str | Path):
+        yield wrong_type("restore_from", given, Checkpoint)
+        return
+    try:
+        _start(request)
+    except (OSError, ValueError) as error:
+        yield Problem(
+            field="restore_from",
+            what=f"it can't be read: {error}",
+            remedy="Pass a checkpoint of a run, such as Result.checkpoint, or its directory",
+        )
 
 
 def _cluster_problems(scaling: ScalingConfig) -> Iterable[Problem]:
@@ -224,9 +277,9 @@ def _cluster_problems(scaling: ScalingConfig) -> Iterable[Problem]:
     return cluster_problems(scaling, node_totals()) if is_running() else ()
 
 
-def _job(request: _Request, sources: tuple[Source, ...]) -> Job:
+def _job(request: _Request, datasets: tuple[RunDataset, ...]) -> Job:
     names = map(str, request.datasets) if isinstance(request.datasets, Mapping) else ()
-    known = {source.info.name: source.info for source in sources}
+    known = {dataset.name: dataset.source.info for dataset in datasets}
     return Job(
         num_workers=max(1, request.scaling.num_workers),
         use_gpu=request.scaling.use_gpu,

@@ -16,7 +16,6 @@ from typing import Any, get_args, get_type_hints
 import cloudpickle
 
 from polytrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from polytrain.data.sources import Source, SourceError, describe
 from polytrain.policy.scaling import largest_fit
 from polytrain_plugins import Backend, Device, Job, Problem
 
@@ -58,11 +57,11 @@ def _option_fields(cls: type[Backend]) -> dict[str, Field[Any]]:
 def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
     """What is wrong with the configuration by itself."""
     if not isinstance(scaling, ScalingConfig):
-        yield _wrong_type("scaling_config", scaling, ScalingConfig)
+        yield wrong_type("scaling_config", scaling, ScalingConfig)
     else:
         yield from _scaling_problems(scaling)
     if not isinstance(run, RunConfig):
-        yield _wrong_type("run_config", run, RunConfig)
+        yield wrong_type("run_config", run, RunConfig)
     else:
         yield from _run_problems(run)
 
@@ -70,7 +69,7 @@ def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
 def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
     # What a user passes may be anything, whatever the annotation says.
     count: Any = scaling.num_workers
-    if not _is_count(count) or count < 0:
+    if not is_count(count) or count < 0:
         yield Problem(
             field="ScalingConfig.num_workers",
             what=f"{count!r} is not a number of workers",
@@ -90,7 +89,7 @@ def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
             what="num_workers=0 trains in this process, which has been given no GPU",
             remedy="Use num_workers=1",
         )
-    if _is_count(count) and count > 0 and not sys.platform.startswith("linux"):
+    if is_count(count) and count > 0 and not sys.platform.startswith("linux"):
         yield Problem(
             field="ScalingConfig.num_workers",
             what=f"worker processes need Linux, this is {sys.platform}",
@@ -104,7 +103,7 @@ def _resource_problems(scaling: ScalingConfig) -> Iterator[Problem]:
     if resources is None:
         return
     if not isinstance(resources, Mapping):
-        yield _wrong_type(field, resources, dict)
+        yield wrong_type(field, resources, dict)
         return
     wrong = {k: v for k, v in resources.items() if not isinstance(v, int | float) or v < 0}
     for name, amount in wrong.items():
@@ -131,11 +130,11 @@ def _run_problems(run: RunConfig) -> Iterator[Problem]:
         )
     storage: Any = run.storage_path
     if not isinstance(storage, str | Path | None):
-        yield _wrong_type("RunConfig.storage_path", storage, str)
+        yield wrong_type("RunConfig.storage_path", storage, str)
     failure: Any = run.failure_config
     if not isinstance(failure, FailureConfig):
-        yield _wrong_type("RunConfig.failure_config", failure, FailureConfig)
-    elif not _is_count(failure.max_failures) or failure.max_failures < -1:
+        yield wrong_type("RunConfig.failure_config", failure, FailureConfig)
+    elif not is_count(failure.max_failures) or failure.max_failures < -1:
         yield Problem(
             field="FailureConfig.max_failures",
             what=f"{failure.max_failures!r} is not a number of failures",
@@ -143,21 +142,21 @@ def _run_problems(run: RunConfig) -> Iterator[Problem]:
         )
     checkpoint: Any = run.checkpoint_config
     if not isinstance(checkpoint, CheckpointConfig):
-        yield _wrong_type("RunConfig.checkpoint_config", checkpoint, CheckpointConfig)
+        yield wrong_type("RunConfig.checkpoint_config", checkpoint, CheckpointConfig)
     else:
         yield from _checkpoint_problems(checkpoint)
 
 
 def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
     if config.num_to_keep is not None and not (
-        _is_count(config.num_to_keep) and config.num_to_keep >= 1
+        is_count(config.num_to_keep) and config.num_to_keep >= 1
     ):
         yield Problem(
             field="CheckpointConfig.num_to_keep",
             what=f"{config.num_to_keep!r} is not a number of checkpoints",
             remedy="Give 1 or more, or None to keep all",
         )
-    if not _is_count(config.checkpoint_frequency) or config.checkpoint_frequency < 0:
+    if not is_count(config.checkpoint_frequency) or config.checkpoint_frequency < 0:
         yield Problem(
             field="CheckpointConfig.checkpoint_frequency",
             what=f"{config.checkpoint_frequency!r} is not a number of rounds",
@@ -225,7 +224,7 @@ def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[
         )
         return
     if config is not None and not isinstance(config, Mapping):
-        yield _wrong_type("train_loop_config", config, dict)
+        yield wrong_type("train_loop_config", config, dict)
     yield from _signature_problems(function, config)
     yield from _pickle_problems("train_loop_per_worker", function)
     yield from _pickle_problems("train_loop_config", config)
@@ -285,42 +284,6 @@ def _culprits(value: Any) -> Iterator[str]:
             yield f"{name!r} is a {type(content).__name__} ({error})"
 
 
-def dataset_problems(
-    datasets: Any, *, needs_train: bool, num_workers: int
-) -> tuple[tuple[Source, ...], tuple[Problem, ...]]:
-    """Describe the data sets; what can't be described is a problem."""
-    if not isinstance(datasets, Mapping):
-        return (), (_wrong_type("datasets", datasets, dict),)
-    sources: list[Source] = []
-    problems: list[Problem] = []
-    for name, data in datasets.items():
-        try:
-            sources.append(describe(str(name), data))
-        except SourceError as error:
-            problem = Problem(field=f"datasets[{name!r}]", what=error.what, remedy=error.remedy)
-            problems.append(problem)
-    if needs_train and "train" not in datasets:
-        problems.append(
-            Problem(
-                field="datasets",
-                what=f"there is no data set 'train', only {sorted(map(str, datasets))}"
-                if datasets
-                else "there are none",
-                remedy='Pass datasets={"train": …}',
-            )
-        )
-    problems += [
-        Problem(
-            field=f"datasets[{source.info.name!r}]",
-            what=f"its {source.info.num_rows} row(s) can't be shared out to {num_workers} workers",
-            remedy="Ask for fewer workers",
-        )
-        for source in sources
-        if source.info.name == "train" and source.info.num_rows < num_workers
-    ]
-    return tuple(sources), tuple(problems)
-
-
 def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
     """What the backend itself has to say, and whether its framework and devices are there."""
     for module, command in backend.requires.items():
@@ -352,11 +315,13 @@ def cluster_problems(
         )
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
+    """Whether it is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _wrong_type(field: str, value: Any, wanted: type) -> Problem:
+def wrong_type(field: str, value: Any, wanted: type) -> Problem:
+    """A value of another type than its field takes."""
     return Problem(
         field=field,
         what=f"it is a {type(value).__name__}",

@@ -130,6 +130,7 @@ class LightGBM(Backend):
     def demand(self, job: Job) -> Demand:
         return Demand(
             preload=("lightgbm", "polytrain_lightgbm.engine"),
+            reads_tables=True,
             # A metric such as AUC can't be put together from shards: every rank evaluates all rows.
             whole_datasets=frozenset()
             if job.has_training_function

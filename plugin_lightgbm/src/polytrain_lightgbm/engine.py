@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ MODEL_FILE = "model.txt"
 HISTORY_FILE = "history.json"
 
 _QUIET = {"verbosity": -1}
+
+_HALF = 1 << 20
 
 _THREADS = ("num_threads", "num_thread", "nthreads", "nthread", "n_jobs")
 _VERBOSITY = ("verbosity", "verbose")
@@ -66,14 +68,11 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
             carrier.free_network()
         self._star = None
 
-    def count_ranks(self, world: World) -> int:
-        # LightGBM offers no collective operation to call; but it averages the ranks' mean labels
-        # into the first score of a regression, and here only rank 0's is 1.
-        params = {**_QUIET, **parallel_params(world.size), "objective": "regression"}
-        booster = _tiny_booster(params, label=float(world.me.rank == 0))
-        booster.update()
-        mean = float(np.mean(booster.predict(np.zeros((1, 1)))))
-        return round(1 / mean) if mean > 0 else 0
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        # How many ranks there are is not taken for granted: it is what the core wants to know.
+        only_first = _mean_over_ranks(float(world.me.rank == 0), world)
+        ranks = round(1 / only_first) if only_first > 0 else 0
+        return [_sum_over_ranks(value, ranks, world) for value in values]
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> lightgbm.Booster:
         options = self._options
@@ -143,6 +142,25 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         if self._options.weight is None:
             return float(len(shard))
         return float(shard.to_arrow().column(self._options.weight).to_numpy().sum())
+
+
+def _sum_over_ranks(value: int, ranks: int, world: World) -> int:
+    # In two halves: labels have 24 bits.
+    high, low = divmod(value, _HALF)
+    sums = [round(_mean_over_ranks(float(half), world) * ranks) for half in (high, low)]
+    return sums[0] * _HALF + sums[1]
+
+
+def _mean_over_ranks(value: float, world: World) -> float:
+    """The mean of the ranks' numbers.
+
+    LightGBM offers no collective operation to call; but where nothing can be learned, the first
+    score of a regression is the mean of all ranks' labels.
+    """
+    params = {**_QUIET, **parallel_params(world.size), "objective": "regression"}
+    booster = _tiny_booster(params, label=value)
+    booster.update()
+    return float(np.mean(booster.predict(np.zeros((1, 1)))))
 
 
 def _defaults(params: Mapping[str, Any], *, cpus: int) -> dict[str, Any]:

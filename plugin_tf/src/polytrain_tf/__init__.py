@@ -11,7 +11,7 @@ from polytrain_plugins import Backend, hookimpl
 from polytrain_tf.backend import TensorFlow
 
 if TYPE_CHECKING:
-    from polytrain_tf.engine import TensorFlowShard
+    from polytrain_tf.data import TensorFlowShard
 
 __all__ = ["TensorFlow", "TensorFlowShard", "strategy"]
 
@@ -30,7 +30,7 @@ def strategy() -> Any:
 def __getattr__(name: str) -> Any:
     if name != "TensorFlowShard":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from polytrain_tf.engine import TensorFlowShard
+    from polytrain_tf.data import TensorFlowShard
 
     return TensorFlowShard
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from polytrain_plugins import (
@@ -17,12 +16,12 @@ from polytrain_plugins import (
     Member,
     Offer,
     Shard,
-    ShardView,
     World,
     changed_environment,
     held_port,
 )
 from polytrain_tf.backend import TensorFlow
+from polytrain_tf.data import TensorFlowShard
 
 MODEL_FILE = "model.keras"
 
@@ -70,22 +69,22 @@ class TensorFlowEngine(Engine[Any]):
             finally:
                 _strategy = None
 
-    def count_ranks(self, world: World) -> int:
-        strategy = current_strategy()
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
         if world.size == 1:
-            return 1
+            return list(values)
+        strategy = current_strategy()
+        mine = tf.constant(list(values), dtype=tf.int64)
 
         @tf.function
         def total() -> Any:
-            return strategy.run(
-                lambda: tf.distribute.get_replica_context().all_reduce("sum", tf.constant(1.0))
-            )
+            return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", mine))
 
-        replicas = float(strategy.experimental_local_results(total())[0])
-        return round(replicas / len(strategy.extended.worker_devices))
+        sums = strategy.experimental_local_results(total())[0].numpy()
+        # Every device of a rank has added the rank's numbers.
+        return [int(number) // len(strategy.extended.worker_devices) for number in sums]
 
     def adapt(self, shard: Shard) -> TensorFlowShard:
-        return TensorFlowShard(shard)
+        return TensorFlowShard(shard, current_strategy())
 
     def save(self, model: Any, directory: Path) -> None:
         model.save(directory / MODEL_FILE)
@@ -95,55 +94,6 @@ class TensorFlowEngine(Engine[Any]):
         import keras
 
         return keras.models.load_model(directory / MODEL_FILE)
-
-
-class TensorFlowShard(ShardView):
-    """A shard that is also a `tf.data.Dataset`."""
-
-    def to_tf(
-        self, *, feature_columns: Sequence[str] | str, label_columns: str, batch_size: int = 256
-    ) -> Any:
-        """A data set of (features, label) pairs, for `model.fit` or a loop of one's own.
-
-        It gives this worker's rows, in batches of `batch_size` for this worker, the same number of
-        them on every worker. TensorFlow doesn't split it once more.
-
-        Args:
-            feature_columns: one column, or several that become a float32 matrix `(rows, columns)`.
-            label_columns: the column with the labels; they become float32.
-            batch_size: rows in a batch, at most; see `Shard.iter_batches`.
-
-        Raises:
-            KeyError: if there is no such column.
-        """
-        names = [feature_columns] if isinstance(feature_columns, str) else list(feature_columns)
-        for name in (*names, label_columns):
-            if name not in self.schema.names:
-                raise KeyError(f"No column {name!r} in {self.name!r}; it has {self.schema.names}.")
-
-        def pairs() -> Iterator[tuple[Any, Any]]:
-            for batch in self.iter_batches(batch_size=batch_size):
-                columns = [batch[name].astype(np.float32) for name in names]
-                single = isinstance(feature_columns, str)
-                features = columns[0] if single else np.column_stack(columns)
-                yield features, batch[label_columns].astype(np.float32)
-
-        features, label = next(pairs())
-        dataset = tf.data.Dataset.from_generator(
-            pairs, output_signature=(_batches_like(features), _batches_like(label))
-        )
-        batches = sum(1 for _ in self.iter_batches(batch_size=batch_size, batch_format="arrow"))
-        # Keras takes a data set of unknown length for one that has ended too early.
-        dataset = dataset.apply(tf.data.experimental.assert_cardinality(batches))
-        strategy = current_strategy()
-        if strategy.num_replicas_in_sync == 1:
-            return dataset
-        return strategy.distribute_datasets_from_function(lambda _: dataset)
-
-
-def _batches_like(batch: Any) -> tf.TensorSpec:
-    """Batches of any number of rows, otherwise shaped like this one."""
-    return tf.TensorSpec(shape=(None, *batch.shape[1:]), dtype=tf.as_dtype(batch.dtype))
 
 
 def _patch_keras() -> None:

@@ -1,7 +1,15 @@
-"""Data loaders that are split by rank and keep everything else that their user chose."""
+"""Data loaders that are split by rank, go on where a checkpoint was made, and stay what they were.
+
+A loader that reads its whole data set in order, or shuffled, is read by the core's plan: the same
+global batches on any number of workers. A user's own sampler is drawn by rank 0 and dealt out; its
+position is the number of items drawn.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import logging
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,45 +24,150 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from polytrain.data.cursor import Cursor, Epoch
+from polytrain.data.plan import Plan
+from polytrain.workers.session import open_cursor
 
-class EpochSampler(DistributedSampler[Any]):
-    """A `DistributedSampler` that counts its epochs itself."""
-
-    def __iter__(self) -> Iterator[Any]:
-        indices = super().__iter__()
-        self.set_epoch(self.epoch + 1)
-        return indices
+logger = logging.getLogger(__name__)
 
 
-class SplitSampler(Sampler[Any]):
+class EpochSampler(Sampler[Any]):
+    """Gives this rank's items of an epoch, and notes where in the epoch each of them ends.
+
+    A data loader asks for items long before it gives them: what has been given is up to whoever
+    takes the batches out of it.
+    """
+
+    def __init__(self, cursor: Cursor) -> None:
+        self.cursor = cursor
+        self.epoch: Epoch | None = None
+        self.stops: deque[int] = deque()
+
+    def begin(self, epoch: Epoch) -> None:
+        """The next iteration is over this epoch."""
+        self.epoch = epoch
+        self.stops.clear()
+
+
+class PlannedBatches(EpochSampler):
+    """The indices of this rank's batches, by the plan that shards are read by too."""
+
+    def __init__(self, cursor: Cursor, *, batch_size: int, drop_last: bool) -> None:
+        super().__init__(cursor)
+        self._batch_rows = batch_size * dist.get_world_size()
+        self._drop_last = drop_last
+
+    def __iter__(self) -> Iterator[list[int]]:
+        assert self.epoch is not None
+        plan = self.cursor.plan
+        order = plan.epoch(self.epoch.number)
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for positions in self.epoch.global_batches(self._batch_rows, self._remainder):
+            self.stops.append(positions.stop)
+            mine = [
+                int(row)
+                for shard, indices in plan.batch_share(positions.start, positions.stop, size, rank)
+                for picked in order.of_shard(shard).pick(indices)
+                for row in picked.rows
+            ]
+            # A batch of fewer rows than ranks: data loaders know no empty batch.
+            yield mine or [order[positions.start]]
+
+    def __len__(self) -> int:
+        start = self.cursor.next_start
+        return self.cursor.plan.num_batches(start, self._batch_rows, self._remainder)
+
+    @property
+    def _remainder(self) -> Any:
+        return "drop" if self._drop_last else "keep"
+
+
+class PlannedItems(EpochSampler):
+    """The same, one by one, for a loader that doesn't batch."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        super().__init__(cursor)
+        self._batches = PlannedBatches(cursor, batch_size=1, drop_last=False)
+        self.stops = self._batches.stops
+
+    def begin(self, epoch: Epoch) -> None:
+        self._batches.begin(epoch)
+
+    def __iter__(self) -> Iterator[int]:
+        for batch in self._batches:
+            yield from batch
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+class SplitSampler(EpochSampler):
     """A user's own sampler, dealt out: rank 0 draws, everybody takes every world_size-th.
 
     Rank 0's draw counts because samplers may be random, and the ranks must not disagree about
-    what an epoch consists of. A draw that doesn't divide evenly begins again at its start, as in
-    `DistributedSampler`, so that all ranks get equally many.
+    what an epoch consists of. It is drawn with torch's random numbers seeded for the epoch, so that
+    it is the same one after a restart. A draw that doesn't divide evenly begins again at its start,
+    as in `DistributedSampler`, so that all ranks get equally many.
     """
 
-    def __init__(self, sampler: Any) -> None:
+    def __init__(self, sampler: Any, cursor: Cursor, *, items_per_stop: int) -> None:
+        super().__init__(cursor)
         self.sampler = sampler
+        self._items_per_stop = items_per_stop
 
     def __iter__(self) -> Iterator[Any]:
+        assert self.epoch is not None
         rank, size = dist.get_rank(), dist.get_world_size()
-        drawn: list[Any] = [list(self.sampler) if rank == 0 else None]
-        dist.broadcast_object_list(drawn, src=0)
-        items = drawn[0]
+        drawn: list[Any] = [self._draw(self.epoch.number) if rank == 0 else None]
+        if size > 1:
+            dist.broadcast_object_list(drawn, src=0)
+        start = self.epoch.start
+        items = drawn[0][start:]
         padding = -len(items) % size
-        return iter([*items, *(items * size)[:padding]][rank::size])
+        mine = [*items, *(items * size)[:padding]][rank::size]
+        for first in range(0, len(mine), self._items_per_stop):
+            some = mine[first : first + self._items_per_stop]
+            self.stops.append(start + (first + len(some)) * size)
+            yield from some
 
     def __len__(self) -> int:
-        return -(-len(self.sampler) // dist.get_world_size())
+        left = max(0, len(self.sampler) - self.cursor.next_start)
+        return -(-left // dist.get_world_size())
+
+    def _draw(self, epoch: int) -> list[Any]:
+        digest = hashlib.blake2b(f"{self.cursor.plan.seed} {epoch}".encode(), digest_size=7)
+        seed = int.from_bytes(digest.digest(), "little")
+        inner = getattr(self.sampler, "sampler", None)
+        for generator in (getattr(of, "generator", None) for of in (self.sampler, inner)):
+            if generator is not None:
+                generator.manual_seed(seed)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            return list(self.sampler)
 
 
 class PreparedDataLoader:
     """A data loader whose batches are on this worker's device. Everything else is the loader's."""
 
-    def __init__(self, loader: DataLoader[Any], *, device: torch.device | None) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        device: torch.device | None,
+        split: DataLoader[Any] | None = None,
+        sampler: EpochSampler | None = None,
+    ) -> None:
+        """
+        Args:
+            loader: the user's.
+            device: where tensors go; None leaves them where they are.
+            split: the same, with the sampler.
+            sampler: gives this rank's part.
+        """
         self._loader = loader
         self._device = device
+        self._split = split or loader
+        self._sampler = sampler
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # while a copy is being made there is none yet
@@ -62,17 +175,27 @@ class PreparedDataLoader:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self._split)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
-            yield batch if self._device is None else _moved(batch, self._device)
+        if self._sampler is None:
+            yield from map(self._on_device, self._split)
+            return
+        with self._sampler.cursor.epoch() as epoch:
+            self._sampler.begin(epoch)
+            for batch in self._split:
+                # Given is given: whoever reports while handling a batch has used it.
+                epoch.given(self._sampler.stops.popleft())
+                yield self._on_device(batch)
+
+    def _on_device(self, batch: Any) -> Any:
+        return batch if self._device is None else _moved(batch, self._device)
 
 
-def sharded(loader: DataLoader[Any]) -> DataLoader[Any]:
+def sharded(loader: DataLoader[Any], *, device: torch.device | None) -> PreparedDataLoader:
     """The same loader, giving this rank its part only."""
     if isinstance(loader.sampler, DistributedSampler):
-        return loader
+        return PreparedDataLoader(loader, device=device)
     arguments: dict[str, Any] = {
         "dataset": loader.dataset,
         "num_workers": loader.num_workers,
@@ -87,37 +210,69 @@ def sharded(loader: DataLoader[Any]) -> DataLoader[Any]:
         "pin_memory_device": loader.pin_memory_device,
         "in_order": loader.in_order,
     }
+    cursor = open_cursor(_plan(loader))
+    sampler: EpochSampler
     if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-        return DataLoader(**arguments, batch_sampler=SplitSampler(loader.batch_sampler))
-    return DataLoader(
-        **arguments,
-        sampler=_split(loader),
-        batch_size=loader.batch_size,
-        drop_last=loader.drop_last,
-    )
+        sampler = SplitSampler(loader.batch_sampler, cursor, items_per_stop=1)
+        split = DataLoader(**arguments, batch_sampler=sampler)
+    elif not _reads_everything(loader):
+        # One stop for each batch.
+        sampler = SplitSampler(loader.sampler, cursor, items_per_stop=loader.batch_size or 1)
+        split = DataLoader(
+            **arguments,
+            sampler=sampler,
+            batch_size=loader.batch_size,
+            drop_last=loader.drop_last,
+        )
+    elif loader.batch_size is None:
+        sampler = PlannedItems(cursor)
+        split = DataLoader(**arguments, sampler=sampler, batch_size=None)
+    else:
+        sampler = PlannedBatches(cursor, batch_size=loader.batch_size, drop_last=loader.drop_last)
+        split = DataLoader(**arguments, batch_sampler=sampler)
+    if not loader.in_order:
+        logger.warning(
+            "A data loader with in_order=False gives batches as they come: after a restart, as "
+            "many as its worker processes have under way may come twice, or not at all."
+        )
+    return PreparedDataLoader(loader, device=device, split=split, sampler=sampler)
 
 
-def _split(loader: DataLoader[Any]) -> Sampler[Any]:
+def _reads_everything(loader: DataLoader[Any]) -> bool:
+    """Whether the loader reads the data set from first to last, or all of it in random order."""
     sampler = loader.sampler
     # Over another source than the data set, or with a size of its own, it is the user's choice.
-    all_in_order = type(sampler) is SequentialSampler
-    all_shuffled = (
+    in_order = type(sampler) is SequentialSampler
+    return (in_order or _shuffles(sampler)) and sampler.data_source is loader.dataset
+
+
+def _shuffles(sampler: Any) -> bool:
+    return (
         type(sampler) is RandomSampler
         and not sampler.replacement
         and sampler.num_samples == len(sampler.data_source)
     )
-    if not (all_in_order or all_shuffled) or sampler.data_source is not loader.dataset:
-        return SplitSampler(sampler)
-    return EpochSampler(loader.dataset, shuffle=all_shuffled, seed=_seed(loader))
+
+
+def _plan(loader: DataLoader[Any]) -> Plan:
+    """The order of the loader's epochs; of a user's own sampler, only what its position is of."""
+    planned = _reads_everything(loader) and type(loader.batch_sampler) in (BatchSampler, type(None))
+    return Plan(
+        rows=len(loader.dataset) if planned else 0,  # type: ignore[arg-type]  # it is map-style
+        # A map-style data set gives any item to anybody.
+        shards=1,
+        shuffle=planned and _shuffles(loader.sampler),
+        seed=_seed(loader),
+    )
 
 
 def _seed(loader: DataLoader[Any]) -> int:
     """A seed that all ranks share: rank 0's, from the loader's generator or else torch's own."""
     own = loader.generator.initial_seed() if loader.generator is not None else torch.initial_seed()
     seed = torch.tensor([own % (1 << 31)])
-    if dist.get_backend() == "nccl":
-        seed = seed.cuda()
-    dist.broadcast(seed, src=0)
+    if dist.get_world_size() > 1:
+        seed = seed.cuda() if dist.get_backend() == "nccl" else seed
+        dist.broadcast(seed, src=0)
     return int(seed.item())
 
 

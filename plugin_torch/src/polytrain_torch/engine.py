@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -77,11 +77,11 @@ class TorchEngine(Engine[Any]):
                     dist.destroy_process_group()
                 self._store = None
 
-    def count_ranks(self, world: World) -> int:
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
         device = _own_device(world.me) or torch.device("cpu")
-        one = torch.ones(1, device=device)
-        dist.all_reduce(one)
-        return int(one.item())
+        sums = torch.tensor(values, dtype=torch.int64, device=device)
+        dist.all_reduce(sums)
+        return [int(number) for number in sums.tolist()]
 
     def adapt(self, shard: Shard) -> TorchShard:
         return TorchShard(shard)
@@ -102,16 +102,21 @@ class TorchShard(ShardView):
     def iter_torch_batches(
         self,
         *,
-        batch_size: int = 256,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         drop_last: bool = False,
+        prefetch_batches: int = 1,
         dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
         device: torch.device | str | None = None,
     ) -> Iterator[dict[str, torch.Tensor]]:
-        """Iterate over the shard once, in dicts of column name to tensor.
+        """Iterate over one epoch, in dicts of column name to tensor; see `Shard.iter_batches`.
 
         Args:
-            batch_size: rows in a batch, at most; see `Shard.iter_batches`.
+            batch_size: rows in a worker's batch, at most.
+            global_batch_size: rows in the batches of all workers together, at most.
             drop_last: give full batches only.
+            prefetch_batches: prepare this many batches ahead, on a thread, and have them on the
+                device in time.
             dtypes: type of all columns, or of each by name; otherwise that of the data.
             device: where the tensors go; this worker's own device by default.
 
@@ -119,8 +124,20 @@ class TorchShard(ShardView):
             TypeError: if a column holds neither numbers nor booleans.
         """
         target = torch.device(device) if device is not None else current_device()
-        for batch in self._shard.iter_batches(batch_size=batch_size, drop_last=drop_last):
-            yield {name: _tensor(name, array, dtypes).to(target) for name, array in batch.items()}
+
+        def tensors(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+            return {
+                name: _on_device(_tensor(name, array, dtypes), target)
+                for name, array in batch.items()
+            }
+
+        return self._shard.iter_batches(
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            drop_last=drop_last,
+            prefetch_batches=prefetch_batches,
+            convert=tensors,
+        )
 
 
 def current_device() -> torch.device:
@@ -140,6 +157,13 @@ def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:
             f"The column {name!r} of type {array.dtype} can't become a tensor; "
             "encode it as numbers before training."
         ) from error
+
+
+def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type != "cuda":
+        return tensor.to(device)
+    # From pinned memory a copy runs beside whatever the device computes.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _own_device(me: Member) -> torch.device | None:

@@ -63,13 +63,17 @@ def prepare_data_loader(
     iteration is a new epoch, with another order where the loader shuffles; `set_epoch` need not be
     called.
 
+    Checkpoints record how far the loader has come, and a restarted training function goes on at
+    that batch, on another number of workers too: it has to prepare its loaders in the same order. A
+    sampler of the user's own is drawn anew, with torch's random numbers as they were.
+
     Args:
         loader: over a map-style data set. One over an `IterableDataset` is not split: such a data
             set has to look at `get_worker_info()` and the rank itself.
         add_dist_sampler: False to leave the loader unsplit.
         move_to_device: move the tensors of each batch to this worker's device.
     """
-    splits = add_dist_sampler and dist.get_world_size() > 1
-    if splits and not isinstance(loader.dataset, IterableDataset):
-        loader = sharded(loader)
-    return PreparedDataLoader(loader, device=current_device() if move_to_device else None)
+    device = current_device() if move_to_device else None
+    if add_dist_sampler and not isinstance(loader.dataset, IterableDataset):
+        return sharded(loader, device=device)
+    return PreparedDataLoader(loader, device=device)

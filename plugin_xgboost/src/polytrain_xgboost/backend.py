@@ -75,6 +75,7 @@ class XGBoost(Backend):
                 "xgboost.collective",
                 "polytrain_xgboost.engine",
             ),
+            reads_tables=True,
             # A metric such as AUC can't be put together from shards: every rank evaluates all rows.
             whole_datasets=frozenset()
             if job.has_training_function

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -57,8 +57,9 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             self._tracker.free()
             self._tracker = None
 
-    def count_ranks(self, world: World) -> int:
-        return int(collective.allreduce(np.ones(1), collective.Op.SUM)[0])
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        sums = collective.allreduce(np.array(values, dtype=np.int64), collective.Op.SUM)
+        return [int(number) for number in sums]
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> xgboost.Booster:
         options = self._options

@@ -30,7 +30,7 @@ from polytrain_plugins.problems import (
     patience_problems,
 )
 from polytrain_plugins.registry import backend_names, load_backend
-from polytrain_plugins.shard import BatchFormat, DatasetInfo, Shard, ShardView
+from polytrain_plugins.shard import BatchesAhead, BatchFormat, DatasetInfo, Shard, ShardView
 from polytrain_plugins.world import Member, Offer, World
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Backend",
     "BackendImportError",
     "BatchFormat",
+    "BatchesAhead",
     "Capabilities",
     "CheckpointInfo",
     "CheckpointKind",

@@ -43,6 +43,13 @@ class Demand:
     whole_datasets: frozenset[str] = frozenset()
     """Data sets that every rank gets whole instead of in shards."""
 
+    reads_tables: bool = False
+    """Whether training takes a shard as one table, rather than in batches: agents then hold it in
+    shared memory, and a restarted trainer maps it instead of reading it again."""
+
+    group: str | None = None
+    """Column of the sharded data sets whose equal values stay together on one rank."""
+
 
 class Backend(ABC):
     """One framework. A subclass is a frozen dataclass whose fields *are* the user's options.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -64,11 +64,16 @@ class Engine(ABC, Generic[Model]):
         yield
 
     @abstractmethod
-    def count_ranks(self, world: World) -> int:
-        """How many ranks the framework's own collective spans, by a collective operation of it.
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        """The sums of the ranks' numbers, by a collective operation of the framework's own.
 
-        Called on every rank right after `joined` was entered. The core refuses to train when it
-        isn't `world.size`: such a run would train each worker on its own part of the data.
+        Called on every rank right after `joined` was entered. The core sums up ones, and refuses to
+        train when that isn't `world.size`: such a run would train each worker on its own part of
+        the data. It sums up the rows that the ranks have, and compares them with the data set's.
+
+        Args:
+            values: the same number of them on every rank; from 0, and below 2 ** 40.
+            world: the generation.
         """
 
     def adapt(self, shard: Shard) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,8 @@ class DatasetInfo:
     columns: tuple[str, ...] = ()
     """Empty if the data set can't be read, which is a problem of its own."""
 
-    num_rows: int = 0
+    num_rows: int | None = 0
+    """None if it is not known: a Ray dataset whose pipeline runs while workers train."""
 
     def lacks(self, column: str) -> bool:
         """Whether there certainly is no such column."""
@@ -33,17 +34,30 @@ class Shard(ABC):
 
     Every row of the data set is in exactly one rank's shard, unless the backend asked for the
     whole set on every rank (`Demand.whole_datasets`).
+
+    There are two ways to read it, which divide the data set among the ranks in slightly different
+    ways when their number has changed since the run began: as a whole (`to_arrow`, `to_pandas`), or
+    in batches. Iterating has a position, which every checkpoint records.
     """
 
     name: str
     """The data set's name, as in `datasets={name: …}`."""
 
-    total_rows: int
-    """Rows of the whole data set, over all ranks."""
+    total_rows: int | None
+    """Rows of the whole data set, over all ranks; None for a stream of unknown length."""
+
+    gradient_weight: float = 1.0
+    """Of the batch that was given last: this rank's part of the global batch, times the number of
+    ranks. A loss that is a mean over the batch's rows, times this, averages over the ranks to the
+    mean over the global batch."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Rows of this shard."""
+        """Rows of this shard as a whole.
+
+        Raises:
+            TypeError: for a stream of unknown length.
+        """
 
     @property
     @abstractmethod
@@ -52,7 +66,7 @@ class Shard(ABC):
 
     @abstractmethod
     def to_arrow(self) -> pa.Table:
-        """The whole shard as an Arrow table. Nothing is copied."""
+        """The whole shard as an Arrow table."""
 
     @abstractmethod
     def to_pandas(self) -> Any:
@@ -62,25 +76,77 @@ class Shard(ABC):
     def iter_batches(
         self,
         *,
-        batch_size: int = 256,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        format: BatchFormat | None = None,
         batch_format: BatchFormat = "numpy",
         drop_last: bool = False,
+        prefetch_batches: int = 0,
+        convert: Callable[[Any], Any] | None = None,
     ) -> Iterator[Any]:
-        """Iterate over the shard once.
+        """Iterate over one epoch: a new one with every call, and where there is a shuffled order,
+        another one.
+
+        After a restart the first call goes on with the epoch that the checkpoint was made in, with
+        the row after the last that had been given by then. Leaving the loop early ends the epoch.
 
         Every rank gets the same number of batches, so that ranks that synchronise once a batch
         never wait for one another in vain.
 
         Args:
-            batch_size: Rows in a batch, at most. Without `drop_last` the rows are spread evenly
-                over the batches, so batches of different ranks differ by at most one row.
-            batch_format: "numpy" (dict of column name to array of shape `(rows,)` or
-                `(rows, …)`), "pandas" (DataFrame) or "arrow" (Table).
-            drop_last: Give full batches only and leave the rest of the rows out.
+            batch_size: Rows in a rank's batch, at most; 256 if neither is given.
+            global_batch_size: Rows in the batches of all ranks together, at most. They hold the
+                same rows whatever the number of ranks.
+            format: "numpy" (dict of column name to array of shape `(rows,)` or `(rows, …)`),
+                "pandas" (DataFrame) or "arrow" (Table).
+            batch_format: The same, by the name that Ray has for it.
+            drop_last: Give full batches only, whatever the data set's remainder policy is.
+            prefetch_batches: Prepare this many batches ahead, on a thread.
+            convert: Applied to each batch before it is given, on that thread.
 
         Raises:
-            ValueError: if `batch_size` is not positive or `batch_format` is unknown.
+            ValueError: if an argument has none of these values.
         """
+
+    @abstractmethod
+    def iter_ahead(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        drop_last: bool = False,
+    ) -> BatchesAhead:
+        """The same for a framework that takes batches long before it trains on them.
+
+        In NumPy's format. Nothing counts before `BatchesAhead.used` says so; an epoch of which
+        nothing was used is the next one's still.
+        """
+
+    @abstractmethod
+    def num_batches(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        drop_last: bool = False,
+    ) -> int:
+        """How many batches the next `iter_batches` with these arguments gives.
+
+        Raises:
+            TypeError: for a stream of unknown length.
+        """
+
+
+class BatchesAhead(Iterator[Any]):
+    """The batches of one epoch, taken ahead of their use."""
+
+    @abstractmethod
+    def used(self, count: int = 1) -> None:
+        """So many batches more, of those that were taken, have been trained on."""
+
+    @abstractmethod
+    def all_used(self) -> None:
+        """All batches that were taken have been trained on, and no more will be."""
 
 
 class ShardView(Shard):
@@ -90,6 +156,10 @@ class ShardView(Shard):
         self.name = shard.name
         self.total_rows = shard.total_rows
         self._shard = shard
+
+    @property
+    def gradient_weight(self) -> float:  # type: ignore[override]  # derived here, stored elsewhere
+        return self._shard.gradient_weight
 
     def __len__(self) -> int:
         return len(self._shard)
@@ -104,13 +174,11 @@ class ShardView(Shard):
     def to_pandas(self) -> Any:
         return self._shard.to_pandas()
 
-    def iter_batches(
-        self,
-        *,
-        batch_size: int = 256,
-        batch_format: BatchFormat = "numpy",
-        drop_last: bool = False,
-    ) -> Iterator[Any]:
-        return self._shard.iter_batches(
-            batch_size=batch_size, batch_format=batch_format, drop_last=drop_last
-        )
+    def iter_batches(self, **arguments: Any) -> Iterator[Any]:
+        return self._shard.iter_batches(**arguments)
+
+    def iter_ahead(self, **arguments: Any) -> BatchesAhead:
+        return self._shard.iter_ahead(**arguments)
+
+    def num_batches(self, **arguments: Any) -> int:
+        return self._shard.num_batches(**arguments)

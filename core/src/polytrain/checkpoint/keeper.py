@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest
+from polytrain.checkpoint.start import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config import CheckpointConfig
 from polytrain.policy.retention import expendable, ranked
@@ -24,6 +27,9 @@ class CheckpointKeeper:
     backend: str
     kind: CheckpointKind
     world_size: int
+    origin: StartingPoint = field(default_factory=StartingPoint)
+    """What the run itself began with."""
+
     committed: list[Manifest] = field(default_factory=list)
     _parts: dict[int, dict[int, PartStored]] = field(default_factory=dict)
     _next_number: int = 0
@@ -42,22 +48,38 @@ class CheckpointKeeper:
             return None
         return self._commit(self._parts.pop(part.checkpoint))
 
+    def start(self) -> StartingPoint:
+        """What the next attempt goes on from."""
+        manifest = self._newest_intact()
+        if manifest is None:
+            return self.origin
+        return StartingPoint(
+            path=str(self.store.directory(manifest.number)),
+            step=manifest.step,
+            own=True,
+            positions=manifest.positions,
+        )
+
     def newest_intact(self) -> CheckpointInfo | None:
         """The newest committed checkpoint whose files are all there; others are warned about."""
+        manifest = self._newest_intact()
+        return self._info(manifest) if manifest else None
+
+    def best(self) -> list[CheckpointInfo]:
+        """The committed checkpoints, from best to worst."""
+        return [self._info(manifest) for manifest in ranked(self.committed, self.config)]
+
+    def _newest_intact(self) -> Manifest | None:
         for manifest in reversed(self.committed):
             damage = self.store.damage(manifest)
             if not damage:
-                return self._info(manifest)
+                return manifest
             logger.warning(
                 "Checkpoint %s is left out: %s.",
                 self.store.directory(manifest.number),
                 "; ".join(damage),
             )
         return None
-
-    def best(self) -> list[CheckpointInfo]:
-        """The committed checkpoints, from best to worst."""
-        return [self._info(manifest) for manifest in ranked(self.committed, self.config)]
 
     @property
     def _parts_needed(self) -> int:
@@ -72,6 +94,7 @@ class CheckpointKeeper:
             backend=self.backend,
             world_size=self.world_size,
             generation=first.generation,
+            positions=self._positions(parts),
             files=tuple(file for rank in sorted(parts) for file in parts[rank].files),
         )
         self.store.commit(manifest)
@@ -81,6 +104,22 @@ class CheckpointKeeper:
             self.committed.remove(old)
             self.store.delete(old.number)
         return self._info(manifest)
+
+    def _positions(self, parts: dict[int, PartStored]) -> Mapping[str, Any]:
+        """Where the ranks stood in the data: all at the same rows, as far as they train together."""
+        first = parts[min(parts)]
+        for part in parts.values():
+            if part.positions != first.positions:
+                logger.warning(
+                    "Ranks %d and %d reported checkpoint %d at different rows of the data. A "
+                    "restart goes on at those of rank %d.",
+                    first.rank,
+                    part.rank,
+                    part.checkpoint,
+                    first.rank,
+                )
+                break
+        return first.positions
 
     def _info(self, manifest: Manifest) -> CheckpointInfo:
         path = str(self.store.directory(manifest.number))

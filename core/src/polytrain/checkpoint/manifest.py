@@ -39,6 +39,9 @@ class Manifest:
     backend: str
     world_size: int
     generation: int
+    positions: Mapping[str, Any]
+    """Data set → the row that comes next, and the order that it is counted in."""
+
     files: tuple[StoredFile, ...]
 
     def to_json(self) -> str:

@@ -18,6 +18,7 @@ def stored_part(
     checkpoint: int,
     step: int,
     metrics: Mapping[str, Any],
+    positions: Mapping[str, Any],
 ) -> PartStored | Failed:
     """Store one rank's part of a checkpoint, and say how it went. Never raises.
 
@@ -28,6 +29,7 @@ def stored_part(
         checkpoint: the checkpoint's number in the run.
         step: what the rank had reported last.
         metrics: reported at that step.
+        positions: data set → where the rank stood in it.
     """
     try:
         files = store.store_part(checkpoint, rank)
@@ -42,5 +44,6 @@ def stored_part(
         checkpoint=checkpoint,
         step=step,
         metrics=metrics,
+        positions=positions,
         files=files,
     )

@@ -1,71 +1,129 @@
-"""What one rank reads of a data set, and the reading of it, by its agent."""
+"""How the data sets of a run are shared out: decided in the driver, before anybody reads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from polytrain.data.plan import pieces_of, rank_rows
-from polytrain.data.reader import ShardInfo
-from polytrain.data.sources import Piece, Source
+from polytrain.config import DataConfig
+from polytrain.data.pieces import Piece
+from polytrain.data.plan import Plan
+from polytrain.data.rows import PieceRows
+from polytrain.data.sources import Source
+from polytrain.data.spec import Held, ShardSpec
+
+# Of rows that lie in memory anyway, a window may hold many.
+_WINDOW_IN_MEMORY = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """Rows start … stop - 1 of one piece."""
+class RunDataset:
+    """A data set of a run: what the user gave, what is wanted of it, and where groups begin."""
 
-    piece: Piece
-    start: int
-    stop: int
+    source: Source
+    config: DataConfig = field(default_factory=DataConfig)
+    group_starts: np.ndarray[Any, Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The data set's name."""
+        return self.source.info.name
+
+    def spec(
+        self,
+        *,
+        world_size: int,
+        whole: bool,
+        as_tables: bool,
+        only_tables: bool,
+        shards: int | None = None,
+    ) -> ShardSpec:
+        """How it is shared out.
+
+        Args:
+            world_size: number of ranks.
+            whole: every rank gets all rows.
+            as_tables: training takes a shard as one table.
+            only_tables: and does nothing else with it.
+            shards: canonical shards, if they have been cut before.
+        """
+        held = self._held(as_tables=as_tables, only_tables=only_tables)
+        starts = self.group_starts
+        return ShardSpec(
+            name=self.name,
+            num_rows=self.num_rows,
+            schema=self.source.schema,
+            plan=Plan(
+                rows=self.num_rows if starts is None else len(starts) - 1,
+                shards=shards or self._shards(held, 1 if whole else world_size),
+                shuffle=self.config.shuffle,
+                window=self._window(),
+                seed=self.config.seed,
+            ),
+            remainder=self.config.remainder,
+            held=held,
+            pieces=self.source.pieces if held is Held.NOTHING else (),
+            whole=whole,
+            group_starts=starts,
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole data set."""
+        rows = self.source.info.num_rows
+        assert rows is not None
+        return rows
+
+    def _held(self, *, as_tables: bool, only_tables: bool) -> Held:
+        if self.source.in_memory:
+            return Held.ALL
+        if only_tables:
+            return Held.SHARE
+        scattered = self.config.shuffle is True
+        if not as_tables and all(
+            piece.seekable(scattered=scattered) for piece in self.source.pieces
+        ):
+            return Held.NOTHING
+        return Held.SHARDS
+
+    def _shards(self, held: Held, world_size: int) -> int:
+        """Canonical shards. One, where it costs nothing to take rows from anywhere: then every
+        worker's batch comes from all over the data."""
+        anywhere = held is Held.ALL or (
+            held is Held.NOTHING
+            and all(piece.seekable(scattered=True) for piece in self.source.pieces)
+        )
+        return 1 if anywhere else world_size
+
+    def _window(self) -> int:
+        """Rows in a window: as many as are read from a file at once anyway."""
+        if self.config.window_rows is not None:
+            return self.config.window_rows
+        if self.source.in_memory:
+            return _WINDOW_IN_MEMORY
+        return max(piece.rows for piece in self.source.pieces)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """What one rank reads of a data set."""
+class Holding:
+    """Rows of a data set that an agent is to hold, and the pieces in which it finds them."""
 
-    info: ShardInfo
+    pieces: tuple[Piece, ...]
     schema: pa.Schema
-    parts: tuple[Part, ...]
+    rows: range
+
+    def read(self) -> pa.Table:
+        """The rows as one table."""
+        return PieceRows(self.pieces, self.schema).read(self.rows)
 
 
-def assign(source: Source, world_size: int, rank: int, *, whole: bool) -> Assignment:
-    """The part of a data set that one rank gets: its shard, or all of it."""
-    num_rows = source.info.num_rows
-    shards = 1 if whole else world_size
-    rows = rank_rows(num_rows, shards, 0 if whole else rank)
-    sizes = [piece.rows for piece in source.pieces]
-    return Assignment(
-        info=ShardInfo(
-            name=source.info.name,
-            total_rows=num_rows,
-            # The sizes of shards are at most one apart.
-            most_rows=-(-num_rows // shards),
-            fewest_rows=num_rows // shards,
-        ),
-        schema=source.schema,
-        parts=tuple(
-            Part(piece=source.pieces[found.piece], start=found.start, stop=found.stop)
-            for found in pieces_of(sizes, rows)
-        ),
+def holding(dataset: RunDataset, spec: ShardSpec, world_size: int, rank: int) -> Holding:
+    """What the agent of a rank is to hold of a data set."""
+    return Holding(
+        pieces=dataset.source.pieces,
+        schema=dataset.source.schema,
+        rows=spec.held_rows(world_size, rank),
     )
-
-
-def read(assignment: Assignment) -> pa.Table:
-    """Read the assigned rows, with the columns and types of the data set's schema."""
-    schema = assignment.schema
-    tables = [part.piece.read(part.start, part.stop) for part in assignment.parts]
-    if not tables:
-        return _empty(schema)
-    return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables])
-
-
-def _empty(schema: pa.Schema) -> pa.Table:
-    # `Schema.empty_table` knows no tensors.
-    columns = [
-        pa.ExtensionArray.from_storage(field.type, pa.array([], field.type.storage_type))
-        if isinstance(field.type, pa.BaseExtensionType)
-        else pa.array([], field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)

@@ -1,62 +1,190 @@
-"""Which rows belong to which rank, and in how many batches. Pure, and of constant size.
+"""Which rows are next, in which order, and whose they are. Pure, and of constant size.
 
-Rows are numbered through the whole data set, 0 … num_rows - 1, in the order of its pieces.
+A data set's rows are cut into *canonical shards* when a run begins, as many as it then has workers:
+consecutive, of equal size. An epoch is a sequence of positions, dealt to the canonical shards in
+turn, like cards: position p is the next row of shard p mod C, in the order of that shard and epoch.
+A *global batch* is a range of positions. So what is in a global batch, and what came before it, is
+the same however many workers there are, and one number says where a run stands in its epoch.
+
+Workers divide a global batch by its canonical shards. With C workers each has its own shard; with
+another number, worker w of W has the part from C * w / W to C * (w + 1) / W of the line of shards,
+so shards that lie on a border are read by two workers, of whom each takes its part of every batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Literal, TypeAlias
+
+from polytrain.data.order import InOrder, Order, Shuffled, Windows
+
+Shuffle: TypeAlias = bool | Literal["window"]
+Remainder: TypeAlias = Literal["keep", "pad", "drop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PieceRows:
-    """Some consecutive rows of one piece of a data set."""
+class Plan:
+    """The order of all epochs of a data set.
 
-    piece: int
-    start: int
-    """First row, counted within the piece."""
-
-    stop: int
-    """One past the last row."""
-
-
-def rank_rows(num_rows: int, world_size: int, rank: int) -> range:
-    """The rows of one rank: consecutive, each with exactly one rank, sizes at most one apart."""
-    return range(num_rows * rank // world_size, num_rows * (rank + 1) // world_size)
-
-
-def pieces_of(piece_sizes: Sequence[int], rows: range) -> Iterator[PieceRows]:
-    """Where the rows are found, in order.
-
-    Args:
-        piece_sizes: rows of every piece of the data set, in order.
-        rows: consecutive rows of the data set.
+    Nothing here is as large as the data: not in memory, and not in time.
     """
-    first = 0
-    for piece, size in enumerate(piece_sizes):
-        start, stop = max(rows.start, first), min(rows.stop, first + size)
-        if start < stop:
-            yield PieceRows(piece=piece, start=start - first, stop=stop - first)
-        first += size
+
+    rows: int
+    """Rows of the data set; with groups, groups."""
+
+    shards: int
+    """Canonical shards."""
+
+    shuffle: Shuffle = False
+    """False: each shard in its order. True: each shard in any order. "window": each shard's windows
+    in any order, and the rows of each window in any order, so that few rows need to be at hand."""
+
+    window: int = 1 << 16
+    """Rows in a window. Windows begin at its multiples, as row groups of that size do."""
+
+    seed: int = 0
+
+    def shard_rows(self, shard: int) -> range:
+        """The rows of a canonical shard."""
+        starts = _starts(self.rows, self.shards)
+        return range(starts[shard], starts[shard + 1])
+
+    def share(self, world_size: int, rank: int) -> range:
+        """The rows of one worker, as a part of the data set: consecutive, each with one worker."""
+        parts = [
+            _part(self.shard_rows(shard), low, high, world_size)
+            for shard, low, high in self._shards_of(world_size, rank)
+        ]
+        return range(parts[0].start, parts[-1].stop)
+
+    def reach(self, world_size: int, rank: int) -> range:
+        """The rows that a worker's batches come from: those of all shards that it has a part of."""
+        parts = [self.shard_rows(shard) for shard, _, _ in self._shards_of(world_size, rank)]
+        return range(parts[0].start, parts[-1].stop)
+
+    def batch_stop(self, start: int, batch_rows: int, remainder: Remainder) -> int:
+        """One past the last position of the global batch that begins at a position.
+
+        The same as `start` when no batch is left. With "keep" the rows that are left are spread
+        evenly over the batches that are left, so that none is much smaller than the others; with
+        "pad" the last one reaches beyond the epoch's end.
+
+        Args:
+            start: position of the batch's first row.
+            batch_rows: rows in a global batch, at most.
+            remainder: what becomes of rows that fill no batch.
+        """
+        left = max(0, self.rows - start)
+        if remainder == "keep":
+            batches = -(-left // batch_rows)
+            return start + (-(-left // batches) if batches else 0)
+        full = left >= batch_rows or (remainder == "pad" and left > 0)
+        return start + batch_rows if full else start
+
+    def num_batches(self, start: int, batch_rows: int, remainder: Remainder) -> int:
+        """How many global batches there are from a position to the epoch's end."""
+        left = max(0, self.rows - start)
+        return left // batch_rows if remainder == "drop" else -(-left // batch_rows)
+
+    def batch_share(
+        self, start: int, stop: int, world_size: int, rank: int
+    ) -> Iterator[tuple[int, range]]:
+        """One worker's part of the global batch of positions start … stop - 1.
+
+        Yields:
+            A canonical shard, and which of its rows, counted in the order of the epoch. Beyond a
+            shard's end its rows begin anew.
+        """
+        for shard, low, high in self._shards_of(world_size, rank):
+            turn = self._turns[shard]
+            dealt = range(-((turn - start) // self.shards), -((turn - stop) // self.shards))
+            yield from self._wrapped(shard, _part(dealt, low, high, world_size))
+
+    def epoch(self, number: int) -> EpochOrder:
+        """The order of one epoch."""
+        return EpochOrder(self, number)
+
+    def _wrapped(self, shard: int, indices: range) -> Iterator[tuple[int, range]]:
+        size = len(self.shard_rows(shard))
+        if size == 0 and self.rows:
+            # A shard without rows is filled up with the first shard's: that one has some.
+            shard = self.shard_at(0)
+            size = len(self.shard_rows(shard))
+        while indices:
+            first = indices.start % size
+            count = min(len(indices), size - first)
+            yield shard, range(first, first + count)
+            indices = indices[count:]
+
+    def _shards_of(self, world_size: int, rank: int) -> Iterator[tuple[int, int, int]]:
+        """A worker's part of the line of shards: shard, and from where to where, of world_size."""
+        first, last = self.shards * rank, self.shards * (rank + 1)
+        for shard in range(first // world_size, -(-last // world_size)):
+            origin = shard * world_size
+            yield shard, max(first - origin, 0), min(last - origin, world_size)
+
+    @property
+    def _turns(self) -> Sequence[int]:
+        return _turns(self.shards)
+
+    def shard_at(self, turn: int) -> int:
+        """The shard to which a position is dealt whose rest by the number of shards is `turn`."""
+        return self._turns.index(turn)
 
 
-def batch_rows(
-    rows: int, most_rows: int, fewest_rows: int, batch_size: int, *, drop_last: bool
-) -> Iterator[range]:
-    """Cut a rank's rows into batches, the same number of them on every rank.
+class EpochOrder:
+    """The order of one epoch's rows."""
 
-    Args:
-        rows: rows of this rank.
-        most_rows: rows of the rank that has the most.
-        fewest_rows: rows of the rank that has the fewest.
-        batch_size: rows in a batch, at most.
-        drop_last: full batches only; otherwise all rows, spread evenly over the batches.
+    def __init__(self, plan: Plan, number: int) -> None:
+        self._plan = plan
+        self._number = number
+        self._orders: dict[int, Order] = {}
+
+    def __getitem__(self, position: int) -> int:
+        """The row at a position."""
+        index, turn = divmod(position, self._plan.shards)
+        return self.of_shard(self._plan.shard_at(turn))[index]
+
+    def of_shard(self, shard: int) -> Order:
+        """The order of one canonical shard's rows."""
+        if shard not in self._orders:
+            self._orders[shard] = self._order(shard)
+        return self._orders[shard]
+
+    def _order(self, shard: int) -> Order:
+        plan = self._plan
+        rows, key = plan.shard_rows(shard), (plan.seed, self._number, shard)
+        if plan.shuffle == "window":
+            return Windows(rows, plan.window, key)
+        return Shuffled(rows, key) if plan.shuffle else InOrder(rows)
+
+
+def _part(whole: range, low: int, high: int, parts: int) -> range:
+    """From low / parts to high / parts of some consecutive numbers."""
+    return whole[len(whole) * low // parts : len(whole) * high // parts]
+
+
+@lru_cache(maxsize=8)
+def _turns(shards: int) -> tuple[int, ...]:
+    """Shard → its turn when positions are dealt.
+
+    Turns go back and forth over the line of shards (by the reversed bits of their numbers), so that
+    any few positions in a row are spread over all workers, however many there are.
     """
-    if drop_last:
-        for batch in range(fewest_rows // batch_size):
-            yield range(batch * batch_size, (batch + 1) * batch_size)
-        return
-    batches = -(-most_rows // batch_size)
-    for batch in range(batches):
-        yield rank_rows(rows, batches, batch)
+    bits = max(1, (shards - 1).bit_length())
+    order = sorted(range(shards), key=lambda shard: int(f"{shard:0{bits}b}"[::-1], 2))
+    turns = [0] * shards
+    for turn, shard in enumerate(order):
+        turns[shard] = turn
+    return tuple(turns)
+
+
+@lru_cache(maxsize=64)
+def _starts(rows: int, shards: int) -> tuple[int, ...]:
+    """Where each shard begins; and the end. Those that are dealt to first may have a row more."""
+    least, rest = divmod(rows, shards)
+    sizes = (least + (turn < rest) for turn in _turns(shards))
+    return tuple(accumulate(sizes, initial=0))

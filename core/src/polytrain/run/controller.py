@@ -98,23 +98,19 @@ class Controller:
                 assert_never(action)
 
     def _launch(self, generation: int) -> None:
-        restored = self.keeper.newest_intact()
-        first_step = restored.step if restored else 0
+        start = self.keeper.start()
         # What came after the checkpoint is done, and reported, once more.
-        self.history = [report for report in self.history if report.step <= first_step]
+        self.history = [report for report in self.history if report.step <= start.step]
         self.keeper.store.sweep()
         self.output.flush()
         self.output.muted = False
-        self._attempt = Attempt(
-            generation=generation, checkpoint=restored.path if restored else None
-        )
+        self._attempt = Attempt(generation=generation, checkpoint=start.path)
         self.observers.attempt_started(self.run, self._attempt)
         self.group.launch(
             LaunchOrder(
                 generation=generation,
                 members=self.group.members,
-                checkpoint=self._attempt.checkpoint,
-                first_step=first_step,
+                start=start,
                 first_checkpoint=self.keeper.next_number,
             )
         )

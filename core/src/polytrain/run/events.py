@@ -61,6 +61,9 @@ class PartStored:
 
     step: int
     metrics: Mapping[str, Any]
+    positions: Mapping[str, Any]
+    """Data set → where the rank stood in it, as plain values."""
+
     files: tuple[StoredFile, ...]
 
 

@@ -14,8 +14,10 @@ from rich.console import Console
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.keeper import CheckpointKeeper
+from polytrain.checkpoint.start import StartingPoint
 from polytrain.config import RunConfig, ScalingConfig
-from polytrain.data.sources import Source
+from polytrain.data.assignment import RunDataset
+from polytrain.data.spec import ShardSpec
 from polytrain.errors import TrainingFailedError
 from polytrain.policy.failure import FailurePolicy
 from polytrain.reporting.observers import Observers, installed_observers
@@ -37,17 +39,37 @@ class Run:
     backend: Backend
     training_function: Callable[..., Any] | None
     training_config: Mapping[str, Any] | None
-    sources: tuple[Source, ...]
+    datasets: tuple[RunDataset, ...]
     demand: Demand
     scaling: ScalingConfig
     config: RunConfig
     path: Path
     """The run's directory, which isn't there yet."""
 
+    start: StartingPoint
+    """What the run begins with."""
+
     @property
     def world_size(self) -> int:
         """Ranks; one when the run is inline."""
         return max(1, self.scaling.num_workers)
+
+    @property
+    def specs(self) -> tuple[ShardSpec, ...]:
+        """How the data sets are shared out, in their order."""
+        return tuple(self._spec(dataset) for dataset in self.datasets)
+
+    def _spec(self, dataset: RunDataset) -> ShardSpec:
+        position = self.start.positions.get(dataset.name)
+        tables = self.demand.reads_tables
+        return dataset.spec(
+            world_size=self.world_size,
+            # Cut once, by the run that began with the data.
+            shards=position["plan"]["shards"] if position else None,
+            whole=dataset.name in self.demand.whole_datasets,
+            as_tables=tables,
+            only_tables=tables and self.training_function is None,
+        )
 
     @property
     def info(self) -> RunInfo:
@@ -110,6 +132,7 @@ def _controller(run: Run, observers: Observers, stack: contextlib.ExitStack) -> 
             backend=run.backend.name,
             kind=run.backend.capabilities.checkpoint,
             world_size=run.world_size,
+            origin=run.start,
         ),
         journal=stack.enter_context(Journal(run.path / "journal.jsonl")),
         observers=observers,
@@ -123,7 +146,8 @@ def _group(run: Run) -> WorkerGroup:
 
         return InlineGroup(
             job=run.job,
-            sources=run.sources,
+            datasets=run.datasets,
+            specs=run.specs,
             environment=run.demand.environment,
             cpus=run.scaling.cpus_per_worker,
         )
@@ -136,7 +160,8 @@ def _group(run: Run) -> WorkerGroup:
             scaling=run.scaling,
             demand=run.demand,
             job=run.job,
-            sources=run.sources,
+            datasets=run.datasets,
+            specs=run.specs,
             directory=directory,
             # At the interactive prompt the working directory is on the path as "".
             path=tuple(entry or directory for entry in sys.path),

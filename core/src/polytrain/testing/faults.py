@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +89,8 @@ class _FaultyEngine(Engine[Any]):
         with self._inner.joined(world):
             yield
 
-    def count_ranks(self, world: World) -> int:
-        return self._inner.count_ranks(world)
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        return self._inner.sum_over_ranks(values, world)
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> Any:
         return self._inner.train(shards, _FaultySession(session, self._fault))

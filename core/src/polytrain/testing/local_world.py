@@ -20,8 +20,9 @@ import cloudpickle
 import psutil
 import pyarrow as pa
 
-from polytrain.data.assignment import assign, read
-from polytrain.data.reader import TableShard
+from polytrain.checkpoint.start import StartingPoint
+from polytrain.data.assignment import RunDataset
+from polytrain.data.opening import open_shards
 from polytrain.data.sources import describe
 from polytrain.run.events import Done, Failed, Offered, Reported
 from polytrain.workers.job import LaunchOrder, TrainerJob
@@ -120,8 +121,7 @@ def run_world(
     order = LaunchOrder(
         generation=0,
         members=members([Place(node_id="local", host=_HOST)] * world_size, cpus=1, gpus=0),
-        checkpoint=str(checkpoint) if checkpoint else None,
-        first_step=0,
+        start=StartingPoint(path=str(checkpoint) if checkpoint else None),
         first_checkpoint=0,
     )
     with _Processes(job, order, data) as processes:
@@ -142,10 +142,11 @@ class _Processes:
         self._offers: dict[int, Any] = {}
 
     def __enter__(self) -> _Processes:
-        source = describe("train", self._data)
+        world_size = len(self._order.members)
+        dataset = RunDataset(source=describe("train", self._data))
+        spec = dataset.spec(world_size=world_size, whole=False, as_tables=False, only_tables=False)
         environment = {**os.environ, **self._environment()}
         for member in self._order.members:
-            assignment = assign(source, len(self._order.members), member.rank, whole=False)
             ours, theirs = socket.socketpair()
             code = f"from polytrain.testing.local_world import child; child({theirs.fileno()})"
             self._processes.append(
@@ -157,9 +158,9 @@ class _Processes:
             )
             theirs.close()
             self._sockets.append(ours)
-            start = (self._job, self._order, member.rank, assignment.info, read(assignment))
+            start = (self._job, self._order, member.rank, spec, self._data)
             function = self._job.training_function
-            ours.sendall(pack(["start", pickled_with(function, start)]))
+            ours.sendall(pack(["start", pickled_with(function, value=start)]))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -233,7 +234,7 @@ def child(descriptor: int) -> None:
     """The body of a rank's process: a trainer's, with a look at what it leaves behind."""
     channel = SocketChannel(socket.socket(fileno=descriptor))
     _, start = channel.receive()
-    job, order, rank, info, table = cloudpickle.loads(start)
+    job, order, rank, spec, table = cloudpickle.loads(start)
     # The framework's import may set variables and start threads: that isn't the engine's doing.
     job.backend.engine()
     before = _Traces.now()
@@ -241,7 +242,9 @@ def child(descriptor: int) -> None:
         job=job,
         order=order,
         rank=rank,
-        shards={info.name: TableShard(table, info)},
+        shards=lambda: open_shards(
+            [spec], iter([table]), {}, world_size=len(order.members), rank=rank
+        ),
         channel=channel,
     )
     channel.send(["left", _Traces.now().beyond(before)])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from polytrain_plugins import (
     Backend,
     Capabilities,
     CheckpointKind,
+    Demand,
     Engine,
     Job,
     Member,
@@ -59,6 +60,9 @@ class Reference(Backend):
             return
         yield from missing_label(self.label)
         yield from missing_columns(job, label=self.label)
+
+    def demand(self, job: Job) -> Demand:
+        return Demand(reads_tables=not job.has_training_function)
 
     def engine(self) -> ReferenceEngine:
         return ReferenceEngine(self)
@@ -103,8 +107,8 @@ class ReferenceEngine(Engine[Vector]):
             self._star = Star(peers, is_center=world.me.rank == 0)
             yield
 
-    def count_ranks(self, world: World) -> int:
-        return int(self._star.sum(np.ones(1))[0])
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        return [int(number) for number in self._star.sum(np.array(values, dtype=float))]
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> Vector:
         features, labels = self._matrix(shards["train"])

@@ -39,7 +39,7 @@ from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
-    from polytrain.data.assignment import Assignment
+    from polytrain.workers.holdings import DataOrder, Holdings
 
 _READ_SIZE = 1 << 16
 
@@ -109,15 +109,14 @@ class Agent:
         self._concluding: asyncio.Task[None] | None = None
         self._rank = -1
         self._job = b""
-        self._shards: list[int] = []
-        self._infos: tuple[Any, ...] = ()
+        self._held: Holdings | None = None
 
     async def place(self) -> AgentPlace:
         """Where this agent is."""
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return AgentPlace(node_id=self._node_id, host=host)
 
-    async def prepare(self, rank: int, job: bytes, assignments: tuple[Assignment, ...]) -> None:
+    async def prepare(self, rank: int, job: bytes, data: DataOrder | None) -> None:
         """Take a rank, and read its data while the zygote imports.
 
         Raises:
@@ -125,11 +124,9 @@ class Agent:
         """
         self._rank, self._job = rank, job
         self._connect_zygote()
-        self._infos = tuple(assignment.info for assignment in assignments)
-        loop = asyncio.get_running_loop()
-        for assignment in assignments:
-            descriptor = await loop.run_in_executor(None, _load, assignment)
-            self._shards.append(descriptor)
+        if data is not None:
+            loop = asyncio.get_running_loop()
+            self._held = await loop.run_in_executor(None, _hold, data)
 
     async def events(self) -> AsyncIterator[list[Event | Output]]:
         """Everything that happens, in order, at once; what is ready together comes together."""
@@ -164,7 +161,7 @@ class Agent:
                 self._zygote.request(["kill", generation])
 
     def _launch(self, order: LaunchOrder) -> None:
-        zygote = self._connect_zygote()
+        zygote, held = self._connect_zygote(), self._held
         ours, theirs = socket.socketpair()
         outputs = {stream: os.pipe() for stream in ("stdout", "stderr")}
         writers = [writer for _, writer in outputs.values()]
@@ -176,7 +173,7 @@ class Agent:
                 self._spec.directory,
                 list(self._spec.zygote.path),
             ],
-            [theirs.fileno(), *writers, *self._shards],
+            [theirs.fileno(), *writers, *(held.descriptors if held else ())],
         )
         theirs.close()
         for writer in writers:
@@ -184,7 +181,8 @@ class Agent:
         readers = {reader: stream for stream, (reader, _) in outputs.items()}
         trainer = _Trainer(order.generation, ours, readers)
         self._trainer = trainer
-        ours.sendall(pack(["start", self._job, pickle.dumps((order, self._infos)), self._rank]))
+        extents = held.extents if held else ()
+        ours.sendall(pack(["start", self._job, pickle.dumps((order, extents)), self._rank]))
         loop = asyncio.get_running_loop()
         ours.setblocking(False)
         loop.add_reader(ours, self._read_messages, trainer)
@@ -263,8 +261,8 @@ class Agent:
 
     def _take(self, trainer: _Trainer, message: Message) -> None:
         if message[0] == "staged":
-            _, number, step, metrics = message
-            store = self._store(trainer.generation, number, step, metrics)
+            _, number, step, metrics, positions = message
+            store = self._store(trainer.generation, number, step, metrics, positions)
             trainer.storing.append(asyncio.get_running_loop().create_task(store))
         else:
             if message[0] == "raised":
@@ -275,7 +273,12 @@ class Agent:
             self._events.put_nowait(event)
 
     async def _store(
-        self, generation: int, number: int, step: int, metrics: Mapping[str, Any]
+        self,
+        generation: int,
+        number: int,
+        step: int,
+        metrics: Mapping[str, Any],
+        positions: Mapping[str, Any],
     ) -> None:
         store = partial(
             stored_part,
@@ -285,6 +288,7 @@ class Agent:
             checkpoint=number,
             step=step,
             metrics=metrics,
+            positions=positions,
         )
         loop = asyncio.get_running_loop()
         self._events.put_nowait(await loop.run_in_executor(self._storer, store))
@@ -329,9 +333,8 @@ class Agent:
         )
 
 
-def _load(assignment: Assignment) -> int:
+def _hold(data: DataOrder) -> Holdings:
     # Arrow takes a while to import; an agent of a run without data starts sooner.
-    from polytrain.data.assignment import read
-    from polytrain.data.reader import to_shared_memory
+    from polytrain.workers.holdings import hold
 
-    return to_shared_memory(read(assignment))
+    return hold(data)

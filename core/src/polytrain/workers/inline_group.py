@@ -7,10 +7,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Mapping
 
+import pyarrow as pa
+
 from polytrain.checkpoint.parts import stored_part
-from polytrain.data.assignment import assign, read
-from polytrain.data.reader import TableShard
-from polytrain.data.sources import Source
+from polytrain.data.assignment import RunDataset, holding
+from polytrain.data.opening import open_shards
+from polytrain.data.spec import Held, ShardSpec
 from polytrain.run.events import AgentsPlaced, Event, Exited
 from polytrain.workers.group import Handler
 from polytrain.workers.job import LaunchOrder, TrainerJob
@@ -30,15 +32,21 @@ class InlineGroup:
         self,
         *,
         job: TrainerJob,
-        sources: tuple[Source, ...],
+        datasets: tuple[RunDataset, ...],
+        specs: tuple[ShardSpec, ...],
         environment: Mapping[str, str],
         cpus: int,
     ) -> None:
         self._job = job
-        self._sources = sources
+        self._specs = specs
+        self._holdings = [
+            holding(dataset, spec, 1, 0)
+            for dataset, spec in zip(datasets, specs, strict=True)
+            if spec.held is not Held.NOTHING
+        ]
         self._environment = environment
         self._cpus = cpus
-        self._shards: dict[str, TableShard] = {}
+        self._tables: list[pa.Table] = []
         self._pending: list[Event] = []
         self._ordered: LaunchOrder | None = None
         self._inbox: deque[Message] = deque()
@@ -50,9 +58,7 @@ class InlineGroup:
         return members([here], cpus=self._cpus, gpus=0)
 
     def place(self) -> None:
-        for source in self._sources:
-            assignment = assign(source, 1, 0, whole=True)
-            self._shards[source.info.name] = TableShard(read(assignment), assignment.info)
+        self._tables = [holding.read() for holding in self._holdings]
         self._pending.append(AgentsPlaced())
 
     def launch(self, order: LaunchOrder) -> None:
@@ -86,13 +92,19 @@ class InlineGroup:
         unset = {k: v for k, v in self._environment.items() if k not in os.environ}
         with changed_environment(unset), contextlib.suppress(EOFError):
             run_trainer(
-                job=self._job, order=order, rank=0, shards=dict(self._shards), channel=channel
+                job=self._job,
+                order=order,
+                rank=0,
+                shards=lambda: open_shards(
+                    self._specs, iter(self._tables), order.start.positions, world_size=1, rank=0
+                ),
+                channel=channel,
             )
         handle(Exited(generation=order.generation, rank=0, how="returned", killed=self._killed))
 
     def _take(self, message: Message, generation: int, handle: Handler) -> None:
         if message[0] == "staged":
-            _, number, step, metrics = message
+            _, number, step, metrics, positions = message
             handle(
                 stored_part(
                     self._job.store,
@@ -101,6 +113,7 @@ class InlineGroup:
                     checkpoint=number,
                     step=step,
                     metrics=metrics,
+                    positions=positions,
                 )
             )
         else:

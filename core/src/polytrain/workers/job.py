@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polytrain.checkpoint.start import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain_plugins import Backend, CheckpointKind, Member
 
@@ -38,11 +39,6 @@ class LaunchOrder:
 
     generation: int
     members: tuple[Member, ...]
-    checkpoint: str | None
-    """Directory to go on from."""
-
-    first_step: int
-    """Step of that checkpoint; 0 without one."""
-
+    start: StartingPoint
     first_checkpoint: int
     """Number of the first checkpoint that this generation makes."""

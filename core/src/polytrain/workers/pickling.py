@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,14 +12,16 @@ from typing import Any
 import cloudpickle
 
 
-def pickled_with(function: Any, value: Any) -> bytes:
-    """Pickle a value that holds a user's function.
+def pickled_with(*functions: Any, value: Any) -> bytes:
+    """Pickle a value that holds functions of the user's.
 
     Functions of a script, a notebook or a prompt travel by value, those of modules by name. A
     module that other processes can't find by its name (a test file, one that was loaded from its
     path) travels by value too.
     """
-    with _by_value(getattr(function, "__module__", None)):
+    with contextlib.ExitStack() as stack:
+        for name in {getattr(function, "__module__", None) for function in functions}:
+            stack.enter_context(_by_value(name))
         pickled: bytes = cloudpickle.dumps(value)
     return pickled
 

@@ -14,12 +14,13 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polytrain.config import ScalingConfig
-from polytrain.data.assignment import assign
-from polytrain.data.sources import ObjectPiece, Source, TablePiece
+from polytrain.data.assignment import RunDataset
+from polytrain.data.spec import ShardSpec
 from polytrain.run.events import AgentLost, AgentsPlaced, Event, PlacementFailed
 from polytrain.workers.agent import Agent, AgentPlace, AgentSpec
 from polytrain.workers.cluster import free_resources, totals_of_node
 from polytrain.workers.group import Handler
+from polytrain.workers.holdings import DataOffice
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.output import Output
 from polytrain.workers.pickling import pickled_with
@@ -38,7 +39,7 @@ _AgentActor = ray.remote(Agent)
 
 # Imported in the zygotes of every run, and of those with data: Arrow's conversions use pandas.
 _PRELOAD = ("polytrain.workers.trainer_process",)
-_PRELOAD_WITH_DATA = ("pandas", "polytrain.data.reader")
+_PRELOAD_WITH_DATA = ("pandas", "polytrain.data.opening")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,10 @@ class RayGroupSpec:
     scaling: ScalingConfig
     demand: Demand
     job: TrainerJob
-    sources: tuple[Source, ...]
+    datasets: tuple[RunDataset, ...]
+    specs: tuple[ShardSpec, ...]
+    """Of the data sets, in the same order."""
+
     directory: str
     """The driver's working directory."""
 
@@ -66,8 +70,8 @@ class RayGroup:
         self._agent_spec = self._describe_agents()
         # Frameworks import here while Ray still starts the actors.
         self._zygote = self._start_zygote_early()
-        self._sources: tuple[Source, ...] | None = None
-        self._job = pickled_with(spec.job.training_function, spec.job)
+        self._data: DataOffice | None = None
+        self._job = pickled_with(spec.job.training_function, value=spec.job)
         self._bundles: PlacementGroup | None = None
         self._bundle_of_rank: list[int] = []
         self._created: list[Any] = []
@@ -158,7 +162,7 @@ class RayGroup:
             environment=environment,
             modules=(
                 *_PRELOAD,
-                *(_PRELOAD_WITH_DATA if self._spec.sources else ()),
+                *(_PRELOAD_WITH_DATA if self._spec.datasets else ()),
                 *self._spec.demand.preload,
             ),
             path=self._spec.path,
@@ -230,28 +234,16 @@ class RayGroup:
         return found
 
     def _prepare(self, ranks: Iterable[int]) -> None:
-        sources = self._shared_sources()
-        whole = self._spec.demand.whole_datasets
+        # Only now: while the actors started, the zygotes could import.
+        data = self._data = self._data or DataOffice(self._spec.datasets, self._spec.specs)
         prepared = []
         for rank in ranks:
-            assignments = tuple(
-                assign(source, self._world_size, rank, whole=source.info.name in whole)
-                for source in sources
-            )
             agent = self._agents[rank]
             stream = agent.events.options(num_returns="streaming").remote()
             self._streams[stream] = rank
-            prepared.append(agent.prepare.remote(rank, self._job, assignments))
+            order = data.order(self._world_size, rank)
+            prepared.append(agent.prepare.remote(rank, self._job, order))
         ray.get(prepared)
-
-    def _shared_sources(self) -> tuple[Source, ...]:
-        """The sources, with tables of this process put where every node can read them, once."""
-        if self._sources is None:
-            self._sources = tuple(
-                replace(source, pieces=tuple(_shared(piece) for piece in source.pieces))
-                for source in self._spec.sources
-            )
-        return self._sources
 
     def _take(self, stream: Any) -> list[Event | Output]:
         try:
@@ -275,10 +267,6 @@ class RayGroup:
         free = free_resources()
         has = ", ".join(f"{free.get(name, 0):g} {name}" for name in resources)
         return f"{self._world_size} workers of {wanted} each; the cluster has {has} free"
-
-
-def _shared(piece: Any) -> Any:
-    return ObjectPiece(ray.put(piece.table), piece.rows) if isinstance(piece, TablePiece) else piece
 
 
 def _holds(totals: Mapping[str, float], demand: Mapping[str, float]) -> bool:

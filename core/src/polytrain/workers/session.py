@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.errors import NotInTrainerError
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.wire import Channel, report_message, staged_message
-from polytrain_plugins import Engine, Shard, World
+from polytrain_plugins import Engine, World
+
+if TYPE_CHECKING:
+    from polytrain.data.cursor import Cursor
+    from polytrain.data.plan import Plan
+    from polytrain.data.reader import RowsShard
 
 logger = logging.getLogger(__name__)
 
@@ -70,19 +76,21 @@ class TrainerSession:
         order: LaunchOrder,
         world: World,
         engine: Engine[Any],
-        shards: Mapping[str, Shard],
+        shards: Mapping[str, RowsShard],
         channel: Channel,
     ) -> None:
         self.world = world
-        self.checkpoint = Path(order.checkpoint) if order.checkpoint else None
+        self.checkpoint = Path(order.start.path) if order.start.path else None
         self.context = Context(run_name=job.run_name, world=world)
         self._job = job
         self._engine = engine
         self._shards = shards
+        self._cursors = {name: shard.cursor for name, shard in shards.items()}
+        self._positions = order.start.positions
         self._channel = channel
-        self._step = order.first_step
+        self._step = order.start.step
         self._next_checkpoint = order.first_checkpoint
-        self._saved_step = order.first_step if order.checkpoint else None
+        self._saved_step = order.start.step if order.start.own else None
         self._last_metrics: Mapping[str, Any] = {}
         self._told_ignored = False
         self._lock = threading.Lock()
@@ -132,8 +140,27 @@ class TrainerSession:
         """The shard of this rank, as the engine presents it."""
         if name not in self._shards:
             known = ", ".join(map(repr, self._shards)) or "none were passed to make_trainer"
-            raise KeyError(f"No data set is named {name!r}. There are: {known}.")
+            nearest = difflib.get_close_matches(name, self._shards, n=1)
+            meant = f" Did you mean {nearest[0]!r}?" if nearest else ""
+            raise KeyError(f"No data set is named {name!r}. There are: {known}.{meant}")
         return self._engine.adapt(self._shards[name])
+
+    def cursor(self, plan: Plan) -> Cursor:
+        """A position of its own for data that the training function brings along itself.
+
+        Its name is the number of its call: a training function makes the same calls every time.
+        """
+        from polytrain.data.cursor import cursor_at
+        from polytrain.data.position import DataPosition
+
+        name = f"data loader {len(self._cursors) - len(self._shards)}"
+        positions = {}
+        if name in self._positions:
+            position = positions[name] = DataPosition.from_plain(self._positions[name])
+            # Its seed is whatever the process's random numbers began with: the first one counts.
+            plan = replace(plan, seed=position.plan.seed)
+        self._cursors[name] = cursor_at(name, plan, positions)
+        return self._cursors[name]
 
     @property
     def _writes(self) -> bool:
@@ -153,7 +180,12 @@ class TrainerSession:
         write(self._job.store.new_staging(number, self.world.me.rank))
         self._next_checkpoint += 1
         # From here on the checkpoint belongs to the agent, whatever becomes of this process.
-        self._channel.send(staged_message(number, self._step, self._last_metrics))
+        positions = {
+            name: cursor.position.to_plain()
+            for name, cursor in self._cursors.items()
+            if cursor.has_moved
+        }
+        self._channel.send(staged_message(number, self._step, self._last_metrics, positions))
 
 
 def _copy(source: str, target: Path) -> None:
@@ -220,6 +252,15 @@ def get_dataset_shard(name: str = "train") -> Any:
         NotInTrainerError: outside a training function.
     """
     return _session("get_dataset_shard").shard(name)
+
+
+def open_cursor(plan: Plan) -> Cursor:
+    """For plugins: a position in data that a training function brings along, kept in checkpoints.
+
+    Raises:
+        NotInTrainerError: outside a training function.
+    """
+    return _session("open_cursor").cursor(plan)
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

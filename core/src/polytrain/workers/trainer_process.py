@@ -9,7 +9,7 @@ import pickle
 import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
@@ -26,22 +26,35 @@ from polytrain.workers.wire import (
     raised_message,
     world_from,
 )
-from polytrain_plugins import Engine, Shard, World
+from polytrain_plugins import Engine, World
 
 if TYPE_CHECKING:
-    from polytrain.data.reader import ShardInfo
+    from polytrain.data.reader import RowsShard
+    from polytrain.data.shared_memory import Extent
 
 
 class JoinError(Exception):
-    """The framework's collective doesn't span the world."""
+    """The framework's collective doesn't span the world, or not all of the data."""
 
 
 def run_trainer(
-    *, job: TrainerJob, order: LaunchOrder, rank: int, shards: Mapping[str, Shard], channel: Channel
+    *,
+    job: TrainerJob,
+    order: LaunchOrder,
+    rank: int,
+    shards: Callable[[], Mapping[str, RowsShard]],
+    channel: Channel,
 ) -> None:
     """Run one trainer of one generation to its end, in this process.
 
     Every outcome is told over the channel, exceptions of the training too, which end here.
+
+    Args:
+        job: what to train.
+        order: in which generation.
+        rank: which rank of it.
+        shards: opens this rank's shards.
+        channel: to whom it is told.
 
     Raises:
         EOFError: nobody listens any more.
@@ -56,13 +69,14 @@ def run_trainer(
                 channel.receive(), generation=order.generation, members=order.members, rank=rank
             )
             stack.enter_context(engine.joined(world))
-            _check_span(engine, world)
+            opened = shards()
+            _check_sums(engine, world, opened)
             channel.send(joined_message())
             session = TrainerSession(
-                job=job, order=order, world=world, engine=engine, shards=shards, channel=channel
+                job=job, order=order, world=world, engine=engine, shards=opened, channel=channel
             )
             with current_session(session):
-                _train(job, engine, shards, session)
+                _train(job, engine, opened, session)
             channel.send(done_message())
             # Nobody tears the collective down while a slower peer may still need it.
             channel.receive()
@@ -75,7 +89,7 @@ def run_trainer(
 
 
 def _train(
-    job: TrainerJob, engine: Engine[Any], shards: Mapping[str, Shard], session: TrainerSession
+    job: TrainerJob, engine: Engine[Any], shards: Mapping[str, RowsShard], session: TrainerSession
 ) -> None:
     if job.training_function is None:
         session.finish(engine.train(shards, session))
@@ -85,13 +99,22 @@ def _train(
         job.training_function(dict(job.training_config))
 
 
-def _check_span(engine: Engine[Any], world: World) -> None:
-    spanned = engine.count_ranks(world)
+def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, RowsShard]) -> None:
+    """Whether the collective spans the world, and every row is on one of its ranks."""
+    divided = [shard for shard in shards.values() if not shard.is_whole]
+    spanned, *counted = engine.sum_over_ranks([1, *(shard.count() for shard in divided)], world)
     if spanned != world.size:
         raise JoinError(
             f"{type(engine).__name__}'s collective spans {spanned} of {world.size} ranks: each "
             "part would train a model of its own. Engine.joined must enter the collective."
         )
+    for shard, rows in zip(divided, counted, strict=True):
+        if rows != shard.total_rows:
+            raise JoinError(
+                f"The workers have {rows} rows of the data set {shard.name!r}, which has "
+                f"{shard.total_rows}: the model would be trained on other rows than it should be. "
+                "If its files have changed since the run began, begin anew."
+            )
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -102,8 +125,13 @@ def _pickled(error: BaseException) -> bytes | None:
     return pickled
 
 
-def main(connection: socket.socket, shard_descriptors: Sequence[int]) -> int:
+def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
     """The body of a trainer process. The agent's first message says what to do.
+
+    Args:
+        connection: to its agent.
+        data_descriptors: memory with what there is to know of the data sets, and with the rows
+            that the agent holds.
 
     Returns:
         The exit code: 0, or 1 if nobody listens any more.
@@ -112,8 +140,7 @@ def main(connection: socket.socket, shard_descriptors: Sequence[int]) -> int:
     try:
         _, pickled_job, pickled_order, rank = channel.receive()
         order: LaunchOrder
-        infos: tuple[ShardInfo, ...]
-        order, infos = pickle.loads(pickled_order)
+        order, extents = pickle.loads(pickled_order)
         try:
             job: TrainerJob = pickle.loads(pickled_job)
         except Exception as error:
@@ -123,30 +150,42 @@ def main(connection: socket.socket, shard_descriptors: Sequence[int]) -> int:
             )
             channel.send(raised_message(error, None))
             return 0
-        shards = _mapped(infos, shard_descriptors)
-        run_trainer(job=job, order=order, rank=rank, shards=shards, channel=channel)
+        run_trainer(
+            job=job,
+            order=order,
+            rank=rank,
+            shards=lambda: _shards(order, rank, data_descriptors, extents),
+            channel=channel,
+        )
     except EOFError:
         return 1
     return 0
 
 
-def _mapped(infos: Sequence[ShardInfo], descriptors: Sequence[int]) -> dict[str, Shard]:
-    if not infos:
+def _shards(
+    order: LaunchOrder, rank: int, descriptors: Sequence[int], extents: Sequence[Extent | None]
+) -> dict[str, RowsShard]:
+    if not descriptors:
         return {}
     # Arrow is preloaded where there is data, and not imported where there is none.
-    from polytrain.data.reader import TableShard, from_shared_memory
+    from polytrain.data.opening import open_shards
+    from polytrain.data.shared_memory import from_shared_memory, mapped
 
-    return {
-        info.name: TableShard(from_shared_memory(descriptor), info)
-        for info, descriptor in zip(infos, descriptors, strict=True)
-    }
+    specs_in, *tables_in = descriptors
+    return open_shards(
+        pickle.loads(mapped(specs_in)),
+        map(from_shared_memory, tables_in, extents),
+        order.start.positions,
+        world_size=len(order.members),
+        rank=rank,
+    )
 
 
-def run_and_exit(connection: socket.socket, shard_descriptors: Sequence[int]) -> NoReturn:
+def run_and_exit(connection: socket.socket, data_descriptors: Sequence[int]) -> NoReturn:
     """Run `main` and end the process, without returning into the frames that it was forked in."""
     code = 1
     try:
-        code = main(connection, shard_descriptors)
+        code = main(connection, data_descriptors)
         # What libraries have registered belongs to a normal end. The interpreter's own
         # finalisation is left out: frameworks take seconds for it, and there is nothing to save.
         atexit._run_exitfuncs()
@@ -163,7 +202,7 @@ def _flush_output() -> None:
         sys.stderr.flush()
 
 
-def spawned(connection_descriptor: int, *shard_descriptors: int) -> NoReturn:
+def spawned(connection_descriptor: int, *data_descriptors: int) -> NoReturn:
     """The same for a process that was exec'd instead of forked."""
     die_with_parent(os.getppid())
-    run_and_exit(socket.socket(fileno=connection_descriptor), shard_descriptors)
+    run_and_exit(socket.socket(fileno=connection_descriptor), data_descriptors)

@@ -117,9 +117,11 @@ def report_message(step: int, metrics: Mapping[str, Any]) -> Message:
     return ["report", step, dict(metrics)]
 
 
-def staged_message(checkpoint: int, step: int, metrics: Mapping[str, Any]) -> Message:
+def staged_message(
+    checkpoint: int, step: int, metrics: Mapping[str, Any], positions: Mapping[str, Any]
+) -> Message:
     """The rank's part of this checkpoint lies in staging, complete."""
-    return ["staged", checkpoint, step, dict(metrics)]
+    return ["staged", checkpoint, step, dict(metrics), dict(positions)]
 
 
 def done_message() -> Message:

@@ -1,0 +1,174 @@
+"""Everything that is wrong with the data sets of a job, found before any worker starts."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args, get_type_hints
+
+from polytrain.config import DataConfig
+from polytrain.data.assignment import RunDataset
+from polytrain.data.groups import group_starts
+from polytrain.data.sources import SourceError, describe
+from polytrain.validation import is_count, wrong_type
+from polytrain_plugins import Demand, Problem
+
+
+def described(
+    datasets: Any, configs: Any, *, needs_train: bool, num_workers: int
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Describe the data sets; what can't be described is a problem.
+
+    Args:
+        datasets: what the user passed as such.
+        configs: what the user passed as `dataset_config`.
+        needs_train: the backend can't do without the data set "train".
+        num_workers: ranks.
+    """
+    if not isinstance(datasets, Mapping):
+        return (), (wrong_type("datasets", datasets, dict),)
+    problems = [*_config_problems(datasets, configs)]
+    known: list[RunDataset] = []
+    for name, data in datasets.items():
+        config = configs.get(name) if isinstance(configs, Mapping) else None
+        if not isinstance(config, DataConfig) or any(_of(name, problem) for problem in problems):
+            config = DataConfig()
+        try:
+            source = describe(str(name), data, columns=config.columns, transform=config.transform)
+        except SourceError as error:
+            problems.append(_problem(name, error))
+        else:
+            known.append(RunDataset(source=source, config=config))
+    problems += _train_problems(datasets, known, needs_train=needs_train, num_workers=num_workers)
+    return tuple(known), tuple(problems)
+
+
+def grouped(
+    datasets: Iterable[RunDataset], demand: Demand
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Find where groups begin, in data sets whose rows are not to be separated just anywhere."""
+    found, problems = [], []
+    for dataset in datasets:
+        column = dataset.config.group or demand.group
+        if demand.group and dataset.config.group not in (None, demand.group):
+            problems.append(
+                Problem(
+                    field=f"dataset_config[{dataset.name!r}].group",
+                    what=f"it is {dataset.config.group!r}, and the backend groups by "
+                    f"{demand.group!r}",
+                    remedy="Leave it out",
+                )
+            )
+        elif column is not None and dataset.name not in demand.whole_datasets:
+            try:
+                starts = group_starts(dataset.source, column)
+            except SourceError as error:
+                problems.append(_problem(dataset.name, error))
+            else:
+                dataset = RunDataset(
+                    source=dataset.source, config=dataset.config, group_starts=starts
+                )
+        found.append(dataset)
+    return tuple(found), tuple(problems)
+
+
+def _problem(name: Any, error: SourceError) -> Problem:
+    return Problem(field=f"datasets[{name!r}]", what=error.what, remedy=error.remedy)
+
+
+def _of(name: Any, problem: Problem) -> bool:
+    return problem.field.startswith(f"dataset_config[{name!r}]")
+
+
+def _train_problems(
+    datasets: Mapping[Any, Any],
+    known: Iterable[RunDataset],
+    *,
+    needs_train: bool,
+    num_workers: int,
+) -> Iterator[Problem]:
+    if needs_train and "train" not in datasets:
+        yield Problem(
+            field="datasets",
+            what=f"there is no data set 'train', only {sorted(map(str, datasets))}"
+            if datasets
+            else "there are none",
+            remedy='Pass datasets={"train": …}',
+        )
+    for dataset in known:
+        rows = dataset.source.info.num_rows
+        if dataset.name == "train" and rows is not None and rows < num_workers:
+            yield Problem(
+                field=f"datasets[{dataset.name!r}]",
+                what=f"its {rows} row(s) can't be shared out to {num_workers} workers",
+                remedy="Ask for fewer workers",
+            )
+
+
+def _config_problems(datasets: Mapping[Any, Any], configs: Any) -> Iterator[Problem]:
+    if not isinstance(configs, Mapping):
+        yield wrong_type("dataset_config", configs, dict)
+        return
+    for name, config in configs.items():
+        field = f"dataset_config[{name!r}]"
+        if name not in datasets:
+            nearest = difflib.get_close_matches(str(name), map(str, datasets), n=1)
+            meant = f"Did you mean {nearest[0]!r}? " if nearest else ""
+            yield Problem(
+                field=field,
+                what="there is no such data set",
+                remedy=f"{meant}There are: {', '.join(map(str, datasets)) or 'none'}",
+            )
+        if not isinstance(config, DataConfig):
+            yield wrong_type(field, config, DataConfig)
+        else:
+            yield from _value_problems(field, config)
+
+
+def _value_problems(field: str, config: DataConfig) -> Iterator[Problem]:
+    for name in ("shuffle", "remainder"):
+        value: Any = getattr(config, name)
+        allowed = _allowed(name)
+        if not any(
+            value is choice or (isinstance(value, str) and value == choice) for choice in allowed
+        ):
+            yield Problem(
+                field=f"{field}.{name}",
+                what=f"{value!r} is unknown",
+                remedy=f"Give one of {', '.join(map(repr, allowed))}",
+            )
+    seed: Any = config.seed
+    if not is_count(seed) or not -(2**63) <= seed < 2**63:
+        yield Problem(
+            field=f"{field}.seed", what=f"{seed!r} is no seed", remedy="Give a whole number"
+        )
+    window: Any = config.window_rows
+    if window is not None and (not is_count(window) or window < 1):
+        yield Problem(
+            field=f"{field}.window_rows",
+            what=f"{window!r} is not a number of rows",
+            remedy="Give 1 or more",
+        )
+    columns: Any = config.columns
+    if isinstance(columns, str):
+        yield Problem(
+            field=f"{field}.columns",
+            what=f"{columns!r} is one name",
+            remedy=f"Give a list: [{columns!r}]",
+        )
+    transform: Any = config.transform
+    if transform is not None and not callable(transform):
+        yield Problem(
+            field=f"{field}.transform",
+            what=f"{transform!r} is not callable",
+            remedy="Pass a function from a dict of arrays to another",
+        )
+    group: Any = config.group
+    if group is not None and not isinstance(group, str):
+        yield wrong_type(f"{field}.group", group, str)
+
+
+def _allowed(name: str) -> tuple[Any, ...]:
+    if name == "shuffle":
+        return (True, False, "window")
+    return get_args(get_type_hints(DataConfig)[name])

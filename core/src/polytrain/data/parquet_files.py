@@ -1,0 +1,197 @@
+"""Parquet files: described by their footers, read row group by row group."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from polytrain.data.filesystems import Place, find
+from polytrain.data.pieces import Piece
+from polytrain.data.schemas import bare, conformed, refuse_repeated, subschema
+from polytrain.data.source_errors import ReadError, SourceError, one_line
+
+_BATCH_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroupPiece(Piece):
+    """One row group of a Parquet file."""
+
+    path: str
+    row_group: int
+    rows: int
+    schema: pa.Schema
+    """In the types of the data set, which may be wider than the file's."""
+
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    """Columns that aren't in the file, with the value that all its rows have."""
+
+    filesystem: Any = None
+    """Where the path lies, if the user has brought a `pyarrow.fs.FileSystem`."""
+
+    @property
+    def where(self) -> str:
+        return f"{self.path!r} (row group {self.row_group})"
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        names = self.schema.names if columns is None else list(columns)
+        stored = [name for name in names if name not in self.constants]
+        try:
+            with _opened(self.path, self.filesystem) as file:
+                self._check(file.metadata)
+                table = _rows(file, self.row_group, range(start, stop), self.rows, stored)
+        except (pa.ArrowException, OSError) as error:
+            raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
+        return conformed(table, subschema(self.schema, names), self.where, self.constants)
+
+    def _check(self, metadata: Any) -> None:
+        found = (
+            metadata.row_group(self.row_group).num_rows
+            if self.row_group < metadata.num_row_groups
+            else 0
+        )
+        if found != self.rows:
+            raise ReadError(
+                f"{self.where} has {found} rows where it had {self.rows}: the file has changed "
+                "since the run began. Give a run files that stay as they are"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParquetFile:
+    """What a Parquet file's footer tells."""
+
+    place: str
+    schema: pa.Schema
+    row_groups: tuple[int, ...]
+    """Rows of each."""
+
+    filesystem: Any = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the file."""
+        return sum(self.row_groups)
+
+    def pieces(self, schema: pa.Schema, constants: Mapping[str, Any]) -> Iterator[Piece]:
+        """A piece for each row group that has rows, in the types of this schema."""
+        for number, rows in enumerate(self.row_groups):
+            if rows:
+                yield RowGroupPiece(
+                    path=self.place,
+                    row_group=number,
+                    rows=rows,
+                    schema=schema,
+                    constants=constants,
+                    filesystem=self.filesystem,
+                )
+
+
+def described(place: str, filesystem: Any = None) -> ParquetFile:
+    """Read a file's footer.
+
+    Raises:
+        SourceError: it can't be read, or has columns that can't be told apart.
+    """
+    try:
+        with _opened(place, filesystem) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+            groups = tuple(
+                metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)
+            )
+    except PermissionError as error:
+        raise SourceError(f"{place!r} can't be read: {one_line(error)}", "Make it readable") from (
+            error
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(
+            f"{place!r} can't be read: {one_line(error)}", "Replace or remove it"
+        ) from error
+    refuse_repeated(schema.names, repr(place))
+    return ParquetFile(
+        place=place, schema=_own_columns(schema), row_groups=groups, filesystem=filesystem
+    )
+
+
+def _own_columns(schema: pa.Schema) -> pa.Schema:
+    """The columns without those that pandas adds for an index that has no name."""
+    notes = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+    added = {
+        name
+        for name in notes.get("index_columns", ())
+        if isinstance(name, str) and re.fullmatch(r"__index_level_\d+__", name)
+    }
+    return bare(subschema(schema, [name for name in schema.names if name not in added]))
+
+
+def _rows(file: Any, row_group: int, rows: range, total: int, columns: list[str]) -> pa.Table:
+    if len(rows) == total:
+        return file.read_row_group(row_group, columns=columns)
+    if not columns:
+        return _rows(file, row_group, range(total), total, []).slice(rows.start, len(rows))
+    # Part of a row group: never hold more of it than that.
+    tables = []
+    first = 0
+    for batch in file.iter_batches(_BATCH_ROWS, row_groups=[row_group], columns=columns):
+        start, stop = max(rows.start - first, 0), rows.stop - first
+        if start < batch.num_rows:
+            tables.append(pa.Table.from_batches([batch]).slice(start, stop - start))
+        first += batch.num_rows
+        if first >= rows.stop:
+            break
+    if not tables:
+        return file.read_row_group(row_group, columns=columns).slice(0, 0)
+    return pa.concat_tables(tables)
+
+
+class _Footers:
+    """The footers read last: one of a file with thousands of row groups takes long to parse."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._footers: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Any) -> Any:
+        with self._lock:
+            footer = self._footers.get(key)
+            if footer is not None:
+                self._footers.move_to_end(key)
+            return footer
+
+    def put(self, key: Any, footer: Any) -> None:
+        with self._lock:
+            self._footers[key] = footer
+            self._footers.move_to_end(key)
+            while len(self._footers) > self._most:
+                self._footers.popitem(last=False)
+
+
+_footers = _Footers(most=8)
+
+
+@contextmanager
+def _opened(place: str, filesystem: Any) -> Iterator[Any]:
+    where = find(place) if filesystem is None else Place(filesystem, place, "")
+    info = where.filesystem.get_file_info(where.path)
+    if info.type == pafs.FileType.NotFound:
+        raise FileNotFoundError("there is no such file")
+    # A file that was replaced is another one.
+    key = (where.root, where.path, info.size, info.mtime_ns)
+    footer = _footers.get(key)
+    with where.filesystem.open_input_file(where.path) as source:
+        # Remote files are read in few large requests, all at once.
+        file = pq.ParquetFile(source, metadata=footer, pre_buffer=not where.is_local)
+        if footer is None:
+            _footers.put(key, file.metadata)
+        yield file

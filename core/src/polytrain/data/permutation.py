@@ -1,0 +1,84 @@
+"""A random order of any number of things that takes no memory: where each goes is computed.
+
+A Feistel network over pairs (x mod a, x div a), a * b barely more than n, whose halves are shifted
+in turn by a hash of the other one and a key; what falls outside is walked on until it is inside.
+J. Black, P. Rogaway: "Ciphers with Arbitrary Finite Domains", CT-RSA 2002 (the generalized
+Feistel construction, and cycle walking).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from typing import Any, TypeVar
+
+import numpy as np
+
+_WORD = (1 << 64) - 1
+_ROUNDS = 8
+
+# Odd constants with as many ones as zeros: a product with them spreads a number over the word.
+_SPREAD = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
+
+Numbers = TypeVar("Numbers", int, np.ndarray[Any, Any])
+"""A number, or an array of 64-bit unsigned ones: the same arithmetic serves both."""
+
+
+class Permutation:
+    """One of the orders of 0 … size - 1, the same on every machine for the same key."""
+
+    def __init__(self, size: int, *key: int) -> None:
+        """
+        Args:
+            size: how many things; at most 2 ** 62.
+            key: which order: any numbers of 64 bits.
+        """
+        self._size = size
+        self._a = math.isqrt(max(size - 1, 0)) + 1
+        self._b = max(1, -(-size // self._a))
+        packed = struct.pack(f"<{len(key)}q", *key)
+        digest = hashlib.blake2b(packed, digest_size=8 * _ROUNDS).digest()
+        self._keys = tuple(struct.iter_unpack("<QQ", digest))
+
+    def __call__(self, place: Numbers) -> Numbers:
+        """What comes at a place of the order; of an array, at each of its places."""
+        return self._walk(place, self._forward)
+
+    def inverse(self, thing: int) -> int:
+        """The place in the order at which a thing comes."""
+        return self._walk(thing, self._backward)
+
+    def _walk(self, x: Numbers, step: Any) -> Numbers:
+        x = step(x)
+        if isinstance(x, int):
+            while x >= self._size:
+                x = step(x)
+            return x
+        while (outside := x >= self._size).any():
+            x[outside] = step(x[outside])
+        return x
+
+    def _forward(self, x: Any) -> Any:
+        a, b = self._a, self._b
+        low, high = x % a, x // a
+        for even, odd in self._keys:
+            low = (low + _hash(high, even)) % a
+            high = (high + _hash(low, odd)) % b
+        return low + a * high
+
+    def _backward(self, x: int) -> int:
+        a, b = self._a, self._b
+        low, high = x % a, x // a
+        for even, odd in reversed(self._keys):
+            high = (high - _hash(low, odd) % b) % b
+            low = (low - _hash(high, even) % a) % a
+        return low + a * high
+
+
+def _hash(value: Any, key: int) -> Any:
+    """32 bits, so that adding to them overflows nowhere."""
+    # The masks are for Python's numbers, which would grow; arrays wrap around by themselves.
+    mixed = ((value + key) * _SPREAD[0]) & _WORD
+    mixed = ((mixed ^ (mixed >> 32)) * _SPREAD[1]) & _WORD
+    return mixed >> 32

@@ -1,0 +1,85 @@
+"""Pieces: rows of a data set, at a place where every process can read them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+class Piece(ABC):
+    """Some rows of a data set. Pieces can be pickled; only reading opens anything."""
+
+    rows: int
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Where the rows lie, for messages."""
+
+    @abstractmethod
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows start … stop - 1 of the piece, in the types of the data set's schema.
+
+        Args:
+            start: first row, counted within the piece.
+            stop: one past the last row.
+            columns: which columns, in which order; all by default.
+
+        Raises:
+            ReadError: the rows are no longer as they were when the data set was described.
+            TransformError: the user's function failed on them.
+        """
+
+    def seekable(self, *, scattered: bool) -> bool:
+        """Whether reading a few of the rows costs little more than those rows are worth.
+
+        Args:
+            scattered: the rows are anywhere in the piece, rather than one after another.
+        """
+        return not scattered
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows lie in this process, rather than where every node can read them."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class TablePiece(Piece):
+    """A table in this process."""
+
+    table: pa.Table
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]  # derived here, stored elsewhere
+        return int(self.table.num_rows)
+
+    @property
+    def where(self) -> str:
+        return "table"
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        return selected(self.table, columns).slice(start, stop - start)
+
+    def seekable(self, *, scattered: bool) -> bool:
+        return True
+
+    @property
+    def in_memory(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """What a description finds: the pieces in order, and the schema of what they read."""
+
+    schema: pa.Schema
+    pieces: tuple[Piece, ...]
+
+
+def selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
+    """The table with these columns alone, in this order."""
+    return table if columns is None else table.select(list(columns))

@@ -1,0 +1,455 @@
+"""The stream of a `ray.data.Dataset`: its pipeline runs while the ranks consume what it yields.
+
+One actor per data set, `RayStream`, executes the pipeline and deals its blocks; only references
+pass through it. A rank's agent fetches its rows from the object store with `read_part`, and tells
+in this way how fast the pipeline may go: what nobody has asked for fills the object store up to
+Ray Data's own limit, and stays there until it is wanted.
+
+Blocks come in the pipeline's order. Where the pipeline is deterministic, so are the rows of every
+rank; where it isn't (a shuffle without a seed, a join, a repartition by keys, and a sort, which
+cuts its blocks elsewhere each time), an epoch that is taken up in its middle may give rows again
+and leave others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from polytrain.data.dealing import BlockRows, Dealing, Leg, Part
+from polytrain.data.formats import empty_table
+from polytrain.data.ray_data import plain_columns
+from polytrain.data.schemas import bare, conformed
+from polytrain.data.source_errors import SourceError, one_line
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class StreamError(Exception):
+    """The pipeline of a data set failed. The message is that of the function that raised."""
+
+
+class SupersededError(StreamError):
+    """A newer generation has begun; what this one asks for is of no use to anybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The epoch has no further parts."""
+
+    rows: int
+    """Rows that were dealt in this leg, over all ranks; `dealing.rank_total` has each rank's."""
+
+
+class RayStream:
+    """The actor. A generation asks for epochs, and each of its ranks for the parts of an epoch.
+
+    Every rank asks for the indices 0, 1, 2, … of an epoch, each once and at its own pace; a rank
+    that asks for a part of a later epoch is done with the former ones. An epoch may begin ahead of
+    time, to have its pipeline started when it is wanted.
+    """
+
+    def __init__(
+        self, name: str, dataset: Any, held: Mapping[str, float], notice_after_s: float
+    ) -> None:
+        """
+        Args:
+            name: the data set's name, for messages.
+            dataset: the `ray.data.Dataset`; its user's own isn't touched, since this is a copy.
+            held: resources that the workers hold, all of them together.
+            notice_after_s: seconds that ranks wait for a block until it is told why.
+        """
+        self._name = name
+        self._dataset = dataset
+        self._held = held
+        self._notice_after_s = notice_after_s
+        self._generation = -1
+        self._epochs: dict[int, _Epoch] = {}
+        self._notices: asyncio.Queue[str] = asyncio.Queue()
+        # Ray Data reads some settings from the process instead of the dataset.
+        type(dataset.context)._set_current(dataset.context)
+
+    async def begin(
+        self, generation: int, epoch: int, legs: tuple[Leg, ...], world_size: int
+    ) -> None:
+        """Start an epoch, unless another rank has. A new generation ends all that runs.
+
+        Args:
+            generation: the generation that asks.
+            epoch: number of the epoch, for pipelines that shuffle differently each time.
+            legs: what was consumed of the epoch already.
+            world_size: ranks of this generation.
+
+        Raises:
+            SupersededError: this generation isn't the newest.
+        """
+        if generation > self._generation:
+            stop_executors = _executors_of_this_process()
+            for former in self._epochs.values():
+                former.cancel()
+            self._epochs.clear()
+            self._generation = generation
+            # Waits for threads of Ray Data; nobody has to wait with it.
+            asyncio.get_running_loop().run_in_executor(None, stop_executors)
+        self._check_generation(generation)
+        if epoch not in self._epochs:
+            self._epochs[epoch] = _Epoch(
+                name=self._name,
+                pipeline=_Pipeline(_prepared(self._dataset, epoch, self._held)),
+                dealing=Dealing(world_size, legs),
+                world_size=world_size,
+                tell=self._notices.put_nowait,
+                notice_after_s=self._notice_after_s,
+            )
+
+    async def next_part(
+        self, generation: int, epoch: int, rank: int, index: int
+    ) -> Part[Any] | End:
+        """The part of one rank in one round. Waits until the pipeline has yielded it.
+
+        Raises:
+            StreamError: the pipeline failed.
+            SupersededError: this generation isn't the newest, or stopped being it.
+        """
+        self._check_generation(generation)
+        for number, former in list(self._epochs.items()):
+            if number < epoch and former.leave(rank):
+                del self._epochs[number]
+        return await self._epochs[epoch].part(rank, index)
+
+    async def notices(self) -> AsyncIterator[str]:
+        """What the user should know, as it happens: that the pipeline waits for resources."""
+        while True:
+            yield await self._notices.get()
+
+    def _check_generation(self, generation: int) -> None:
+        if generation != self._generation:
+            raise SupersededError(
+                f"Generation {generation} asked for rows of {self._name!r}, which generation "
+                f"{self._generation} reads now."
+            )
+
+
+def start_stream(
+    name: str, dataset: Any, held: Mapping[str, float], *, notice_after_s: float = 20.0
+) -> Any:
+    """Start the actor on this node. It owns the blocks: with it they are gone.
+
+    Args:
+        name: the data set's name.
+        dataset: a `ray.data.Dataset`.
+        held: resources that the workers hold, all of them together.
+        notice_after_s: seconds that ranks wait for a block until it is told why.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    return (
+        ray.remote(RayStream)
+        .options(
+            num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=here, soft=True)
+        )
+        .remote(name, dataset, dict(held), notice_after_s)
+    )
+
+
+def read_part(part: Part[Any], schema: pa.Schema) -> pa.Table:
+    """Fetch the rows of a part. Blocks on this node are not copied.
+
+    Args:
+        part: as `RayStream.next_part` gives it.
+        schema: columns to have, and their types.
+
+    Raises:
+        ReadError: a column is missing, or has values that don't fit its type.
+    """
+    blocks = ray.get([rows.block for rows in part])
+    tables = [
+        conformed(_plain_rows(block, rows.start, rows.stop, schema.names), schema, "a block")
+        for block, rows in zip(blocks, part, strict=True)
+    ]
+    return pa.concat_tables(tables) if tables else empty_table(schema)
+
+
+def stream_schema(dataset: Any) -> pa.Schema:
+    """The columns of a dataset, as `read_part` can give them.
+
+    Free where Ray Data can tell them without running anything, which a function of the user's
+    prevents. Otherwise the pipeline runs until its first block: a read and the functions on it, but
+    everything that comes before a shuffle, a sort or a repartition.
+
+    Raises:
+        SourceError: there are no rows, or the pipeline fails.
+    """
+    known = dataset.schema(fetch_if_missing=False)
+    schema = None if known is None else known.base_schema
+    if isinstance(schema, pa.Schema) and not _needs_values(schema):
+        return bare(schema)
+    try:
+        for rows in _blocks(dataset):
+            if len(rows):
+                # All the values of a DataFrame show its types, and one tensor the shape of all.
+                table = _as_arrow(ray.get(rows.block))
+                return bare(plain_columns(table.slice(rows.start, 1)).schema)
+    except Exception as error:
+        raise SourceError(
+            f"its pipeline failed: {_reason(error)}",
+            "Make it run by itself first: dataset.take(1)",
+        ) from error
+    raise SourceError("it has no rows", "Pass a data set with rows")
+
+
+def cpu_shortage(dataset: Any, held: Mapping[str, float], total: float) -> str | None:
+    """Why the pipeline will find no CPU beside the workers; None if it will.
+
+    Args:
+        dataset: a `ray.data.Dataset`. One that is materialised needs no CPU.
+        held: resources that the workers hold, all of them together.
+        total: CPUs of the cluster.
+    """
+    from ray.data.dataset import MaterializedDataset
+
+    if total - held.get("CPU", 0) >= 1 or isinstance(dataset, MaterializedDataset):
+        return None
+    return (
+        f"its pipeline runs beside the workers, which hold {held.get('CPU', 0):g} of the cluster's "
+        f"{total:g} CPUs: it will wait until there is a free one. Ask for fewer workers or fewer "
+        "CPUs for each, add a node, or pass dataset.materialize()"
+    )
+
+
+class _Pipeline:
+    """One execution of a dataset, pulled block by block, one block ahead of what is asked for."""
+
+    def __init__(self, dataset: Any) -> None:
+        # Ray Data blocks; the thread does nothing but wait in it.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-pipeline")
+        self._blocks = _blocks(dataset)
+        self.next_block = self._pull()
+
+    def advance(self) -> None:
+        """Have the block after the next one pulled."""
+        self.next_block = self._pull()
+
+    def stop(self) -> None:
+        """End the execution. What it is about to yield is waited for, but by nobody."""
+        self._thread.submit(self._blocks.close)
+        self._thread.shutdown(wait=False)
+
+    def _pull(self) -> asyncio.Future[BlockRows[Any] | None]:
+        loop = asyncio.get_running_loop()
+        return loop.run_in_executor(self._thread, next, self._blocks, None)
+
+
+class _Epoch:
+    """An epoch of one generation: rounds that some rank has yet to take, and the rest to come."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        pipeline: _Pipeline,
+        dealing: Dealing[Any],
+        world_size: int,
+        tell: Callable[[str], None],
+        notice_after_s: float,
+    ) -> None:
+        self._name = name
+        self._pipeline = pipeline
+        self._dealing = dealing
+        self._tell = tell
+        self._notice_after_s = notice_after_s
+        self._ranks = set(range(world_size))
+        self._rounds: dict[int, dict[int, Part[Any]]] = {}
+        self._dealt = 0
+        self._end: End | None = None
+        self._failure: StreamError | None = None
+        self._pulling = asyncio.Lock()
+        self._told = False
+
+    async def part(self, rank: int, index: int) -> Part[Any] | End:
+        while index >= self._dealt and self._end is None:
+            async with self._pulling:
+                # Another rank may have pulled as far, or failed, meanwhile.
+                if index >= self._dealt and self._end is None:
+                    await self._pull()
+        if index >= self._dealt:
+            assert self._end is not None
+            return self._end
+        return self._take(rank, index)
+
+    def leave(self, rank: int) -> bool:
+        """One rank is done with the epoch. Whether all are, with which it ends."""
+        self._ranks.discard(rank)
+        if self._ranks:
+            return False
+        self.cancel()
+        return True
+
+    def cancel(self) -> None:
+        if self._end is None and self._failure is None:
+            self._failure = SupersededError(f"The epoch of {self._name!r} was broken off.")
+            self._pipeline.next_block.cancel()
+            self._pipeline.stop()
+        self._rounds.clear()
+
+    def _take(self, rank: int, index: int) -> Part[Any]:
+        parts = self._rounds.get(index, {})
+        if rank not in parts:
+            self._raise_failure()
+            raise ValueError(f"rank {rank} has part {index} of {self._name!r} already, or never")
+        part = parts.pop(rank)
+        if not parts:
+            # The actor's references to the blocks go with it.
+            del self._rounds[index]
+        return part
+
+    async def _pull(self) -> None:
+        """Wait for one block, and deal the round that it completes."""
+        if self._failure is None:
+            await self._wait()
+        if self._failure is None:
+            self._deal()
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            # A new one for each rank: a traceback grows with every raise.
+            raise type(self._failure)(*self._failure.args)
+
+    async def _wait(self) -> None:
+        block = self._pipeline.next_block
+        done, _ = await asyncio.wait({block}, timeout=self._notice_after_s)
+        if not done:
+            await self._tell_why()
+            await asyncio.wait({block})
+
+    def _deal(self) -> None:
+        try:
+            rows = self._pipeline.next_block.result()
+        except Exception as error:
+            self._fail(error)
+            return
+        if rows is None:
+            parts = self._dealing.finish()
+        else:
+            self._pipeline.advance()
+            parts = self._dealing.add(rows)
+        if parts is not None:
+            self._rounds[self._dealt] = dict(enumerate(parts))
+            self._dealt += 1
+        if rows is None:
+            self._end = End(self._dealing.rows_dealt)
+            self._pipeline.stop()
+
+    def _fail(self, error: Exception) -> None:
+        text = _COLOUR.sub("", str(error))
+        self._failure = StreamError(
+            f"The pipeline of {self._name!r} failed: {_reason(error)}\n\n{text}"
+        )
+        self._pipeline.stop()
+
+    async def _tell_why(self) -> None:
+        """Say that no CPU is free, once. A slow pipeline with CPUs to spare needs no advice."""
+        loop = asyncio.get_running_loop()
+        free = await loop.run_in_executor(None, ray.available_resources)
+        if free.get("CPU", 0) >= 1 or self._told:
+            return
+        self._told = True
+        self._tell(
+            f"The pipeline of {self._name!r} has yielded nothing for {self._notice_after_s:g} s, "
+            "and no CPU of the cluster is free. Unless its functions are as slow as that, it waits "
+            "for CPUs that others hold: ask for fewer workers, or fewer CPUs for each, or add a "
+            "node."
+        )
+
+
+def _prepared(dataset: Any, epoch: int, held: Mapping[str, float]) -> Any:
+    """A copy of the dataset that yields its blocks in order, beside the workers."""
+    dataset = copy.deepcopy(dataset)
+    context = dataset.context
+    context.enable_progress_bars = False
+    # Counts executions, for shuffles that are to differ between epochs: after a restart the count
+    # is lost, and the epoch is what was meant.
+    context._execution_idx = epoch
+    options = context.execution_options
+    options.preserve_order = True
+    totals: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    limits = options.resource_limits
+    # At least one CPU, so that a pipeline without any waits for one to come free. (What Ray Train
+    # uses for this, `exclude_resources`, is going to be removed.)
+    cpus = max(totals.get("CPU", 0) - held.get("CPU", 0), 1)
+    gpus = max(totals.get("GPU", 0) - held.get("GPU", 0), 0)
+    options.resource_limits = limits.copy(cpu=min(limits.cpu, cpus), gpu=min(limits.gpu, gpus))
+    return dataset
+
+
+def _blocks(dataset: Any) -> Generator[BlockRows[Any], None, None]:
+    """The blocks that the pipeline yields, in order. Closing it ends the execution."""
+    for bundle in dataset.iter_internal_ref_bundles():
+        cuts = bundle.slices or [None] * len(bundle.block_refs)
+        for block, metadata, cut in zip(bundle.block_refs, bundle.metadata, cuts, strict=True):
+            if cut is not None:
+                yield BlockRows(block, cut.start_offset, cut.end_offset)
+            elif metadata.num_rows is not None:
+                yield BlockRows(block, 0, metadata.num_rows)
+            else:
+                yield BlockRows(block, 0, ray.get(_count.remote(block)))
+
+
+@ray.remote(num_cpus=0)
+def _count(block: Any) -> int:
+    return len(block)
+
+
+def _executors_of_this_process() -> Callable[[], None]:
+    """What ends the executions that run now.
+
+    A pipeline yields its first block only when it has shuffled everything, and hasn't handed out
+    anything before that by which it could be stopped. Its thread can be found, though. If a release
+    of Ray names it otherwise, executions end when they yield the next block.
+    """
+    found = [t for t in threading.enumerate() if t.name.startswith("StreamingExecutor")]
+
+    def stop() -> None:
+        for thread in found:
+            if hasattr(thread, "shutdown"):
+                thread.shutdown(force=True)
+
+    return stop
+
+
+def _plain_rows(block: Any, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
+    """Some rows of a block, in types that need no Ray to be read."""
+    rows = block.slice(start, stop - start) if isinstance(block, pa.Table) else block[start:stop]
+    table = _as_arrow(rows)
+    return plain_columns(table.select([name for name in columns if name in table.column_names]))
+
+
+def _as_arrow(block: Any) -> pa.Table:
+    """A block, which may be a DataFrame, as a table."""
+    if isinstance(block, pa.Table):
+        return block
+    return pa.Table.from_pandas(block, preserve_index=False)
+
+
+def _needs_values(schema: pa.Schema) -> bool:
+    """Whether there are columns whose plain types only their values show: Ray's tensors."""
+    return any(type(field.type).__module__.startswith("ray.") for field in schema)
+
+
+def _reason(error: Exception) -> str:
+    """What was raised first, in one line: Ray wraps it, with tracebacks in the message."""
+    if not isinstance(error, RayError):
+        return one_line(error)
+    first, _, _ = _COLOUR.sub("", str(error)).partition("\n\nThe above exception was")
+    return first.strip().splitlines()[-1]

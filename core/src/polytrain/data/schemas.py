@@ -1,0 +1,148 @@
+"""Columns: which ones a data set has, and in which types when its parts differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import pyarrow as pa
+
+from polytrain.data.source_errors import ReadError, SourceError, one_line
+
+
+def chosen(columns: Sequence[str], names: Sequence[str], *, of: str = "") -> list[str]:
+    """The columns that a user asks for, which must all be there.
+
+    Args:
+        columns: what the user asks for.
+        names: what there is.
+        of: the file that they are looked for in, for the message.
+
+    Raises:
+        SourceError: a column is missing, or asked for twice.
+    """
+    if isinstance(columns, str) or not all(isinstance(column, str) for column in columns):
+        raise SourceError(f"columns={columns!r} is no list of names", 'Pass columns=["…", …]')
+    if not columns:
+        raise SourceError("columns is empty", "Name at least one column, or leave columns out")
+    if repeated := twice(columns):
+        raise SourceError(f"columns names {repeated} more than once", "Name each column once")
+    for column in columns:
+        if column not in names:
+            near = close_to(column, names)
+            raise SourceError(
+                f"{of or 'it'} has no column {column!r}",
+                f"Did you mean {' or '.join(map(repr, near))}?"
+                if near
+                else f"Its columns: {_listed(names)}",
+            )
+    return list(columns)
+
+
+def close_to(name: str, names: Sequence[str]) -> list[str]:
+    """The names that may have been meant by another one, the likeliest first."""
+    by_folded = {other.casefold(): other for other in names}
+    near = get_close_matches(name.casefold(), list(by_folded), n=3, cutoff=0.5)
+    return [by_folded[folded] for folded in near]
+
+
+def twice(names: Sequence[str]) -> list[str]:
+    """The names that are there more than once."""
+    return (
+        sorted({name for name in names if list(names).count(name) > 1})
+        if (len(set(names)) < len(names))
+        else []
+    )
+
+
+def refuse_repeated(names: Sequence[str], where: str) -> None:
+    """Refuse columns that can't be told apart."""
+    if repeated := twice(names):
+        raise SourceError(
+            f"{where} has more than one column {', '.join(map(repr, repeated))}",
+            "Give each column a name of its own",
+        )
+
+
+def subschema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """The schema of these columns alone."""
+    return pa.schema([schema.field(name) for name in names])
+
+
+def bare(schema: pa.Schema) -> pa.Schema:
+    """Names and types alone: notes of whoever wrote a file differ from file to file."""
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+def unified_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The type that holds the values of both without loss; None if there is none."""
+    if one == other:
+        return one
+    try:
+        return (
+            pa.unify_schemas(
+                [pa.schema([pa.field("x", kind)]) for kind in (one, other)],
+                promote_options="permissive",
+            )
+            .field("x")
+            .type
+        )
+    except pa.ArrowException:
+        pass
+    plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in (one, other)]
+    if plain != [one, other]:
+        # Categories in one file, plain values in another.
+        return unified_type(*plain)
+    return None
+
+
+def conformed(
+    table: pa.Table, schema: pa.Schema, where: str, constants: Mapping[str, Any] | None = None
+) -> pa.Table:
+    """The table with these columns, in these types.
+
+    Args:
+        table: what was read.
+        schema: what is wanted.
+        where: where it was read, for messages.
+        constants: columns that have the same value in every row, and are not in the table.
+
+    Raises:
+        ReadError: a column is missing, or has values that don't fit its type.
+    """
+    constants = constants or {}
+    return pa.table(
+        [
+            _constant(constants[field.name], field.type, table.num_rows)
+            if field.name in constants
+            else _conformed(table, field, where)
+            for field in schema
+        ],
+        schema=schema,
+    )
+
+
+def _constant(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.nulls(rows, kind) if value is None else pa.repeat(pa.scalar(value, kind), rows)
+
+
+def _conformed(table: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:
+    index = table.schema.get_field_index(field.name)
+    if index < 0:
+        raise ReadError(f"{where} has no column {field.name!r}: it has changed since the run began")
+    column = table.column(index)
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        raise ReadError(
+            f"{where} has values in the column {field.name!r} that don't fit the type "
+            f"{field.type}, which it has in the data set: {one_line(error)}"
+        ) from error
+
+
+def _listed(names: Sequence[str], *, most: int = 20) -> str:
+    shown = ", ".join(map(repr, names[:most]))
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

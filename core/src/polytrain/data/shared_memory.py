@@ -1,0 +1,77 @@
+"""Tables in memory that several processes map: nothing is copied, and nothing is left behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Where in the memory behind a descriptor something lies."""
+
+    offset: int
+    size: int
+    """Bytes."""
+
+
+def to_shared_memory(table: pa.Table) -> int:
+    """Write a table into anonymous shared memory and return its file descriptor.
+
+    The memory has no name: it is gone when the last process that has the descriptor is.
+    """
+    descriptor = os.memfd_create("polytrain-shard")
+    # The sink gets a descriptor of its own, since it closes what it was given.
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        _write(table, file)
+    return descriptor
+
+
+def to_buffer(table: pa.Table) -> pa.Buffer:
+    """The same bytes in this process's memory."""
+    sink = pa.BufferOutputStream()
+    _write(table, sink)
+    return sink.getvalue()
+
+
+def bytes_to_shared_memory(data: bytes | memoryview) -> int:
+    """Bytes in anonymous shared memory, behind a file descriptor."""
+    descriptor = os.memfd_create("polytrain-data")
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        file.write(data)
+    return descriptor
+
+
+def from_shared_memory(descriptor: int, extent: Extent | None = None) -> pa.Table:
+    """Map the table that another process has written. Nothing is copied."""
+    return from_buffer(pa.py_buffer(mapped(descriptor, extent)))
+
+
+def from_buffer(buffer: pa.Buffer) -> pa.Table:
+    """The table that `to_buffer` has written, in the same memory."""
+    return pa.ipc.open_file(buffer).read_all()
+
+
+def mapped(descriptor: int, extent: Extent | None = None) -> memoryview:
+    """Memory behind a descriptor, all of it or an extent, for reading."""
+    if extent is None:
+        extent = Extent(offset=0, size=os.fstat(descriptor).st_size)
+    if extent.size == 0:
+        return memoryview(b"")
+    # Mappings begin at pages.
+    before = extent.offset % mmap.ALLOCATIONGRANULARITY
+    pages = mmap.mmap(
+        descriptor, before + extent.size, prot=mmap.PROT_READ, offset=extent.offset - before
+    )
+    return memoryview(pages)[before:]
+
+
+def _write(table: pa.Table, file: object) -> None:
+    # Files may number their categories differently; here a column has one numbering. In one chunk
+    # rows are found at once.
+    table = table.unify_dictionaries().combine_chunks()
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)

@@ -1,0 +1,54 @@
+"""What can be wrong with a data set: when it is described, and when its rows are read.
+
+Exception
+├── SourceError       it can't be used; told before anything is started, as a `Problem`
+├── ReadError         rows that were there when it was described can't be read
+└── TransformError    the user's `transform` failed on some rows
+
+All of them survive pickling, with their cause where that can be pickled.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+
+class _Portable(Exception):
+    """An exception that takes its cause along to another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        cause = self.__cause__
+        try:
+            pickle.loads(pickle.dumps(cause))
+        except Exception:
+            # Any class may refuse, in any way; its message is in ours.
+            cause = None
+        return type(self), self.args, {**self.__dict__, "__cause__": cause}
+
+
+class SourceError(_Portable):
+    """A data set can't be used. Becomes a `Problem` with the data set's name."""
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(what, remedy)
+        self.what = what
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy}"
+
+
+class ReadError(_Portable):
+    """Rows of a data set can't be read, though they were there when it was described."""
+
+
+class TransformError(_Portable):
+    """A data set's `transform` failed; says on which rows, and of which file."""
+
+
+def one_line(error: BaseException, *, limit: int = 300) -> str:
+    """An exception's type and text, short enough for a message."""
+    text = " ".join(str(error).split())
+    shown = text if len(text) <= limit else f"{text[:limit]}…"
+    return f"{type(error).__name__}: {shown}" if shown else type(error).__name__

@@ -1,0 +1,125 @@
+"""Data sets in memory: frames, tables and arrays of whichever library, as one Arrow table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import pyarrow as pa
+
+from polytrain.data.arrays import table_of
+from polytrain.data.pieces import Pieces, TablePiece
+from polytrain.data.schemas import chosen, refuse_repeated
+from polytrain.data.source_errors import SourceError, one_line
+from polytrain.data.views import without_views
+
+
+def from_memory(data: Any, columns: Sequence[str] | None) -> Pieces | None:
+    """The data set as a table; None if it is nothing of the kind.
+
+    Raises:
+        SourceError: it is, and can't become a table.
+    """
+    table = _table(data, columns)
+    return None if table is None else from_table(table, columns)
+
+
+def from_table(table: pa.Table, columns: Sequence[str] | None) -> Pieces:
+    """A table as a data set of one piece."""
+    refuse_repeated(table.column_names, "the table")
+    if columns is not None:
+        table = table.select(chosen(columns, table.column_names))
+    table = without_views(table)
+    return Pieces(schema=table.schema, pieces=(TablePiece(table),))
+
+
+def _table(data: Any, columns: Sequence[str] | None) -> pa.Table | None:
+    if isinstance(data, pa.Table):
+        return data
+    kind = type(data)
+    library = kind.__module__.partition(".")[0]
+    if library == "pandas":
+        return _from_pandas(data) if kind.__name__ == "DataFrame" else None
+    if library == "polars" and kind.__name__ == "LazyFrame":
+        data = _collected(data, columns)
+    if library == "datasets":
+        return _from_hugging_face(data)
+    if isinstance(data, Mapping):
+        return table_of(data)
+    is_column = isinstance(data, pa.Array | pa.ChunkedArray) or (
+        library == "polars" and kind.__name__ == "Series"
+    )
+    if hasattr(data, "__arrow_c_stream__") and not is_column:
+        return _from_stream(data)
+    # A record batch is an Arrow array of structs as well, and has no stream in older versions.
+    return pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else None
+
+
+def _from_pandas(frame: Any) -> pa.Table:
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SourceError(
+            f"the DataFrame can't become a table: {one_line(error)}",
+            "Give each column a name of its own, and values of one type",
+        ) from error
+
+
+def _collected(frame: Any, columns: Sequence[str] | None) -> Any:
+    try:
+        if columns is not None:
+            # Selected first: what is not asked for need not be computed.
+            frame = frame.select(chosen(columns, frame.collect_schema().names()))
+        return frame.collect()
+    except SourceError:
+        raise
+    except Exception as error:
+        # Whatever the query does, which is the user's.
+        raise SourceError(
+            f"the LazyFrame can't be collected: {one_line(error)}", "Correct its query"
+        ) from error
+
+
+def _from_stream(data: Any) -> pa.Table:
+    try:
+        return pa.RecordBatchReader.from_stream(data).read_all()
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise SourceError(
+            f"{type(data).__qualname__} can't become a table: {one_line(error)}",
+            "Pass something with named columns",
+        ) from error
+
+
+def _from_hugging_face(dataset: Any) -> pa.Table:
+    kind = type(dataset).__name__
+    if isinstance(dataset, Mapping):
+        raise SourceError(
+            f"it is a {kind}, which holds the data sets {', '.join(map(repr, dataset))}",
+            f"Pass one of them, such as dataset[{next(iter(dataset), 'train')!r}]",
+        )
+    if kind != "Dataset":
+        raise SourceError(
+            f"a datasets.{kind} can only be read from its start to its end",
+            "Load it without streaming=True, or write it to Parquet files",
+        )
+    if dataset.format["type"] == "custom":
+        raise SourceError(
+            "it has a function of its own, set by with_transform, which would be left out",
+            "Call reset_format() on it, and pass the function as the data set's transform",
+        )
+    # With the indices applied that select(), shuffle() and the like leave behind.
+    table = dataset.with_format("arrow")[:]
+    for index, field in enumerate(table.schema):
+        if isinstance(field.type, pa.BaseExtensionType) and type(field.type).__module__.startswith(
+            "datasets."
+        ):
+            # Its own type for arrays, which other processes would need the library to read.
+            values = dataset.with_format("numpy", columns=[field.name])[:][field.name]
+            table = table.set_column(index, field.name, table_of({field.name: values}).column(0))
+    return table.replace_schema_metadata(None)
+
+
+def is_place(data: Any) -> bool:
+    """Whether this is a path or an address."""
+    return isinstance(data, str | PurePath)

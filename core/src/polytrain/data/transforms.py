@@ -1,0 +1,143 @@
+"""A user's function between the rows as they lie and the rows as they are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from polytrain.data.arrays import table_of
+from polytrain.data.formats import column_to_numpy, empty_table
+from polytrain.data.pieces import Piece, Pieces, selected
+from polytrain.data.source_errors import ReadError, SourceError, TransformError, one_line
+
+Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
+Transform: TypeAlias = Callable[[Batch], Mapping[str, Any]]
+
+_TRIAL_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformedPiece(Piece):
+    """A piece whose rows go through a function."""
+
+    piece: Piece
+    transform: Transform
+    schema: pa.Schema
+    """Of what the function returns."""
+
+    name: str
+    """The data set's, for messages."""
+
+    first_row: int
+    """Which row of the data set is the piece's first."""
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]  # derived here, stored elsewhere
+        return self.piece.rows
+
+    @property
+    def where(self) -> str:
+        return self.piece.where
+
+    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        if start == stop:
+            # Functions of users may well not expect that.
+            return selected(empty_table(self.schema), columns)
+        rows = self.piece.read(start, stop)
+        first = self.first_row + start
+        where = f"rows {first} to {self.first_row + stop - 1} of {self.name!r} ({self.where})"
+        table = _typed(_transformed(self.transform, rows, where), self.schema, where)
+        return selected(table, columns)
+
+    def seekable(self, *, scattered: bool) -> bool:
+        return self.piece.seekable(scattered=scattered)
+
+    @property
+    def in_memory(self) -> bool:
+        return self.piece.in_memory
+
+
+def transformed(name: str, found: Pieces, transform: Transform) -> Pieces:
+    """Have a function applied wherever pieces are read; tries it out on the first few rows.
+
+    Args:
+        name: the data set's.
+        found: its pieces.
+        transform: takes and returns a dict of column name to array, of consecutive rows.
+
+    Raises:
+        SourceError: the function fails, or returns no such dict.
+    """
+    remedy = "Correct the function; it takes and returns a dict of column names to arrays"
+    if not callable(transform):
+        raise SourceError(f"transform is a {type(transform).__qualname__}", "Pass a function")
+    firsts = accumulate((piece.rows for piece in found.pieces), initial=0)
+    trial = next(piece for piece in found.pieces if piece.rows)
+    rows = min(trial.rows, _TRIAL_ROWS)
+    where = f"rows 0 to {rows - 1} of {name!r} ({trial.where})"
+    try:
+        schema = _transformed(transform, trial.read(0, rows), where).schema
+    except (TransformError, ReadError) as error:
+        raise SourceError(str(error), remedy) from error
+    if not schema.names:
+        raise SourceError("the transform returns no columns", remedy)
+    pieces = (
+        TransformedPiece(
+            piece=piece, transform=transform, schema=schema, name=name, first_row=first
+        )
+        for piece, first in zip(found.pieces, firsts, strict=False)
+    )
+    return Pieces(schema=schema, pieces=tuple(pieces))
+
+
+def _transformed(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
+    batch = {name: _writable(column_to_numpy(rows.column(name))) for name in rows.column_names}
+    try:
+        result = transform(batch)
+    except Exception as error:
+        raise TransformError(f"the transform failed on {where}: {one_line(error)}") from error
+    if not isinstance(result, Mapping):
+        raise TransformError(
+            f"the transform returned a {type(result).__qualname__} for {where}, not a dict"
+        )
+    try:
+        table = table_of(result)
+    except SourceError as error:
+        raise TransformError(
+            f"what the transform returned for {where} is no table: {error.what}"
+        ) from error
+    if table.num_columns and table.num_rows != rows.num_rows:
+        raise TransformError(
+            f"the transform returned {table.num_rows} rows for {where}, which are {rows.num_rows}"
+        )
+    return table
+
+
+def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array, or a copy of it that may be changed in place, as transforms like to do."""
+    return np.require(array, requirements="W")
+
+
+def _typed(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+    """The table in the columns and types that the function returned for the first rows."""
+    if set(table.column_names) != set(schema.names):
+        raise TransformError(
+            f"the transform returned the columns {table.column_names} for {where}, but "
+            f"{schema.names} for the first rows"
+        )
+    arrays = []
+    for field in schema:
+        column = table.column(field.name)
+        try:
+            arrays.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowException as error:
+            raise TransformError(
+                f"the transform returned {column.type} as {field.name!r} for {where}, but "
+                f"{field.type} for the first rows"
+            ) from error
+    return pa.table(arrays, schema=schema)

@@ -1,0 +1,61 @@
+"""Columns of Arrow's view types, which parts of Arrow and other libraries can't read yet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def without_views(table: pa.Table) -> pa.Table:
+    """The table with strings, bytes and lists as everybody knows them."""
+    for index, field in enumerate(table.schema):
+        if _has_views(field.type):
+            kind = _plain(field.type)
+            chunks = [_converted(chunk) for chunk in table.column(index).chunks]
+            table = table.set_column(index, field.name, pa.chunked_array(chunks, kind))
+    return table
+
+
+def _has_views(kind: pa.DataType) -> bool:
+    return bool(_plain(kind) != kind)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if kind == pa.string_view():
+        # Offsets of 32 bits end at 2 GiB, which a chunk may well exceed.
+        return pa.large_string()
+    if kind == pa.binary_view():
+        return pa.large_binary()
+    if _is_view(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        item = _plain(kind.value_type)
+        if item == kind.value_type and not _is_view(kind):
+            return kind
+        return pa.large_list(item)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        return pa.struct([field.with_type(_plain(field.type)) for field in fields])
+    return kind
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))
+
+
+def _converted(array: pa.Array) -> pa.Array:
+    kind = array.type
+    if not _has_views(kind):
+        return array
+    if pa.types.is_struct(kind):
+        plain = _plain(kind)
+        fields = [plain.field(number) for number in range(plain.num_fields)]
+        parts = [_converted(part) for part in array.flatten()]
+        return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null())
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return array.cast(_plain(kind))
+    # Arrow's own cast of list views loses values that come after an empty or missing list.
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return pa.LargeListArray.from_arrays(
+        pa.array(offsets), _converted(array.flatten()), mask=array.is_null()
+    )

@@ -1,0 +1,50 @@
+"""A rank's shard without a run: for tests of what an engine makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polytrain.config import DataConfig
+from polytrain.data.assignment import RunDataset, holding
+from polytrain.data.opening import open_shards
+from polytrain.data.reader import RowsShard
+from polytrain.data.sources import describe
+from polytrain.data.spec import Held
+
+
+def shard_of(
+    data: Any,
+    *,
+    world_size: int = 1,
+    rank: int = 0,
+    shards: int | None = None,
+    as_tables: bool = False,
+    position: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> RowsShard:
+    """The shard "train" of one rank, had as agents and trainers have it.
+
+    Args:
+        data: as in `datasets={"train": data}`.
+        world_size: number of ranks.
+        rank: which of them.
+        shards: canonical shards, if they have been cut before.
+        as_tables: as for a backend whose demand is `reads_tables`.
+        position: where to go on, as a manifest has it; at the start by default.
+        config: fields of `DataConfig`, but for `group`.
+    """
+    wanted = DataConfig(**config)
+    source = describe("train", data, columns=wanted.columns, transform=wanted.transform)
+    dataset = RunDataset(source=source, config=wanted)
+    spec = dataset.spec(
+        world_size=world_size,
+        shards=shards,
+        whole=False,
+        as_tables=as_tables,
+        only_tables=False,
+    )
+    holds = spec.held is not Held.NOTHING
+    tables = [holding(dataset, spec, world_size, rank).read()] if holds else []
+    positions = {} if position is None else {"train": position}
+    return open_shards([spec], iter(tables), positions, world_size=world_size, rank=rank)["train"]

@@ -1,0 +1,144 @@
+"""What an agent holds of the data for its trainers: descriptors of memory that they map."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+
+from polytrain.data.assignment import RunDataset, holding
+from polytrain.data.shared_memory import (
+    Extent,
+    bytes_to_shared_memory,
+    to_buffer,
+    to_shared_memory,
+)
+from polytrain.data.spec import Held, ShardSpec
+from polytrain.workers.pickling import pickled_with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataOrder:
+    """What one agent has to know and to hold of all data sets."""
+
+    specs: bytes
+    """Pickled for trainers; an agent has no need to know."""
+
+    holdings: bytes
+    """Pickled: for each data set of which an agent holds something, a `Holding`, or None where the
+    rows come out of the object store."""
+
+    tables: tuple[Any, ...]
+    """References to these, in the same order, each in a list so that it isn't fetched before."""
+
+
+class DataOffice:
+    """Makes the orders of a run's agents, in the driver."""
+
+    def __init__(self, datasets: Sequence[RunDataset], specs: Sequence[ShardSpec]) -> None:
+        self._datasets = datasets
+        self._specs = specs
+        self._transforms = [dataset.config.transform for dataset in datasets]
+        self._pickled_specs = pickled_with(*self._transforms, value=tuple(specs))
+        # Put there once, however many agents read it.
+        self._tables = tuple(
+            [ray.put(np.frombuffer(to_buffer(_whole(dataset, spec)), dtype=np.uint8))]
+            for dataset, spec in zip(datasets, specs, strict=True)
+            if spec.held is Held.ALL
+        )
+
+    def order(self, world_size: int, rank: int) -> DataOrder | None:
+        """What the agent of a rank is to hold; None without any data."""
+        if not self._datasets:
+            return None
+        holdings = tuple(
+            None if spec.held is Held.ALL else holding(dataset, spec, world_size, rank)
+            for dataset, spec in zip(self._datasets, self._specs, strict=True)
+            if spec.held is not Held.NOTHING
+        )
+        return DataOrder(
+            specs=self._pickled_specs,
+            holdings=pickled_with(*self._transforms, value=holdings),
+            tables=self._tables,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """What an agent holds."""
+
+    descriptors: tuple[int, ...]
+    """Of the pickled specs, then of each data set's table."""
+
+    extents: tuple[Extent | None, ...]
+    """Where in the memory behind them the tables lie; None for all of it."""
+
+    kept: tuple[Any, ...]
+    """An object stays in the object store for as long as somebody has what Ray gave for it."""
+
+
+def hold(order: DataOrder) -> Holdings:
+    """Carry an order out, in an agent."""
+    descriptors, kept = [bytes_to_shared_memory(order.specs)], []
+    extents: list[Extent | None] = []
+    tables = iter(order.tables)
+    for wanted in pickle.loads(order.holdings):
+        if wanted is None:
+            [reference] = next(tables)
+            array = ray.get(reference)
+            descriptor, extent = _store_memory(array) or (
+                bytes_to_shared_memory(memoryview(array)),
+                None,
+            )
+            kept.append(array)
+        else:
+            descriptor, extent = to_shared_memory(wanted.read()), None
+        descriptors.append(descriptor)
+        extents.append(extent)
+    return Holdings(descriptors=tuple(descriptors), extents=tuple(extents), kept=tuple(kept))
+
+
+def _whole(dataset: RunDataset, spec: ShardSpec) -> pa.Table:
+    return holding(dataset, spec, 1, 0).read()
+
+
+def _store_memory(array: np.ndarray[Any, Any]) -> tuple[int, Extent] | None:
+    """The object store's memory that lies behind an array; None if it can't be told.
+
+    The store is one file without a name, mapped by this process. The process that serves it, which
+    has started this one, holds the file open, and whoever may look at that process can open it too.
+    """
+    address = array.ctypes.data
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, _, offset, device, inode, *_ = line.split()
+            start, stop = (int(end, 16) for end in span.split("-"))
+            if start <= address and address + array.nbytes <= stop:
+                break
+        else:
+            return None
+    major, minor = (int(part, 16) for part in device.split(":"))
+    file = (os.makedev(major, minor), int(inode))
+    server = f"/proc/{os.getppid()}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(server):
+            if _identity(f"{server}/{name}") == file:
+                descriptor = os.open(f"{server}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                where = Extent(offset=int(offset, 16) + address - start, size=array.nbytes)
+                return descriptor, where
+    return None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:  # closed in the meantime
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,156 @@
+"""A shard as `tf.data`, which reads ahead: what has been trained on is told separately."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from polytrain_plugins import BatchesAhead, Shard, ShardView
+
+
+class TensorFlowShard(ShardView):
+    """A shard that is also a `tf.data.Dataset`."""
+
+    def __init__(self, shard: Shard, strategy: tf.distribute.Strategy) -> None:
+        super().__init__(shard)
+        self._strategy = strategy
+        self._taken: BatchesAhead | None = None
+        self._told = False
+
+    def to_tf(
+        self,
+        *,
+        feature_columns: Sequence[str] | str,
+        label_columns: str,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        drop_last: bool = False,
+    ) -> Any:
+        """A data set of (features, label) pairs, for `model.fit` or a loop of one's own.
+
+        It gives this worker's rows, an epoch with each iteration, in equally many batches on every
+        worker. TensorFlow doesn't split it once more. `model.fit` goes on after a restart at the
+        batch after the last that it has trained on. In a loop of your own call `used()` after each
+        step; otherwise a restart begins at the start of the epoch.
+
+        Args:
+            feature_columns: one column, or several that become a float32 matrix `(rows, columns)`.
+            label_columns: the column with the labels; they become float32.
+            batch_size: rows in a worker's batch, at most; see `Shard.iter_batches`.
+            global_batch_size: rows in the batches of all workers together, at most.
+            drop_last: give full batches only.
+
+        Raises:
+            KeyError: if there is no such column.
+        """
+        single = isinstance(feature_columns, str)
+        names = [feature_columns] if isinstance(feature_columns, str) else list(feature_columns)
+        for name in (*names, label_columns):
+            if name not in self.schema.names:
+                raise KeyError(f"No column {name!r} in {self.name!r}; it has {self.schema.names}.")
+        sizes: dict[str, Any] = {
+            "batch_size": batch_size,
+            "global_batch_size": global_batch_size,
+            "drop_last": drop_last,
+        }
+
+        def pair(batch: Any) -> tuple[Any, Any]:
+            columns = [batch[name].astype(np.float32) for name in names]
+            features = columns[0] if single else np.column_stack(columns)
+            return features, batch[label_columns].astype(np.float32)
+
+        def pairs() -> Iterator[tuple[Any, Any]]:
+            self._taken = taken = self.iter_ahead(**sizes)
+            yield from map(pair, taken)
+            if not self._told:
+                # Whoever takes no notice of what it uses has used it all.
+                taken.all_used()
+
+        signature = tuple(map(_batches_like, pair(_no_rows(self))))
+        dataset = tf.data.Dataset.from_generator(pairs, output_signature=signature)
+        if self._strategy.num_replicas_in_sync > 1:
+            dataset = self._strategy.distribute_datasets_from_function(lambda _: dataset)
+        _watch_keras()
+        return _with_length(dataset, self, functools.partial(self.num_batches, **sizes))
+
+    def used(self, batches: int = 1) -> None:
+        """So many batches more, of those that `to_tf` has given, have been trained on."""
+        self._told = True
+        if self._taken is not None:
+            self._taken.used(batches)
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """While somebody calls `used` for what it takes."""
+        told, self._told = self._told, True
+        try:
+            yield
+        finally:
+            self._told = told
+
+
+def _no_rows(shard: Shard) -> dict[str, Any]:
+    """A batch without rows, with the right shapes and types."""
+    from polytrain.data.formats import empty_table, to_format
+
+    batch: dict[str, Any] = to_format(empty_table(shard.schema), "numpy")
+    return batch
+
+
+def _batches_like(batch: Any) -> tf.TensorSpec:
+    """Batches of any number of rows, otherwise shaped like this one."""
+    return tf.TensorSpec(shape=(None, *batch.shape[1:]), dtype=tf.as_dtype(batch.dtype))
+
+
+def _with_length(dataset: Any, shard: TensorFlowShard, length: Callable[[], int]) -> Any:
+    """The data set, telling how many batches its next iteration gives.
+
+    After a restart the first epoch is shorter than those that follow. Keras asks anew for every
+    epoch, and takes a data set of unknown length for one that has ended too early.
+    """
+    kind = type(dataset)
+    known = {"cardinality": lambda _: length(), "polytrain_shard": shard}
+    dataset.__class__ = type(kind.__name__, (kind,), known)
+    return dataset
+
+
+@functools.cache
+def _watch_keras() -> None:
+    """Have `model.fit` tell which batches it has trained on."""
+    try:
+        import keras
+    except ImportError:  # a loop without Keras needs none
+        return
+
+    class Used(keras.callbacks.Callback):
+        """Tells a shard what a fit has used of it, before any callback of the user's."""
+
+        def __init__(self, shard: TensorFlowShard) -> None:
+            super().__init__()
+            self._shard = shard
+            self._seen = 0
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._seen = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self._shard.used(batch + 1 - self._seen)
+            self._seen = batch + 1
+
+    own_fit = keras.Model.fit
+
+    @functools.wraps(own_fit)
+    def fit(self: Any, x: Any = None, *args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
+        train = getattr(x, "polytrain_shard", None)
+        if train is None or not isinstance(callbacks, list | tuple | None):
+            return own_fit(self, x, *args, callbacks=callbacks, **kwargs)
+        with train.telling():
+            told = [Used(train), *(callbacks or ())]
+            return own_fit(self, x, *args, callbacks=told, **kwargs)
+
+    keras.Model.fit = fit

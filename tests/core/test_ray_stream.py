@@ -1,0 +1,334 @@
+"""The stream of a Ray dataset, on a real Ray: rows, order, failures, restarts, what is freed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+import ray.data
+
+from polytrain.data.dealing import Leg
+from polytrain.data.formats import column_to_numpy
+from polytrain.data.ray_stream import (
+    End,
+    StreamError,
+    SupersededError,
+    cpu_shortage,
+    read_part,
+    start_stream,
+    stream_schema,
+)
+from polytrain.data.source_errors import SourceError
+
+ROWS = 103
+"""A prime number: no world size divides it."""
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster() -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield
+    ray.shutdown()
+
+
+class Ranks:
+    """What the agents of a run do with a stream."""
+
+    def __init__(self, dataset: Any, held: Mapping[str, float] | None = None) -> None:
+        self.actor = start_stream("train", dataset, held or {}, notice_after_s=3)
+
+    def begin(
+        self, *, generation: int = 0, epoch: int = 0, legs: tuple[Leg, ...] = (), world_size: int
+    ) -> None:
+        ray.get(self.actor.begin.remote(generation, epoch, legs, world_size))
+
+    def ask(self, rank: int, index: int, *, generation: int = 0, epoch: int = 0) -> Any:
+        return self.actor.next_part.remote(generation, epoch, rank, index)
+
+    def rest(
+        self,
+        rank: int,
+        *,
+        generation: int = 0,
+        epoch: int = 0,
+        first: int = 0,
+        schema: pa.Schema = SCHEMA,
+    ) -> tuple[pa.Table, End]:
+        """All that is left of the epoch for one rank."""
+        tables = [schema.empty_table()]
+        for index in count(first):
+            part = ray.get(self.ask(rank, index, generation=generation, epoch=epoch))
+            if isinstance(part, End):
+                break
+            tables.append(read_part(part, schema))
+        return pa.concat_tables(tables), part
+
+    def epoch(
+        self,
+        world_size: int,
+        *,
+        legs: tuple[Leg, ...] = (),
+        epoch: int = 0,
+        generation: int = 0,
+    ) -> list[list[int]]:
+        """The ids that each rank gets."""
+        self.begin(generation=generation, epoch=epoch, legs=legs, world_size=world_size)
+        shards = [
+            self.rest(rank, generation=generation, epoch=epoch)[0] for rank in range(world_size)
+        ]
+        return [shard.column("id").to_pylist() for shard in shards]
+
+
+def unlike(batch: dict[str, Any]) -> dict[str, Any]:
+    """Takes longer the earlier it is in the order."""
+    time.sleep(0.3 if batch["id"][0] < 20 else 0)
+    return batch
+
+
+def numbers() -> Any:
+    return ray.data.range(ROWS, override_num_blocks=13).map_batches(unlike)
+
+
+def shuffled() -> Any:
+    return numbers().random_shuffle(seed=3)
+
+
+def filtered() -> Any:
+    return numbers().filter(lambda row: row["id"] % 10 < 3)
+
+
+def items() -> Any:
+    return ray.data.from_items([{"id": row} for row in range(ROWS)], override_num_blocks=7)
+
+
+def frames() -> Any:
+    whole = pd.DataFrame({"id": range(ROWS)})
+    return ray.data.from_pandas([whole[:50], whole[50:51], whole[51:]])
+
+
+@pytest.mark.parametrize("make", [numbers, shuffled, filtered, items, frames])
+def test_every_row_reaches_one_rank_and_the_epoch_goes_on_anywhere(make: Any) -> None:
+    dataset = make()
+    expected = Counter(row["id"] for row in dataset.take_all())
+    stream = Ranks(dataset)
+    whole = stream.epoch(3)
+    assert Counter(chain(*whole)) == expected
+    assert max(map(len, whole)) - min(map(len, whole)) <= 1
+
+    # The same world goes on as if nothing had happened; another gets what is left.
+    assert stream.epoch(3, legs=(Leg(3, 4),), generation=1) == [rank[4:] for rank in whole]
+    consumed = [row for rank in whole for row in rank[:4]]
+    half = stream.epoch(2, legs=(Leg(3, 4),), generation=2)
+    consumed += [row for rank in half for row in rank[:5]]
+    rest = stream.epoch(4, legs=(Leg(3, 4), Leg(2, 5)), generation=3)
+    assert Counter(chain(consumed, *rest)) == expected
+
+
+def test_blocks_come_in_order_whichever_is_ready_first() -> None:
+    assert Ranks(numbers()).epoch(1) == [list(range(ROWS))]
+
+
+def test_files_come_in_order(tmp_path: Path) -> None:
+    for file in range(4):
+        rows = range(file * 1000, file * 1000 + 100)
+        pq.write_table(pa.table({"id": rows}), tmp_path / f"{file}.parquet", row_group_size=30)
+    dataset = ray.data.read_parquet(str(tmp_path))
+    assert stream_schema(dataset) == SCHEMA
+    ids = Ranks(dataset).epoch(1)[0]
+    assert ids == sorted(ids)
+    assert len(ids) == 400
+
+
+def test_a_reseeding_shuffle_depends_on_the_epoch_alone() -> None:
+    seed = ray.data.RandomSeedConfig(seed=3)
+    stream = Ranks(ray.data.range(ROWS, override_num_blocks=4).random_shuffle(seed=seed))
+    first, second = stream.epoch(2), stream.epoch(2, epoch=1)
+    assert first != second
+    # A restart begins to count anew.
+    assert stream.epoch(2, epoch=1, generation=1) == second
+
+
+def test_the_users_dataset_is_left_as_it_was() -> None:
+    dataset = numbers()
+    before = dataset.context.execution_options
+    options = (before.preserve_order, before.resource_limits)
+    Ranks(dataset, {"CPU": 2}).epoch(2)
+    after = dataset.context.execution_options
+    assert (after.preserve_order, after.resource_limits) == options
+
+
+def test_ranks_go_at_their_own_pace() -> None:
+    stream = Ranks(numbers())
+    stream.begin(world_size=2)
+    fast, end = stream.rest(0)
+    assert end == End(ROWS)
+    slow, _ = stream.rest(1)
+    assert (len(fast), len(slow)) == (52, 51)
+
+
+def test_an_epoch_may_begin_while_another_is_read() -> None:
+    stream = Ranks(numbers())
+    stream.begin(world_size=2)
+    stream.begin(world_size=2, epoch=1)
+    assert ray.get(stream.ask(0, 0))
+    # Rank 0 breaks off the epoch; rank 1 still reads it.
+    assert stream.rest(0, epoch=1)[1] == End(ROWS)
+    assert stream.rest(1)[1] == End(ROWS)
+    assert stream.rest(1, epoch=1)[1] == End(ROWS)
+
+
+def test_what_a_function_raises_reaches_every_rank_after_its_rows() -> None:
+    def fail(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["id"][0] == 6:
+            raise ValueError("the sensor says no")
+        return batch
+
+    stream = Ranks(ray.data.range(10, override_num_blocks=5).map_batches(fail))
+    stream.begin(world_size=2)
+    for rank in range(2):
+        with pytest.raises(StreamError, match="failed: ValueError: the sensor says no\n") as caught:
+            stream.rest(rank)
+        assert "in fail" in str(caught.value)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_new_generation_ends_what_runs(tmp_path: Path, shuffle: bool) -> None:
+    def stuck(batch: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / str(batch["id"][0])).touch()
+        if batch["id"][0] and not (tmp_path / "free").exists():
+            time.sleep(600)
+        return batch
+
+    # All CPUs, one after the other, are held by functions that don't return.
+    dataset = ray.data.range(50, override_num_blocks=5).map_batches(stuck)
+    stream = Ranks(dataset.random_shuffle() if shuffle else dataset)
+    stream.begin(world_size=1)
+    waiting = stream.ask(0, 0 if shuffle else 1)
+    while len(list(tmp_path.iterdir())) < 5:
+        ray.wait([waiting], timeout=0.1)
+    (tmp_path / "free").touch()
+
+    assert len(list(chain(*stream.epoch(2, generation=1)))) == 50
+    with pytest.raises(SupersededError):
+        ray.get(waiting)
+    with pytest.raises(SupersededError):
+        ray.get(stream.ask(0, 0))
+    with pytest.raises(SupersededError):
+        stream.begin(world_size=1)
+
+
+def test_blocks_are_freed_as_they_are_read_and_made_as_they_are_wanted(tmp_path: Path) -> None:
+    def large(batch: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / str(batch["id"][0])).touch()
+        return {"id": batch["id"], "x": np.ones((len(batch["id"]), 8 << 20), np.uint8)}
+
+    blocks, most = 120, 20
+    free = ray.available_resources()["object_store_memory"]
+    dataset = ray.data.range(blocks, override_num_blocks=blocks).map_batches(large)
+    dataset.context.execution_options.resource_limits = ray.data.ExecutionResources.for_limits(
+        object_store_memory=most * (8 << 20)
+    )
+    stream = Ranks(dataset)
+    stream.begin(world_size=1)
+    for index in range(60):
+        assert len(ray.get(stream.ask(0, index))) == 1
+        # What is in the store, what four tasks have begun, and what was taken.
+        assert len(list(tmp_path.iterdir())) <= most + 4 + index + 1
+        assert free - ray.available_resources()["object_store_memory"] < (most + 10) * (8 << 20)
+    assert len(stream.rest(0, first=60)[0]) == blocks - 60
+    ray.kill(stream.actor)
+
+
+def test_parts_have_the_columns_and_types_that_are_asked_for() -> None:
+    def wide(batch: dict[str, Any]) -> pd.DataFrame:
+        ids = batch["id"]
+        # A DataFrame's block has a type of its own where it holds nothing.
+        return pd.DataFrame({"y": [None if n < 9 else f"{n}" for n in ids], "id": ids, "z": 0})
+
+    dataset = ray.data.range(12, override_num_blocks=4).map_batches(wide)
+    schema = pa.schema([("id", pa.int64()), ("y", pa.string())])
+    stream = Ranks(dataset)
+    stream.begin(world_size=1)
+    table, _ = stream.rest(0, schema=schema)
+    assert table.schema == schema
+    assert table.column("y").to_pylist() == [None] * 9 + ["9", "10", "11"]
+
+
+def test_tensors_need_no_ray_to_be_read() -> None:
+    dataset = ray.data.range_tensor(10, shape=(2, 3), override_num_blocks=4)
+    schema = stream_schema(dataset)
+    stream = Ranks(dataset)
+    stream.begin(world_size=1)
+    part = ray.get(stream.ask(0, 1))
+    tensors = column_to_numpy(read_part(part, schema).column("data"))
+    first = tensors[0, 0, 0]
+    assert np.array_equal(tensors[:, 1, 2], range(first, first + len(tensors)))
+    assert tensors.shape == (len(part[0]), 2, 3)
+    assert read_part((), schema).schema == schema
+
+
+def test_a_schema_costs_as_little_as_it_can(tmp_path: Path) -> None:
+    def spy(batch: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / str(batch["id"][0])).touch()
+        return {**batch, "y": batch["id"] / 2}
+
+    assert stream_schema(ray.data.range(8)) == SCHEMA
+    mapped = ray.data.range(400, override_num_blocks=400).map_batches(spy)
+    assert stream_schema(mapped) == pa.schema([("id", pa.int64()), ("y", pa.float64())])
+    assert len(list(tmp_path.iterdir())) < 100
+
+
+def test_a_pipeline_without_rows_or_with_a_failure_has_no_schema() -> None:
+    def fail(batch: dict[str, Any]) -> dict[str, Any]:
+        raise ValueError("the sensor says no")
+
+    with pytest.raises(SourceError, match="no rows"):
+        stream_schema(ray.data.range(8).map_batches(lambda batch: {"id": batch["id"][:0]}))
+    with pytest.raises(SourceError, match="ValueError: the sensor says no"):
+        stream_schema(ray.data.range(8).map_batches(fail))
+
+
+def test_no_spare_cpu_is_told() -> None:
+    assert cpu_shortage(numbers(), {"CPU": 3}, 4) is None
+    shortage = cpu_shortage(numbers(), {"CPU": 4}, 4)
+    assert shortage is not None
+    assert "hold 4 of the cluster's 4 CPUs" in shortage
+    assert cpu_shortage(items(), {"CPU": 4}, 4) is None
+
+
+def test_waiting_for_a_cpu_is_told_and_ends_when_there_is_one() -> None:
+    @ray.remote(num_cpus=4)
+    class Greedy:
+        def ready(self) -> None: ...
+
+    greedy = Greedy.remote()
+    ray.get(greedy.ready.remote())
+    stream = Ranks(ray.data.range(ROWS, override_num_blocks=4).map_batches(lambda b: b), {"CPU": 4})
+    notices = stream.actor.notices.options(num_returns="streaming").remote()
+    stream.begin(world_size=1)
+    waiting = stream.ask(0, 0)
+    assert "no CPU of the cluster is free" in ray.get(next(notices))
+    ray.kill(greedy)
+    assert ray.get(waiting)
+    ray.kill(stream.actor)
