@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from polytrain import InvalidJobError, make_trainer
 from polytrain_plugins import Problem
+from tests.object_storage import Bucket, S3Server, s3_server
 
 # A busy machine makes an example slow without making it wrong; the suite's own timeout remains.
 settings.register_profile("polytrain", deadline=None)
@@ -56,3 +57,18 @@ def problems(monkeypatch: pytest.MonkeyPatch) -> FindProblems:
     """Finds out what is wrong with a job by itself, whether or not a cluster is up by now."""
     monkeypatch.setattr("polytrain.trainer._cluster_problems", lambda scaling: ())
     return FindProblems()
+
+
+@pytest.fixture(scope="session")
+def object_storage() -> Iterator[S3Server]:
+    """The S3 server of all tests here that need one."""
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(object_storage: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """The bucket that s3://bucket means, according to the environment alone."""
+    object_storage.set_environment(monkeypatch)
+    yield object_storage.make_bucket("bucket")
+    object_storage.reset()

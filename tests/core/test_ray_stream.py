@@ -212,30 +212,47 @@ def test_what_a_function_raises_reaches_every_rank_after_its_rows() -> None:
         assert "in fail" in str(caught.value)
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_new_generation_ends_what_runs(tmp_path: Path, shuffle: bool) -> None:
-    def stuck(batch: dict[str, Any]) -> dict[str, Any]:
-        (tmp_path / str(batch["id"][0])).touch()
-        if batch["id"][0] and not (tmp_path / "free").exists():
+def stuck(directory: Path) -> Any:
+    """All CPUs, one after the other, are held by functions that don't return; unless freed."""
+
+    def hold(batch: dict[str, Any]) -> dict[str, Any]:
+        (directory / str(batch["id"][0])).touch()
+        if batch["id"][0] and not (directory / "free").exists():
             time.sleep(600)
         return batch
 
-    # All CPUs, one after the other, are held by functions that don't return.
-    dataset = ray.data.range(50, override_num_blocks=5).map_batches(stuck)
-    stream = Ranks(dataset.random_shuffle() if shuffle else dataset)
-    stream.begin(world_size=1)
-    waiting = stream.ask(0, 0 if shuffle else 1)
-    while len(list(tmp_path.iterdir())) < 5:
-        ray.wait([waiting], timeout=0.1)
-    (tmp_path / "free").touch()
+    return ray.data.range(50, override_num_blocks=5).map_batches(hold)
 
+
+def wait_until_stuck(directory: Path, waiting: Any) -> None:
+    while len(list(directory.iterdir())) < 5:
+        ray.wait([waiting], timeout=0.1)
+    (directory / "free").touch()
+
+
+def test_a_new_generation_ends_what_runs(tmp_path: Path) -> None:
+    stream = Ranks(stuck(tmp_path))
+    stream.begin(world_size=1)
+    waiting = stream.ask(0, 1)
+    wait_until_stuck(tmp_path, waiting)
     assert len(list(chain(*stream.epoch(2, generation=1)))) == 50
-    with pytest.raises(SupersededError):
-        ray.get(waiting)
-    with pytest.raises(SupersededError):
-        ray.get(stream.ask(0, 0))
+    for late in (waiting, stream.ask(0, 0)):
+        with pytest.raises(SupersededError):
+            ray.get(late)
     with pytest.raises(SupersededError):
         stream.begin(world_size=1)
+
+
+def test_a_killed_actor_ends_even_a_shuffle(tmp_path: Path) -> None:
+    dataset = stuck(tmp_path).random_shuffle()
+    stream = Ranks(dataset)
+    stream.begin(world_size=1)
+    waiting = stream.ask(0, 0)
+    wait_until_stuck(tmp_path, waiting)
+    ray.kill(stream.actor)
+    assert len(list(chain(*Ranks(dataset).epoch(2)))) == 50
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(waiting)
 
 
 def test_blocks_are_freed_as_they_are_read_and_made_as_they_are_wanted(tmp_path: Path) -> None:

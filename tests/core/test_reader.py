@@ -1,4 +1,4 @@
-"""A shard in a trainer: read as a whole and in batches, in every format, from where a run stands."""
+"""A shard in a trainer: read as a whole, in batches of every format, from where a run stands."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ def test_iteration_goes_on_at_exactly_that_row_on_another_number_of_workers(
         ]
 
     uninterrupted = [
-        sorted(sum(batch, []))
+        sorted(chain(*batch))
         for batch in zip(
             *(numbers(one.iter_batches(global_batch_size=90)) for one in world(before)),
             strict=True,
@@ -225,7 +226,7 @@ def test_iteration_goes_on_at_exactly_that_row_on_another_number_of_workers(
     recorded = first[0].cursor.position.to_plain()
     assert all(one.cursor.position == first[0].cursor.position for one in first)
     resumed = [
-        sorted(sum(batch, []))
+        sorted(chain(*batch))
         for batch in zip(
             *(numbers(one.iter_batches(global_batch_size=90)) for one in world(after, recorded)),
             strict=True,

@@ -5,13 +5,7 @@ from __future__ import annotations
 import gzip
 import multiprocessing
 import pickle
-import re
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
 
 import fsspec
 import pyarrow as pa
@@ -23,117 +17,7 @@ import pytest
 from polytrain.data.filesystems import find
 from polytrain.data.parquet_files import RowGroupPiece
 from polytrain.data.sources import ReadError, Source, SourceError, describe
-
-KEY = "the-key-of-the-tests"
-
-
-class Bucket(ThreadingHTTPServer):
-    """Object storage that speaks as much of S3's protocol as reading takes."""
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _S3)
-        self.objects: dict[str, bytes] = {}
-        self.reads: list[tuple[str, int]] = []
-        """Which object, and how many bytes of it."""
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
-
-
-class _S3(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    server: Bucket
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_GET(self) -> None:
-        self._answer()
-
-    def _answer(self) -> None:
-        url = urlsplit(self.path)
-        bucket, _, key = unquote(url.path).lstrip("/").partition("/")
-        if f"Credential={KEY}/" not in self.headers.get("Authorization", ""):
-            self._fail(403, "AccessDenied")
-        elif bucket != "bucket":
-            self._fail(404, "NoSuchBucket")
-        elif not key:
-            self._list({name: values[0] for name, values in parse_qs(url.query).items()})
-        elif key not in self.server.objects:
-            self._fail(404, "NoSuchKey")
-        else:
-            self._object(key)
-
-    def _object(self, key: str) -> None:
-        content = self.server.objects[key]
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        part = content[int(wanted[1]) : int(wanted[2]) + 1] if wanted else content
-        if self.command == "GET":
-            self.server.reads.append((key, len(part)))
-        self._send(206 if wanted else 200, part, "application/octet-stream")
-
-    def _list(self, query: dict[str, str]) -> None:
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        most = int(query.get("max-keys", "1000"))
-        keys = [key for key in sorted(self.server.objects) if key.startswith(prefix)]
-        below = {
-            prefix + key[len(prefix) :].partition(delimiter)[0] + delimiter
-            for key in keys
-            if delimiter and delimiter in key[len(prefix) :]
-        }
-        here = [key for key in keys if not any(key.startswith(part) for part in below)][:most]
-        self._xml(
-            200,
-            "<ListBucketResult><Name>bucket</Name><IsTruncated>false</IsTruncated>"
-            f"<KeyCount>{len(here) + len(below)}</KeyCount>"
-            + "".join(
-                f"<Contents><Key>{escape(key)}</Key><Size>{len(self.server.objects[key])}</Size>"
-                "<LastModified>2024-01-01T00:00:00.000Z</LastModified></Contents>"
-                for key in here
-            )
-            + "".join(
-                f"<CommonPrefixes><Prefix>{escape(part)}</Prefix></CommonPrefixes>"
-                for part in sorted(below)
-            )
-            + "</ListBucketResult>",
-        )
-
-    def _fail(self, status: int, code: str) -> None:
-        self._xml(status, f"<Error><Code>{code}</Code><Message>{code}</Message></Error>")
-
-    def _xml(self, status: int, text: str) -> None:
-        self._send(status, f'<?xml version="1.0"?>{text}'.encode(), "application/xml")
-
-    def _send(self, status: int, content: bytes, kind: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    """The bucket that s3://bucket means, according to the environment alone."""
-    with Bucket() as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        yield server
-        server.shutdown()
-        thread.join()
+from tests.object_storage import Bucket
 
 
 def parquet(*, row_group_size: int = 2, **columns: Any) -> bytes:
@@ -149,12 +33,12 @@ def read(source: Source) -> dict[str, list[Any]]:
     return result
 
 
-ODD = "été à [Genève] 100%20"
+ODD = "été à [Genève] 100%20 a+b"
 
 
 @pytest.fixture
 def filled(bucket: Bucket) -> Bucket:
-    bucket.objects = {
+    objects = {
         f"{ODD}/year=2023/a b.parquet": parquet(x=[1, 2, 3]),
         f"{ODD}/year=2024/c%.parquet": parquet(x=[4]),
         f"{ODD}/_SUCCESS": b"",
@@ -162,6 +46,7 @@ def filled(bucket: Bucket) -> Bucket:
         "d.csv": b"x\n5\n6\n",
         "e.csv.gz": gzip.compress(b"x\n7\n"),
     }
+    bucket.put(objects)
     return bucket
 
 
@@ -173,7 +58,7 @@ YEARS = {"x": [1, 2, 3, 4], "year": [2023, 2023, 2023, 2024]}
     [
         (f"{ODD}", YEARS),
         (f"{ODD}/", YEARS),
-        ("*100%20/year=*/*.parquet", YEARS),
+        ("*100%20 a+b/year=*/*.parquet", YEARS),
         ("**/*.parquet", YEARS),
         (f"{ODD}/year=2023/a b.parquet", {"x": [1, 2, 3]}),
         (f"{ODD}/year=2024/c%.parquet", {"x": [4]}),
@@ -188,8 +73,16 @@ def test_what_lies_in_a_bucket(filled: Bucket, place: str, expected: Any) -> Non
 
 
 def test_a_whole_bucket(bucket: Bucket) -> None:
-    bucket.objects = {"a.parquet": parquet(x=[1]), "b/c.parquet": parquet(x=[2])}
+    bucket.put({"a.parquet": parquet(x=[1]), "b/c.parquet": parquet(x=[2])})
     assert read(describe("train", "s3://bucket")) == {"x": [1, 2]}
+
+
+def test_more_objects_than_one_answer_lists(bucket: Bucket) -> None:
+    """S3 tells of a thousand at a time; these are in between, in the order of names."""
+    bucket.put({f"d/_temporary/{number}": b"" for number in range(1000)})
+    bucket.put({"d/1.parquet": parquet(x=[1]), "d/z.parquet": parquet(x=[2])})
+    assert read(describe("train", "s3://bucket/d")) == {"x": [1, 2]}
+    assert read(describe("train", "s3://bucket/d/**/?.parquet")) == {"x": [1, 2]}
 
 
 def test_local_and_remote_files_together(filled: Bucket, tmp_path: Any) -> None:
@@ -201,22 +94,22 @@ def test_local_and_remote_files_together(filled: Bucket, tmp_path: Any) -> None:
 def test_only_what_is_asked_for_is_fetched(bucket: Bucket) -> None:
     wide = list(range(200_000))
     content = parquet(row_group_size=100_000, x=wide, y=wide, z=wide)
-    bucket.objects["a.parquet"] = content
+    bucket.put({"a.parquet": content})
     source = describe("train", "s3://bucket/a.parquet")
     # A footer, and what is fetched along with it.
-    assert sum(size for _, size in bucket.reads) < len(content) / 10
-    bucket.reads.clear()
+    assert sum(size for _, size in bucket.server.reads) < len(content) / 10
+    bucket.server.reads.clear()
     source.pieces[1].read(0, 100_000, ["y"])
-    assert len(content) / 8 < sum(size for _, size in bucket.reads) < len(content) / 4
+    assert len(content) / 8 < sum(size for _, size in bucket.server.reads) < len(content) / 4
 
 
 def test_a_footer_is_fetched_once(bucket: Bucket) -> None:
-    bucket.objects["a.parquet"] = parquet(row_group_size=1, x=list(range(100)))
+    bucket.put({"a.parquet": parquet(row_group_size=1, x=list(range(100)))})
     source = describe("train", "s3://bucket/a.parquet")
-    footer = sum(size for _, size in bucket.reads)
-    bucket.reads.clear()
+    footer = sum(size for _, size in bucket.server.reads)
+    bucket.server.reads.clear()
     assert [piece.read(0, 1)["x"][0].as_py() for piece in source.pieces] == list(range(100))
-    assert max(size for _, size in bucket.reads) < footer
+    assert max(size for _, size in bucket.server.reads) < footer
 
 
 @pytest.mark.parametrize(
@@ -231,26 +124,31 @@ def test_a_footer_is_fetched_once(bucket: Bucket) -> None:
     ],
 )
 def test_what_is_not_there(bucket: Bucket, address: str, message: str) -> None:
-    bucket.objects["torn.parquet"] = b"PAR1 and nothing more"
+    bucket.put({"torn.parquet": b"PAR1 and nothing more"})
     with pytest.raises(SourceError, match=message) as caught:
         describe("train", address)
     assert caught.value.remedy
 
 
-def test_credentials_that_are_corrected(filled: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_credentials_that_are_corrected(
+    filled: Bucket, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
     """In a notebook, say: the file system of the first attempt is of no use then."""
-    with monkeypatch.context() as wrong:
-        wrong.setenv("AWS_ACCESS_KEY_ID", "someone-else")
+    with filled.server.asking_for_credentials() as right:
+        for name, value in {**right, wrong: "someone-else's"}.items():
+            monkeypatch.setenv(name, value)
         with pytest.raises(SourceError, match=r"s3://bucket/d\.csv.*ACCESS_DENIED") as caught:
             describe("train", "s3://bucket/d.csv")
-    assert caught.value.remedy
-    assert describe("train", "s3://bucket/d.csv").info.num_rows == 2
+        assert caught.value.remedy
+        monkeypatch.setenv(wrong, right[wrong])
+        assert describe("train", "s3://bucket/d.csv").info.num_rows == 2
 
 
 def test_an_object_that_has_changed(bucket: Bucket) -> None:
-    bucket.objects["a.parquet"] = parquet(x=[1, 2, 3])
+    bucket.put({"a.parquet": parquet(x=[1, 2, 3])})
     piece = describe("train", "s3://bucket/a.parquet").pieces[1]
-    bucket.objects["a.parquet"] = parquet(x=[1, 2], y=[0, 0])
+    bucket.put({"a.parquet": parquet(x=[1, 2], y=[0, 0])})
     with pytest.raises(ReadError, match=r"s3://bucket/a\.parquet.*changed since the run began"):
         piece.read(0, 1)
 
@@ -272,11 +170,15 @@ def _has_another_than(place: str, known: int) -> bool:
     return filesystems._arrow.cache_info().hits == hits and id(another) != known
 
 
-def test_an_arrow_dataset_in_a_bucket(filled: Bucket) -> None:
+def test_an_arrow_dataset_in_a_bucket(filled: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its file system is the user's, not what the environment tells."""
     filesystem = pafs.S3FileSystem(
-        endpoint_override=filled.url, access_key=KEY, secret_key="secret", region="eu-north-1"
+        endpoint_override=filled.server.url,
+        access_key="key",
+        secret_key="secret",
+        region="eu-north-1",
     )
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     dataset = pads.dataset(f"bucket/{ODD}", filesystem=filesystem, partitioning="hive")
     source = describe("train", dataset)
     assert all(isinstance(piece, RowGroupPiece) for piece in source.pieces)

@@ -106,7 +106,7 @@ class CheckpointKeeper:
         return self._info(manifest)
 
     def _positions(self, parts: dict[int, PartStored]) -> Mapping[str, Any]:
-        """Where the ranks stood in the data: all at the same rows, as far as they train together."""
+        """Where the ranks stood in the data: at the same rows, as far as they train together."""
         first = parts[min(parts)]
         for part in parts.values():
             if part.positions != first.positions:

@@ -129,9 +129,8 @@ def _value_problems(field: str, config: DataConfig) -> Iterator[Problem]:
     for name in ("shuffle", "remainder"):
         value: Any = getattr(config, name)
         allowed = _allowed(name)
-        if not any(
-            value is choice or (isinstance(value, str) and value == choice) for choice in allowed
-        ):
+        # 1 equals True, and isn't it.
+        if not any(type(value) is type(choice) and value == choice for choice in allowed):
             yield Problem(
                 field=f"{field}.{name}",
                 what=f"{value!r} is unknown",

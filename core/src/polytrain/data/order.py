@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -18,20 +18,32 @@ _WHOLE_SHARD, _ORDER_OF_WINDOWS, _WITHIN_WINDOW = range(3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picked:
-    """Rows to take one after another, and where they lie."""
-
-    rows: range | np.ndarray[Any, Any]
-    """Numbers of rows in the data set."""
+    """Rows to take one after another: a part of a region of the data, as it is arranged."""
 
     region: range
-    """Consecutive rows that hold them all; what comes next is most likely in it, too."""
+    """Consecutive rows of the data set."""
+
+    place: range
+    """Which of them, counted in the order in which they are arranged."""
+
+    arrange: Callable[[range], np.ndarray[Any, Any]] | None = None
+    """Places → numbers of the rows there; None where the rows lie as they come."""
+
+    @property
+    def rows(self) -> range | np.ndarray[Any, Any]:
+        """Numbers of the rows in the data set."""
+        if self.arrange is None:
+            return self.region[self.place.start : self.place.stop]
+        return self.arrange(self.place)
+
+    @property
+    def whole(self) -> Picked:
+        """All rows of the region."""
+        return replace(self, place=range(len(self.region)))
 
 
 class Order(ABC):
     """The order of a canonical shard's rows in one epoch."""
-
-    scatters = True
-    """Whether rows are picked from all over a region, rather than one after another."""
 
     @abstractmethod
     def __getitem__(self, index: int) -> int:
@@ -42,14 +54,12 @@ class Order(ABC):
         """The rows that come at these places."""
 
     @abstractmethod
-    def regions(self, index: int) -> Iterator[range]:
-        """Where rows are picked from, from this place on: to have them at hand in time."""
+    def regions(self, index: int) -> Iterator[Picked]:
+        """All that is picked from this place on, region by region: to have it at hand in time."""
 
 
 class InOrder(Order):
     """As the rows come."""
-
-    scatters = False
 
     def __init__(self, rows: range) -> None:
         self._rows = rows
@@ -59,10 +69,10 @@ class InOrder(Order):
 
     def pick(self, indices: range) -> Iterator[Picked]:
         rows = self._rows[indices.start : indices.stop]
-        yield Picked(rows=rows, region=rows)
+        yield Picked(region=rows, place=range(len(rows)))
 
-    def regions(self, index: int) -> Iterator[range]:
-        yield self._rows[index:]
+    def regions(self, index: int) -> Iterator[Picked]:
+        yield from self.pick(range(index, len(self._rows)))
 
 
 class Shuffled(Order):
@@ -76,10 +86,11 @@ class Shuffled(Order):
         return self._rows.start + self._permutation(index)
 
     def pick(self, indices: range) -> Iterator[Picked]:
-        yield Picked(rows=_permuted(self._rows, self._permutation, indices), region=self._rows)
+        arrange = partial(_permuted, self._rows, self._permutation)
+        yield Picked(region=self._rows, place=indices, arrange=arrange)
 
-    def regions(self, index: int) -> Iterator[range]:
-        yield self._rows
+    def regions(self, index: int) -> Iterator[Picked]:
+        yield from (picked.whole for picked in self.pick(range(index, index + 1)))
 
 
 class Windows(Order):
@@ -109,12 +120,15 @@ class Windows(Order):
             start = self._start(place)
             window, permutation = self._within(place)
             inside = range(indices.start - start, min(indices.stop - start, len(window)))
-            yield Picked(rows=_permuted(window, permutation, inside), region=window)
+            arrange = partial(_permuted, window, permutation)
+            yield Picked(region=window, place=inside, arrange=arrange)
             indices = indices[len(inside) :]
 
-    def regions(self, index: int) -> Iterator[range]:
+    def regions(self, index: int) -> Iterator[Picked]:
         for place in range(self._place(index), self._count):
-            yield self._window(self._windows(place))
+            window, permutation = self._within(place)
+            arrange = partial(_permuted, window, permutation)
+            yield Picked(region=window, place=range(len(window)), arrange=arrange)
 
     def _permutation(self, place: int) -> tuple[range, Permutation]:
         number = self._windows(place)
@@ -144,32 +158,44 @@ class OrderOfGroups(Order):
     def __init__(self, groups: Order, starts: np.ndarray[Any, Any]) -> None:
         self._groups = groups
         self._starts = starts
-        self.scatters = groups.scatters
+        # Of the region that was picked from last.
+        self._arranged: tuple[Any, ...] = (None,)
 
     def __getitem__(self, index: int) -> int:
         return int(self._starts[self._groups[index]])
 
     def pick(self, indices: range) -> Iterator[Picked]:
-        for picked in self._groups.pick(indices):
-            yield Picked(rows=self._rows(picked.rows), region=self._range(picked.region))
+        return map(self._picked, self._groups.pick(indices))
 
-    def regions(self, index: int) -> Iterator[range]:
-        return map(self._range, self._groups.regions(index))
+    def regions(self, index: int) -> Iterator[Picked]:
+        return map(self._picked, self._groups.regions(index))
+
+    def _picked(self, groups: Picked) -> Picked:
+        if groups.arrange is None:
+            rows = self._range(groups.region[groups.place.start : groups.place.stop])
+            return Picked(region=rows, place=range(len(rows)))
+        key = groups.region.start, groups.region.stop
+        if self._arranged[0] != key:
+            self._arranged = key, *self._arrangement(groups.whole.rows)
+        _, rows_in_order, ends = self._arranged
+        place = range(int(ends[groups.place.start]), int(ends[groups.place.stop]))
+        return Picked(
+            region=self._range(groups.region),
+            place=place,
+            arrange=lambda wanted: rows_in_order[wanted.start : wanted.stop],
+        )
 
     def _range(self, groups: range) -> range:
         if not groups:
             return range(0)
         return range(int(self._starts[groups.start]), int(self._starts[groups.stop]))
 
-    def _rows(self, groups: range | np.ndarray[Any, Any]) -> range | np.ndarray[Any, Any]:
-        if isinstance(groups, range):
-            return self._range(groups)
-        starts, stops = self._starts[groups], self._starts[groups + 1]
-        sizes = stops - starts
-        # Each group's rows follow the ones of the group before.
-        before = np.cumsum(sizes) - sizes
-        rows: np.ndarray[Any, Any] = np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
-        return rows
+    def _arrangement(self, groups: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The rows of these groups, and where among them each group begins and the last ends."""
+        starts = self._starts[groups]
+        sizes = self._starts[groups + 1] - starts
+        ends = np.append(0, np.cumsum(sizes))
+        return np.arange(ends[-1]) + np.repeat(starts - ends[:-1], sizes), ends
 
 
 def _permuted(rows: range, permutation: Permutation, indices: range) -> np.ndarray[Any, Any]:

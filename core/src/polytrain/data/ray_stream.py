@@ -85,6 +85,10 @@ class RayStream:
     ) -> None:
         """Start an epoch, unless another rank has. A new generation ends all that runs.
 
+        Only a shuffle, or whatever else takes all blocks at once, goes on until it is through: Ray
+        Data can't stop it. Killing the actor does, and so a new actor for every generation is the
+        surer way.
+
         Args:
             generation: the generation that asks.
             epoch: number of the epoch, for pipelines that shuffle differently each time.
@@ -414,9 +418,9 @@ def _count(block: Any) -> int:
 def _executors_of_this_process() -> Callable[[], None]:
     """What ends the executions that run now.
 
-    A pipeline yields its first block only when it has shuffled everything, and hasn't handed out
-    anything before that by which it could be stopped. Its thread can be found, though. If a release
-    of Ray names it otherwise, executions end when they yield the next block.
+    While a pipeline is waited for, Ray Data hands out nothing by which it could be stopped, but its
+    thread can be found. If a release of Ray names it otherwise, executions end when they yield the
+    next block.
     """
     found = [t for t in threading.enumerate() if t.name.startswith("StreamingExecutor")]
 

@@ -94,15 +94,16 @@ class PieceRows(Rows):
             finally:
                 stream.cancel()
 
-    def _regions(self, order: Order, first: int) -> Iterator[range]:
+    def _regions(self, order: Order, first: int) -> Iterator[Picked]:
         """What is read at once: windows as they are, rows in their order piece by piece."""
         for region in order.regions(first):
-            if order.scatters:
+            if region.arrange is not None:
                 yield region
-            else:
-                for piece, part in self._parts(region):
-                    origin = self._ends[piece] - self._pieces[piece].rows
-                    yield range(origin + part.start, origin + part.stop)
+                continue
+            for piece, part in self._parts(region.region):
+                origin = self._ends[piece] - self._pieces[piece].rows
+                rows = range(origin + part.start, origin + part.stop)
+                yield Picked(region=rows, place=range(len(rows)))
 
     def _parts(self, rows: range) -> Iterator[tuple[int, range]]:
         """The pieces that hold these rows, and which rows of theirs."""
@@ -147,55 +148,59 @@ class _ItemStream(Stream):
 
 
 class _ReadAhead(Stream):
-    """Holds the region that rows are taken from, while the next one is being read."""
+    """Holds the region that rows are taken from, arranged, while the next one is being read."""
 
     def __init__(
-        self, rows: PieceRows, regions: Iterator[range], reader: ThreadPoolExecutor
+        self, rows: PieceRows, regions: Iterator[Picked], reader: ThreadPoolExecutor
     ) -> None:
         self._rows = rows
         self._regions = regions
         self._reader = reader
-        self._ahead: tuple[range, Future[pa.Table]] | None = None
+        self._ahead: tuple[Picked, Future[pa.Table]] | None = None
         self._held = range(0)
         self._table = empty_table(rows.schema)
         self._ask_next()
 
     def take(self, picked: Picked) -> pa.Table:
-        rows = picked.rows
-        if not isinstance(rows, range):
-            self._advance_to(picked.region)
-            return self._table.take(pa.array(rows - self._held.start))
-        tables = []
+        if picked.arrange is not None:
+            self._advance_to(picked, picked.region)
+            return self._table.slice(picked.place.start, len(picked.place))
+        tables = [self._table.slice(0, 0)]
+        rows = picked.region[picked.place.start : picked.place.stop]
         while rows:
-            self._advance_to(rows[:1])
+            self._advance_to(picked, rows[:1])
             part = rows[: max(1, self._held.stop - rows.start)]
             tables.append(self._table.slice(part.start - self._held.start, len(part)))
             rows = rows[len(part) :]
-        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+        return tables[1] if len(tables) == 2 else pa.concat_tables(tables)
 
     def cancel(self) -> None:
         """Read nothing more."""
         if self._ahead is not None:
             self._ahead[1].cancel()
 
-    def _advance_to(self, region: range) -> None:
-        """Hold a region that contains this one."""
-        while not _contains(self._held, region):
+    def _advance_to(self, picked: Picked, rows: range) -> None:
+        """Hold a region that contains these rows."""
+        while not _contains(self._held, rows):
             if self._ahead is None:
                 # Padding begins at the start again.
-                self._held, self._table = region, self._load(region)
+                self._held, self._table = picked.region, self._load(picked.whole)
                 return
-            self._held, table = self._ahead
+            region, table = self._ahead
             # The old region's memory is free before the next one is asked for.
-            self._table = table.result()
+            self._held, self._table = region.region, table.result()
             self._ask_next()
 
     def _ask_next(self) -> None:
         region = next(self._regions, None)
         self._ahead = None if region is None else (region, self._reader.submit(self._load, region))
 
-    def _load(self, region: range) -> pa.Table:
-        return self._rows.read(region).combine_chunks()
+    def _load(self, region: Picked) -> pa.Table:
+        table = self._rows.read(region.region)
+        if region.arrange is not None:
+            rows = region.arrange(region.place) - region.region.start
+            table = table.combine_chunks().take(pa.array(rows))
+        return table.combine_chunks()
 
 
 def _contains(outer: range, inner: range) -> bool:

@@ -111,7 +111,7 @@ class ContractTier:
     def test_collective_spans_the_world(self, tmp_path: Path) -> None:
         """Every rank offers, joins, trains and leaves.
 
-        If this fails: `joined` doesn't enter the collective, or `sum_over_ranks` asks something else.
+        If this fails: `joined` doesn't enter the collective, or `sum_over_ranks` asks another one.
         """
         record = self._count_steps(tmp_path, world_size=3)
         assert [rank.failure for rank in record.ranks] == [None] * 3

@@ -1,0 +1,154 @@
+"""Object storage for tests: moto's S3 server, in this process and reachable from all others."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+
+
+class Read(NamedTuple):
+    """An answer with an object's content, or part of it."""
+
+    key: str
+    size: int
+    """In bytes."""
+
+
+@dataclass(kw_only=True)
+class S3Server:
+    """A server that runs."""
+
+    url: str
+    reads: list[Read] = field(default_factory=list)
+    """What has been read of objects, in the order of the answers."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What a process that is to read from this server has in its environment."""
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "the-key-of-the-tests",
+            "AWS_SECRET_ACCESS_KEY": "the-secret-of-the-tests",
+            "AWS_REGION": "us-east-1",
+            # No server on the network is to be asked for credentials.
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def set_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let this process read from the server, whatever a developer has set up for another."""
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+
+    def client(self, service: str = "s3") -> Any:
+        """A boto3 client of one of the services that the server offers."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            service,
+            endpoint_url=self.url,
+            aws_access_key_id=self.environment["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self.environment["AWS_SECRET_ACCESS_KEY"],
+            region_name=self.environment["AWS_REGION"],
+            # Otherwise it would ask the proxy of the environment for this machine.
+            config=Config(proxies={}),
+        )
+
+    def make_bucket(self, name: str) -> Bucket:
+        """A new, empty bucket."""
+        client = self.client()
+        client.create_bucket(Bucket=name)
+        return Bucket(name=name, server=self, client=client)
+
+    @contextmanager
+    def asking_for_credentials(self) -> Iterator[Mapping[str, str]]:
+        """Let in nobody but one user, who has this in the environment."""
+        from moto.core import enable_iam_authentication
+
+        iam = self.client("iam")
+        user = iam.create_user(UserName="reader")["User"]["UserName"]
+        allowed = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+        policy = {"Version": "2012-10-17", "Statement": [allowed]}
+        iam.put_user_policy(UserName=user, PolicyName="read", PolicyDocument=json.dumps(policy))
+        key = iam.create_access_key(UserName=user)["AccessKey"]
+        with enable_iam_authentication():
+            yield {
+                **self.environment,
+                "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+                "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+            }
+
+    def reset(self) -> None:
+        """Forget all buckets, users and reads."""
+        connection = HTTPConnection(urlsplit(self.url).netloc)
+        try:
+            connection.request("POST", "/moto-api/reset")
+            assert connection.getresponse().status == 200
+        finally:
+            connection.close()
+        self.reads.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """A bucket of a server."""
+
+    name: str
+    server: S3Server
+    client: Any
+
+    def put(self, objects: Mapping[str, bytes]) -> None:
+        """Create objects, or replace them."""
+        for key, content in objects.items():
+            self.client.put_object(Bucket=self.name, Key=key, Body=content)
+
+
+@contextmanager
+def s3_server() -> Iterator[S3Server]:
+    """A server on a port of its own, which any credentials will do for."""
+    # It takes a second that tests of other things needn't spend.
+    from moto.server import ThreadedMotoServer
+
+    log = logging.getLogger("werkzeug")
+    level = log.level
+    log.setLevel(logging.WARNING)  # A line for each request.
+    threads = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    threads.start()
+    try:
+        host, port = threads.get_host_and_port()
+        server = S3Server(url=f"http://{host}:{port}")
+        # moto itself keeps account of requests, not of what it answers.
+        threads._server.app = _watched(threads._server.app, server.reads)
+        yield server
+    finally:
+        threads.stop()
+        log.setLevel(level)
+
+
+def _watched(application: Callable[..., Any], reads: list[Read]) -> Callable[..., Any]:
+    """The same WSGI application; before it answers with an object's content, that is noted."""
+
+    def watched(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+        def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            # WSGI has a path's bytes as if they were Latin-1.
+            path = environ["PATH_INFO"].encode("latin-1").decode()
+            _, _, key = path.lstrip("/").partition("/")
+            if environ["REQUEST_METHOD"] == "GET" and key and status[:3] in ("200", "206"):
+                sizes = {name.lower(): value for name, value in headers}
+                reads.append(Read(key, int(sizes["content-length"])))
+            return start_response(status, headers, *rest)
+
+        return application(environ, start)
+
+    return watched
