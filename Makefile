@@ -19,7 +19,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint test conformance bench-startup bench-report bench-recovery clean
+.PHONY: help install demo lint test conformance bench-startup bench-report bench-recovery bench-ingest bench-resume \
+	bench-plan clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +54,15 @@ bench-report: $(VENV)/.stamp-bench ## cost of one report, against Ray Train
 
 bench-recovery: $(VENV)/.stamp-bench ## time from a kill to the next step, against Ray Train
 	@$(BIN)/python tests/benchmarks/bench_recovery.py $(ARGS)
+
+bench-ingest: $(VENV)/.stamp-bench ## rows per second and memory, against Ray Train and DataLoader
+	@$(BIN)/python tests/benchmarks/bench_ingest.py $(ARGS)
+
+bench-resume: $(VENV)/.stamp-bench ## time from a kill inside an epoch to its next rows
+	@$(BIN)/python tests/benchmarks/bench_resume.py $(ARGS)
+
+bench-plan: install ## cost of the next row of an epoch of a billion
+	@$(BIN)/python tests/benchmarks/bench_plan.py $(ARGS)
 
 clean: ## remove the environment, the caches and what was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

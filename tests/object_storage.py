@@ -117,7 +117,7 @@ class Bucket:
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
     """A server on a port of its own, which any credentials will do for."""
-    # It takes a second that tests of other things needn't spend.
+    # Tests of other things needn't wait for this import.
     from moto.server import ThreadedMotoServer
 
     log = logging.getLogger("werkzeug")
@@ -128,6 +128,7 @@ def s3_server() -> Iterator[S3Server]:
     try:
         host, port = threads.get_host_and_port()
         server = S3Server(url=f"http://{host}:{port}")
+        assert threads._server is not None
         # moto itself keeps account of requests, not of what it answers.
         threads._server.app = _watched(threads._server.app, server.reads)
         yield server

@@ -125,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
         Figure(
             what="first line",
             samples={name: [run.first_line for run in runs] for name, runs in taken.items()},
-            bound=_A_TENTH,
+            bounds=[_A_TENTH],
         ),
         Figure(
             what="first all-reduce",

@@ -95,8 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     tuning = " ".join(f"{name}={value}" for name, value in _TUNED.items())
     notes = [] if options.quick else [f"tuned: {tuning}"]
     # One repetition on whatever machine is at hand is no measurement to be judged.
-    bound = None if options.quick else _A_TENTH_OF_A_MILLISECOND
-    figure = Figure(what="one call", samples=taken, bound=bound)
+    bounds = [] if options.quick else [_A_TENTH_OF_A_MILLISECOND]
+    figure = Figure(what="one call", samples=taken, bounds=bounds)
     return conclude(f"report() without a checkpoint, {_WORKERS} workers", [figure], notes=notes)
 
 

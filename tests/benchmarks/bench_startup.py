@@ -88,12 +88,12 @@ def main(argv: list[str] | None = None) -> int:
             Figure(
                 what=f"{workers} workers: first line",
                 samples={name: [run.first_line for run in runs] for name, runs in taken.items()},
-                bound=_A_THIRD,
+                bounds=[_A_THIRD],
             ),
             Figure(
                 what=f"{workers} workers: all of fit()",
                 samples={name: [run.whole for run in runs] for name, runs in taken.items()},
-                bound=_A_THIRD,
+                bounds=[_A_THIRD],
             ),
         ]
     return conclude("From fit(), torch, Ray already up", figures)

@@ -9,7 +9,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import psutil
@@ -31,40 +31,77 @@ class Options:
 
     repetitions: int
     quick: bool
-    """Measure ours once, and no peer."""
+    """Measure once, with little data, and no peer that needs to be installed."""
+
+    own: argparse.Namespace = field(default_factory=argparse.Namespace)
+    """Of one benchmark alone."""
+
+
+def durations(*seconds: float) -> str:
+    """A duration, or from where to where durations go, for example "53.5–73.2 ms"."""
+    return _scaled(seconds, {"s": 1, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9})
+
+
+def row_rates(*rows_per_second: float) -> str:
+    """Rows per second."""
+    return _scaled(rows_per_second, {"M/s": 1e6, "k/s": 1e3})
+
+
+def sizes(*bytes_: float) -> str:
+    """Sizes of memory."""
+    return _scaled(bytes_, {"GB": 1e9, "MB": 1e6, "kB": 1e3})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """The most that ours may take: seconds, or a share of what a peer takes."""
+    """The most that ours may be: a number, or a share of a peer's. Or the least."""
 
     factor: float
     of: str | None = None
-    """The peer; None if `factor` is seconds."""
+    """The peer; None if `factor` is in the figure's own unit."""
+
+    at_least: bool = False
+    """More is better."""
 
     def limit(self, peers: Mapping[str, float]) -> float | None:
-        """Seconds; None if the peer was not measured.
+        """In the figure's unit; None if the peer was not measured.
 
         Args:
-            peers: name to median, in seconds.
+            peers: name to median.
         """
         if self.of is None:
             return self.factor
         return self.factor * peers[self.of] if self.of in peers else None
 
-    def __str__(self) -> str:
-        return f"≤ {self.factor:.2g}" if self.of else f"≤ {_duration(self.factor)}"
+    def is_missed(self, ours: float, peers: Mapping[str, float]) -> bool:
+        """Whether our median is on the wrong side."""
+        limit = self.limit(peers)
+        return limit is not None and (ours < limit if self.at_least else ours > limit)
+
+    def told(self, show: Callable[..., str]) -> str:
+        """The bound in words.
+
+        Args:
+            show: writes numbers of the figure's unit.
+        """
+        return f"{'≥' if self.at_least else '≤'} " + (
+            f"{self.factor:.2g}" if self.of else show(self.factor)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One quantity, measured with everybody. Samples are seconds."""
+    """One quantity, measured with everybody."""
 
     what: str
     samples: Mapping[str, Sequence[float]]
     """Ours and the peers', by name."""
 
-    bound: Bound | None = None
+    bounds: Sequence[Bound] = ()
+    """Of each peer at most one, and one that is of none."""
+
+    show: Callable[..., str] = durations
+    """Writes one of the samples, or two as a range."""
 
     @property
     def medians(self) -> dict[str, float]:
@@ -77,14 +114,9 @@ class Figure:
         return {name: median for name, median in self.medians.items() if name != OURS}
 
     @property
-    def limit(self) -> float | None:
-        """The most that our median may be; None if none is set, or its peer was not measured."""
-        return self.bound.limit(self.peers) if self.bound else None
-
-    @property
-    def missed(self) -> bool:
-        """Whether ours is over its bound."""
-        return self.limit is not None and self.medians[OURS] > self.limit
+    def missed(self) -> list[Bound]:
+        """The bounds that ours doesn't keep."""
+        return [bound for bound in self.bounds if bound.is_missed(self.medians[OURS], self.peers)]
 
 
 def take_turns(
@@ -111,18 +143,30 @@ def take_turns(
     return taken
 
 
-def parse(argv: Sequence[str] | None, *, description: str, repetitions: int) -> Options:
+def parse(
+    argv: Sequence[str] | None,
+    *,
+    description: str,
+    repetitions: int,
+    add_own: Callable[[argparse.ArgumentParser], None] | None = None,
+) -> Options:
     """Read the command line.
 
     Args:
         argv: its arguments; the process's own by default.
         repetitions: how many there are by default.
+        add_own: adds the benchmark's own arguments.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--repetitions", type=_positive, default=repetitions, metavar="N")
-    parser.add_argument("--quick", action="store_true", help="ours only, once")
+    parser.add_argument("--repetitions", type=positive, default=repetitions, metavar="N")
+    parser.add_argument(
+        "--quick", action="store_true", help="once, with little data, without other trainers"
+    )
+    if add_own is not None:
+        add_own(parser)
     parsed = parser.parse_args(argv)
-    return Options(repetitions=1 if parsed.quick else parsed.repetitions, quick=parsed.quick)
+    repetitions = 1 if parsed.quick else parsed.repetitions
+    return Options(repetitions=repetitions, quick=parsed.quick, own=parsed)
 
 
 def conclude(title: str, figures: Sequence[Figure], *, notes: Sequence[str] = ()) -> int:
@@ -139,8 +183,8 @@ def conclude(title: str, figures: Sequence[Figure], *, notes: Sequence[str] = ()
             table.add_row(
                 figure.what if name == OURS else "",
                 name,
-                _duration(figure.medians[name]),
-                _duration(min(samples), max(samples)) if len(samples) > 1 else "",
+                figure.show(figure.medians[name]),
+                figure.show(min(samples), max(samples)) if len(samples) > 1 else "",
                 "" if name == OURS else f"{figure.medians[OURS] / figure.medians[name]:.2g}",
                 _judgement(figure, name),
             )
@@ -211,7 +255,8 @@ def require_ray_train() -> None:
         ) from None
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A number of the command line that is 1 or more."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("give 1 or more")
@@ -220,12 +265,17 @@ def _positive(text: str) -> int:
 
 def _judgement(figure: Figure, name: str) -> str:
     """The bound and whether it was kept, for the row of whom ours is bound to."""
-    if figure.bound is None or name != (figure.bound.of or OURS):
-        return ""
-    return f"{figure.bound} " + ("[bold red]MISSED[/]" if figure.missed else "[green]ok[/]")
+    return ", ".join(
+        f"{bound.told(figure.show)} "
+        + ("[bold red]MISSED[/]" if bound in figure.missed else "[green]ok[/]")
+        for bound in figure.bounds
+        if name == (bound.of or OURS)
+    )
 
 
-def _duration(*seconds: float) -> str:
-    """A duration, or from where to where durations go, for example "53.5–73.2 ms"."""
-    factor, unit = (1.0, "s") if max(seconds) >= 1 else (1e3, "ms")
-    return "–".join(f"{value * factor:.3g}" for value in seconds) + f" {unit}"
+def _scaled(values: Sequence[float], units: Mapping[str, float]) -> str:
+    """Numbers in the largest unit that the greatest of them reaches."""
+    unit, factor = next(
+        (item for item in units.items() if max(values) >= item[1]), list(units.items())[-1]
+    )
+    return "–".join(f"{value / factor:.3g}" for value in values) + f" {unit}"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.object_storage import Bucket, S3Server, s3_server
 
 from polytrain import InvalidJobError, make_trainer
 from polytrain_plugins import Problem
-from tests.object_storage import Bucket, S3Server, s3_server
 
 # A busy machine makes an example slow without making it wrong; the suite's own timeout remains.
 settings.register_profile("polytrain", deadline=None)

@@ -241,7 +241,7 @@ def test_batches_that_were_prepared_ahead_do_not_count_as_given() -> None:
     batches = one.iter_batches(batch_size=10, prefetch_batches=8)
     for _ in range(3):
         next(batches)
-    assert one.cursor.position.position == 30
+    assert one.cursor.position.start == 30
 
 
 def test_prefetched_batches_are_the_same_ones() -> None:

@@ -1,7 +1,11 @@
-"""The benchmarks run: ours alone, once, with no bound but the cost of a report."""
+"""The benchmarks run: once, with little data and no other trainer, and every row has its figure.
+
+Of what they require nothing is asked, on whatever machine is at hand.
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +14,23 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
+ROWS = {
+    "startup": ["2 workers: first line", "2 workers: all of fit()"],
+    "report": ["one call"],
+    "recovery": ["first line", "first all-reduce"],
+    "ingest": ["arrays", "tensors", "windows", "memory, arrays", "memory, windows"],
+    "resume": ["in order", "windows", "any order"],
+    "plan": [
+        f"{what}, {order}"
+        for what in ("next row", "first row", "row in 1024", "memory")
+        for order in ("in order", "any order", "windows")
+    ],
+}
+PEERS = {"ingest": ["DataLoader", "… no worker", "bare scan"]}
+FIGURE = r"[\d.]+(e[+-]\d+)? (s|ms|µs|ns|[Mk]/s|[GMk]B)\b"
 
-@pytest.mark.parametrize("name", ["startup", "report", "recovery"])
+
+@pytest.mark.parametrize("name", ROWS)
 def test_quick(name: str) -> None:
     run = subprocess.run(
         [sys.executable, BENCHMARKS / f"bench_{name}.py", "--quick"],
@@ -20,4 +39,7 @@ def test_quick(name: str) -> None:
         timeout=240,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "ours" in run.stdout
+    for row in ROWS[name]:
+        assert re.search(rf"^ *{re.escape(row)} +polytrain +{FIGURE}", run.stdout, re.M), run.stdout
+    for peer in PEERS.get(name, []):
+        assert re.search(rf"^ *{peer} +{FIGURE}", run.stdout, re.M), run.stdout

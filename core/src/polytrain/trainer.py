@@ -16,7 +16,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.start import StartingPoint, starting_point
 from polytrain.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.data.assignment import RunDataset
-from polytrain.data.checking import described, grouped
+from polytrain.data.checking import described, grouped, ready
 from polytrain.errors import TrainingFailedError
 from polytrain.result import Result
 from polytrain.run.fit import Run, run_to_end
@@ -145,12 +145,15 @@ class Trainer:
 
                 stack.enter_context(running_ray())
                 _raise_if_any(tuple(_cluster_problems(request.scaling)))
+            demand = self._backend.demand(_job(request, self._datasets))
+            datasets, problems = ready(self._datasets, demand, request.scaling)
+            _raise_if_any(problems)
             run = Run(
                 backend=self._backend,
                 training_function=request.training_function,
                 training_config=request.training_config,
-                datasets=self._datasets,
-                demand=self._backend.demand(_job(request, self._datasets)),
+                datasets=datasets,
+                demand=demand,
                 scaling=request.scaling,
                 config=request.run,
                 path=run_path,

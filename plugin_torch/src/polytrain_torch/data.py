@@ -26,6 +26,7 @@ from torch.utils.data import (
 
 from polytrain.data.cursor import Cursor, Epoch
 from polytrain.data.plan import Plan
+from polytrain.data.position import DataPosition
 from polytrain.workers.session import open_cursor
 
 logger = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class EpochSampler(Sampler[Any]):
     takes the batches out of it.
     """
 
-    def __init__(self, cursor: Cursor) -> None:
+    def __init__(self, cursor: Cursor[DataPosition]) -> None:
         self.cursor = cursor
         self.epoch: Epoch | None = None
         self.stops: deque[int] = deque()
@@ -52,17 +53,17 @@ class EpochSampler(Sampler[Any]):
 class PlannedBatches(EpochSampler):
     """The indices of this rank's batches, by the plan that shards are read by too."""
 
-    def __init__(self, cursor: Cursor, *, batch_size: int, drop_last: bool) -> None:
+    def __init__(self, cursor: Cursor[DataPosition], *, batch_size: int, drop_last: bool) -> None:
         super().__init__(cursor)
         self._batch_rows = batch_size * dist.get_world_size()
         self._drop_last = drop_last
 
     def __iter__(self) -> Iterator[list[int]]:
         assert self.epoch is not None
-        plan = self.cursor.plan
+        plan = self.cursor.position.plan
         order = plan.epoch(self.epoch.number)
         rank, size = dist.get_rank(), dist.get_world_size()
-        for positions in self.epoch.global_batches(self._batch_rows, self._remainder):
+        for positions in plan.global_batches(self.epoch.start, self._batch_rows, self._remainder):
             self.stops.append(positions.stop)
             mine = [
                 int(row)
@@ -75,7 +76,8 @@ class PlannedBatches(EpochSampler):
 
     def __len__(self) -> int:
         start = self.cursor.next_start
-        return self.cursor.plan.num_batches(start, self._batch_rows, self._remainder)
+        plan = self.cursor.position.plan
+        return plan.num_batches(start, self._batch_rows, self._remainder)
 
     @property
     def _remainder(self) -> Any:
@@ -85,7 +87,7 @@ class PlannedBatches(EpochSampler):
 class PlannedItems(EpochSampler):
     """The same, one by one, for a loader that doesn't batch."""
 
-    def __init__(self, cursor: Cursor) -> None:
+    def __init__(self, cursor: Cursor[DataPosition]) -> None:
         super().__init__(cursor)
         self._batches = PlannedBatches(cursor, batch_size=1, drop_last=False)
         self.stops = self._batches.stops
@@ -110,7 +112,7 @@ class SplitSampler(EpochSampler):
     as in `DistributedSampler`, so that all ranks get equally many.
     """
 
-    def __init__(self, sampler: Any, cursor: Cursor, *, items_per_stop: int) -> None:
+    def __init__(self, sampler: Any, cursor: Cursor[DataPosition], *, items_per_stop: int) -> None:
         super().__init__(cursor)
         self.sampler = sampler
         self._items_per_stop = items_per_stop
@@ -135,7 +137,9 @@ class SplitSampler(EpochSampler):
         return -(-left // dist.get_world_size())
 
     def _draw(self, epoch: int) -> list[Any]:
-        digest = hashlib.blake2b(f"{self.cursor.plan.seed} {epoch}".encode(), digest_size=7)
+        digest = hashlib.blake2b(
+            f"{self.cursor.position.plan.seed} {epoch}".encode(), digest_size=7
+        )
         seed = int.from_bytes(digest.digest(), "little")
         inner = getattr(self.sampler, "sampler", None)
         for generator in (getattr(of, "generator", None) for of in (self.sampler, inner)):

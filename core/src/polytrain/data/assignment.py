@@ -14,6 +14,7 @@ from polytrain.data.plan import Plan
 from polytrain.data.rows import PieceRows
 from polytrain.data.sources import Source
 from polytrain.data.spec import Held, ShardSpec
+from polytrain.data.stream import StreamSpec
 
 # Of rows that lie in memory anyway, a window may hold many.
 _WINDOW_IN_MEMORY = 1 << 16
@@ -68,6 +69,12 @@ class RunDataset:
             pieces=self.source.pieces if held is Held.NOTHING else (),
             whole=whole,
             group_starts=starts,
+        )
+
+    def stream_spec(self) -> StreamSpec:
+        """How it is shared out when its rows are not known before they come."""
+        return StreamSpec(
+            name=self.name, schema=self.source.schema, remainder=self.config.remainder
         )
 
     @property

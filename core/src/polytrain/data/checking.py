@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
-from polytrain.config import DataConfig
+from polytrain.config import DataConfig, ScalingConfig
 from polytrain.data.assignment import RunDataset
 from polytrain.data.groups import group_starts
-from polytrain.data.sources import SourceError, describe
+from polytrain.data.sources import SourceError, computed, describe
 from polytrain.validation import is_count, wrong_type
 from polytrain_plugins import Demand, Problem
+
+logger = logging.getLogger(__name__)
 
 
 def described(
@@ -50,6 +54,16 @@ def grouped(
     found, problems = [], []
     for dataset in datasets:
         column = dataset.config.group or demand.group
+        if dataset.source.stream is not None and (column or dataset.config.shuffle):
+            problems.append(
+                Problem(
+                    field=f"dataset_config[{dataset.name!r}]",
+                    what="groups and shuffling are not for a Ray dataset that streams",
+                    remedy="Shuffle in the pipeline, as with dataset.random_shuffle(seed=0), or "
+                    "pass dataset.materialize()",
+                )
+            )
+            continue
         if demand.group and dataset.config.group not in (None, demand.group):
             problems.append(
                 Problem(
@@ -65,11 +79,44 @@ def grouped(
             except SourceError as error:
                 problems.append(_problem(dataset.name, error))
             else:
-                dataset = RunDataset(
-                    source=dataset.source, config=dataset.config, group_starts=starts
-                )
+                dataset = replace(dataset, group_starts=starts)
         found.append(dataset)
     return tuple(found), tuple(problems)
+
+
+def ready(
+    datasets: Iterable[RunDataset], demand: Demand, scaling: ScalingConfig
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Run the pipelines of streams that have to be finished before training begins."""
+    found, problems = [], []
+    for dataset in datasets:
+        reason = _why_not_streamed(dataset, demand, scaling)
+        if dataset.source.stream is not None and reason is not None:
+            if reason:
+                logger.warning("The data set %r is computed first: %s.", dataset.name, reason)
+            try:
+                dataset = replace(dataset, source=computed(dataset.source))
+            except SourceError as error:
+                problems.append(_problem(dataset.name, error))
+        found.append(dataset)
+    return tuple(found), tuple(problems)
+
+
+def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfig) -> str | None:
+    """Why a stream has to be finished before training begins.
+
+    None if it needn't; empty if that is as the user would expect.
+    """
+    if dataset.source.stream is None:
+        return None
+    if scaling.num_workers == 0 or demand.reads_tables or dataset.name in demand.whole_datasets:
+        return ""
+    from polytrain.data.ray_stream import cpu_shortage
+    from polytrain.workers.cluster import node_totals
+
+    held = {name: amount * scaling.num_workers for name, amount in scaling.resources.items()}
+    cpus = sum(totals.get("CPU", 0) for totals in node_totals())
+    return cpu_shortage(dataset.source.stream, held, cpus)
 
 
 def _problem(name: Any, error: SourceError) -> Problem:

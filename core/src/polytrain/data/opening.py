@@ -7,21 +7,25 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.cursor import cursor_at
-from polytrain.data.position import DataPosition
+from polytrain.data.batched import BatchedShard
+from polytrain.data.cursor import Cursor
+from polytrain.data.plan import Plan
+from polytrain.data.position import DataChangedError, DataPosition, StreamPosition, resumed
 from polytrain.data.reader import RowsShard
 from polytrain.data.rows import MappedRows, PieceRows, Rows
 from polytrain.data.spec import Held, ShardSpec
+from polytrain.data.stream import PartSource, StreamShard, StreamSpec
 
 
 def open_shards(
-    specs: Iterable[ShardSpec],
+    specs: Iterable[ShardSpec | StreamSpec],
     tables: Iterator[pa.Table],
     positions: Mapping[str, Any],
     *,
     world_size: int,
     rank: int,
-) -> dict[str, RowsShard]:
+    streams: Iterable[PartSource] = (),
+) -> dict[str, BatchedShard]:
     """Open a rank's shards.
 
     Args:
@@ -31,15 +35,59 @@ def open_shards(
             is none.
         world_size: number of ranks.
         rank: this one.
+        streams: where the parts of each streaming data set come from, in the order of the specs.
+
+    Raises:
+        DataChangedError: a position means nothing in the data as it is now.
     """
-    known = {name: DataPosition.from_plain(plain) for name, plain in positions.items()}
-    shards = {}
+    shards: dict[str, BatchedShard] = {}
+    part_sources = iter(streams)
     for spec in specs:
+        position = positions.get(spec.name)
+        if isinstance(spec, StreamSpec):
+            shards[spec.name] = StreamShard(
+                spec,
+                next(part_sources),
+                Cursor(_in_stream(spec.name, position, world_size)),
+                world_size=world_size,
+                rank=rank,
+            )
+            continue
         rows: Rows
         if spec.held is Held.NOTHING:
             rows = PieceRows(spec.pieces, spec.schema)
         else:
             rows = MappedRows(next(tables), spec.held_rows(world_size, rank))
-        cursor = cursor_at(spec.name, spec.plan, known)
+        cursor = Cursor(in_plan(spec.name, position, spec.plan))
         shards[spec.name] = RowsShard(spec, rows, cursor, world_size=world_size, rank=rank)
     return shards
+
+
+def in_plan(name: str, position: Mapping[str, Any] | None, plan: Plan) -> DataPosition:
+    """Where to go on in what is read by this plan.
+
+    Args:
+        name: of the data set.
+        position: as a manifest has it; None at the start.
+        plan: how it is read now.
+
+    Raises:
+        DataChangedError: the position means nothing by this plan.
+    """
+    if position is None:
+        return DataPosition(plan=plan)
+    if "plan" not in position:
+        raise DataChangedError(
+            f"The data set {name!r} was a stream when the checkpoint was made, and isn't now."
+        )
+    return resumed(name, DataPosition.from_plain(position), plan)
+
+
+def _in_stream(name: str, position: Mapping[str, Any] | None, world_size: int) -> StreamPosition:
+    if position is None:
+        return StreamPosition(world_size=world_size)
+    if "legs" not in position:
+        raise DataChangedError(
+            f"The data set {name!r} is a stream now, and wasn't when the checkpoint was made."
+        )
+    return StreamPosition.from_plain(position, world_size)

@@ -84,6 +84,12 @@ class Plan:
         full = left >= batch_rows or (remainder == "pad" and left > 0)
         return start + batch_rows if full else start
 
+    def global_batches(self, start: int, batch_rows: int, remainder: Remainder) -> Iterator[range]:
+        """The global batches from a position to the epoch's end, as ranges of positions."""
+        while (stop := self.batch_stop(start, batch_rows, remainder)) > start:
+            yield range(start, stop)
+            start = stop
+
     def num_batches(self, start: int, batch_rows: int, remainder: Remainder) -> int:
         """How many global batches there are from a position to the epoch's end."""
         left = max(0, self.rows - start)

@@ -4,9 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
+from polytrain.data.dealing import Leg
 from polytrain.data.plan import Plan
+
+
+class Position(Protocol):
+    """A place in an epoch."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, from 0."""
+
+    @property
+    def start(self) -> int:
+        """Rows that have been given of it."""
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing has been given at all."""
+
+    def moved(self: Self, epoch: int, start: int) -> Self:
+        """Another place."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """The position as JSON and msgpack know it."""
+
+
+Self = TypeVar("Self", bound=Position)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,10 +40,19 @@ class DataPosition:
     """A row of an epoch, and the order that makes the two numbers mean something."""
 
     epoch: int = 0
-    position: int = 0
+    start: int = 0
     """Rows of the epoch that have been given, over all ranks; with groups, groups."""
 
     plan: Plan
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing has been given at all."""
+        return self.epoch == 0 and self.start == 0
+
+    def moved(self, epoch: int, start: int) -> DataPosition:
+        """Another place in the same order."""
+        return replace(self, epoch=epoch, start=start)
 
     def to_plain(self) -> dict[str, Any]:
         """The position as JSON and msgpack know it."""
@@ -27,6 +62,40 @@ class DataPosition:
     def from_plain(cls, plain: Mapping[str, Any]) -> DataPosition:
         """What `to_plain` has written."""
         return cls(**{**plain, "plan": Plan(**plain["plan"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPosition:
+    """The rows of an epoch that the ranks have been given, where nobody knows the rows' numbers."""
+
+    epoch: int = 0
+    legs: tuple[Leg, ...] = ()
+    """What was consumed of the epoch before this world began."""
+
+    world_size: int
+    start: int = 0
+    """Rows that each rank has been given since."""
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing has been given at all."""
+        return self.epoch == 0 and self.start == 0 and not self.legs
+
+    def moved(self, epoch: int, start: int) -> StreamPosition:
+        """Another place; a new epoch has no legs yet."""
+        legs = self.legs if epoch == self.epoch else ()
+        return replace(self, epoch=epoch, legs=legs, start=start)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The position as JSON and msgpack know it."""
+        last = [(self.world_size, self.start)] if self.start else []
+        return {"epoch": self.epoch, "legs": [*map(list, self.legs), *map(list, last)]}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any], world_size: int) -> StreamPosition:
+        """Go on from what `to_plain` has written, in a world of this size."""
+        legs = tuple(Leg(*leg) for leg in plain["legs"])
+        return cls(epoch=plain["epoch"], legs=legs, world_size=world_size)
 
 
 class DataChangedError(Exception):
@@ -42,14 +111,12 @@ def resumed(name: str, position: DataPosition, plan: Plan) -> DataPosition:
         DataChangedError: the position is inside an epoch of another order.
     """
     plan = replace(plan, shards=position.plan.shards)
-    if position.position == 0 or plan == position.plan:
+    if position.start == 0 or plan == position.plan:
         return replace(position, plan=plan)
     then, now = asdict(position.plan), asdict(plan)
-    changes = [
-        f"{key}={then[key]!r} then, {now[key]!r} now" for key in then if then[key] != now[key]
-    ]
+    changes = [f"{k}={then[k]!r} then, {now[k]!r} now" for k in then if then[k] != now[k]]
     raise DataChangedError(
-        f"The checkpoint was made at row {position.position} of epoch {position.epoch} of the data "
+        f"The checkpoint was made at row {position.start} of epoch {position.epoch} of the data "
         f"set {name!r}, which is another one now ({'; '.join(changes)}): nobody can tell which "
         "rows are still to come. Pass the same data with the same options, or go on from a "
         "checkpoint that was made between two epochs."

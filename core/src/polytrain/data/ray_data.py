@@ -42,6 +42,13 @@ def is_ray_dataset(data: Any) -> bool:
     return type(data).__module__.startswith("ray.data.")
 
 
+def is_computed(dataset: Any) -> bool:
+    """Whether a Ray dataset's pipeline has been run to its end."""
+    from ray.data.dataset import MaterializedDataset
+
+    return isinstance(dataset, MaterializedDataset)
+
+
 def from_ray_data(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     """Run the dataset's pipeline and have its blocks as pieces."""
     import ray

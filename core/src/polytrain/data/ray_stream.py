@@ -213,7 +213,7 @@ def stream_schema(dataset: Any) -> pa.Schema:
 
 
 def cpu_shortage(dataset: Any, held: Mapping[str, float], total: float) -> str | None:
-    """Why the pipeline will find no CPU beside the workers; None if it will.
+    """Why the pipeline would find no CPU beside the workers; None if it will.
 
     Args:
         dataset: a `ray.data.Dataset`. One that is materialised needs no CPU.
@@ -225,9 +225,8 @@ def cpu_shortage(dataset: Any, held: Mapping[str, float], total: float) -> str |
     if total - held.get("CPU", 0) >= 1 or isinstance(dataset, MaterializedDataset):
         return None
     return (
-        f"its pipeline runs beside the workers, which hold {held.get('CPU', 0):g} of the cluster's "
-        f"{total:g} CPUs: it will wait until there is a free one. Ask for fewer workers or fewer "
-        "CPUs for each, add a node, or pass dataset.materialize()"
+        f"its pipeline needs a CPU beside the workers, which hold {held.get('CPU', 0):g} of the "
+        f"cluster's {total:g}"
     )
 
 

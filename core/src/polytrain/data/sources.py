@@ -16,7 +16,8 @@ from polytrain.data.arrow_datasets import from_arrow_dataset, is_arrow_dataset
 from polytrain.data.files import from_places
 from polytrain.data.indexed import IndexedPiece, from_items, is_map_style
 from polytrain.data.pieces import Piece, Pieces, TablePiece
-from polytrain.data.ray_data import ObjectPiece, from_ray_data, is_ray_dataset
+from polytrain.data.ray_data import ObjectPiece, from_ray_data, is_computed, is_ray_dataset
+from polytrain.data.schemas import chosen, subschema
 from polytrain.data.source_errors import ReadError, SourceError, TransformError
 from polytrain.data.tables import from_memory, is_place
 from polytrain.data.transforms import Transform, transformed
@@ -45,10 +46,13 @@ class Source:
 
     pieces: tuple[Piece, ...]
 
+    stream: Any = None
+    """A Ray dataset whose pipeline runs while workers train; there are no pieces then."""
+
     @property
     def in_memory(self) -> bool:
         """Whether the rows lie in this process, rather than where every node can read them."""
-        return all(piece.in_memory for piece in self.pieces)
+        return self.stream is None and all(piece.in_memory for piece in self.pieces)
 
 
 def describe(
@@ -76,6 +80,8 @@ def describe(
     Raises:
         SourceError: if there is nothing, or nothing that can be read.
     """
+    if is_ray_dataset(data) and not is_computed(data):
+        return _streaming(name, data, columns, transform)
     found = _found(data, columns)
     num_rows = sum(piece.rows for piece in found.pieces)
     if num_rows == 0:
@@ -84,6 +90,30 @@ def describe(
         found = transformed(name, found, transform)
     info = DatasetInfo(name=name, columns=tuple(found.schema.names), num_rows=num_rows)
     return Source(info=info, schema=found.schema, pieces=found.pieces)
+
+
+def computed(source: Source) -> Source:
+    """A stream's rows, had by running its pipeline now."""
+    if source.stream is None:
+        return source
+    return describe(source.info.name, source.stream.materialize(), columns=source.schema.names)
+
+
+def _streaming(
+    name: str, dataset: Any, columns: Sequence[str] | None, transform: Transform | None
+) -> Source:
+    from polytrain.data.ray_stream import stream_schema
+
+    if transform is not None:
+        raise SourceError(
+            "a transform is not for a Ray dataset that streams",
+            "Put it into the pipeline: dataset.map_batches(transform)",
+        )
+    schema = stream_schema(dataset)
+    if columns is not None:
+        schema = subschema(schema, chosen(columns, schema.names))
+    info = DatasetInfo(name=name, columns=tuple(schema.names), num_rows=None)
+    return Source(info=info, schema=schema, pieces=(), stream=dataset)
 
 
 def _found(data: Any, columns: Sequence[str] | None) -> Pieces:

@@ -18,6 +18,7 @@ from polytrain.checkpoint.start import StartingPoint
 from polytrain.config import RunConfig, ScalingConfig
 from polytrain.data.assignment import RunDataset
 from polytrain.data.spec import ShardSpec
+from polytrain.data.stream import StreamSpec
 from polytrain.errors import TrainingFailedError
 from polytrain.policy.failure import FailurePolicy
 from polytrain.reporting.observers import Observers, installed_observers
@@ -55,17 +56,19 @@ class Run:
         return max(1, self.scaling.num_workers)
 
     @property
-    def specs(self) -> tuple[ShardSpec, ...]:
+    def specs(self) -> tuple[ShardSpec | StreamSpec, ...]:
         """How the data sets are shared out, in their order."""
         return tuple(self._spec(dataset) for dataset in self.datasets)
 
-    def _spec(self, dataset: RunDataset) -> ShardSpec:
+    def _spec(self, dataset: RunDataset) -> ShardSpec | StreamSpec:
+        if dataset.source.stream is not None:
+            return dataset.stream_spec()
         position = self.start.positions.get(dataset.name)
         tables = self.demand.reads_tables
         return dataset.spec(
             world_size=self.world_size,
             # Cut once, by the run that began with the data.
-            shards=position["plan"]["shards"] if position else None,
+            shards=position["plan"]["shards"] if position and "plan" in position else None,
             whole=dataset.name in self.demand.whole_datasets,
             as_tables=tables,
             only_tables=tables and self.training_function is None,

@@ -47,4 +47,6 @@ def shard_of(
     holds = spec.held is not Held.NOTHING
     tables = [holding(dataset, spec, world_size, rank).read()] if holds else []
     positions = {} if position is None else {"train": position}
-    return open_shards([spec], iter(tables), positions, world_size=world_size, rank=rank)["train"]
+    opened = open_shards([spec], iter(tables), positions, world_size=world_size, rank=rank)["train"]
+    assert isinstance(opened, RowsShard)
+    return opened

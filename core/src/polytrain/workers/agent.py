@@ -40,6 +40,7 @@ from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
     from polytrain.workers.holdings import DataOrder, Holdings
+    from polytrain.workers.streams import StreamOrder
 
 _READ_SIZE = 1 << 16
 
@@ -136,10 +137,10 @@ class Agent:
                 batch.append(self._events.get_nowait())
             yield batch
 
-    async def launch(self, order: LaunchOrder) -> None:
+    async def launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
         """Have a trainer forked for a new generation."""
         try:
-            self._launch(order)
+            self._launch(order, streams)
         except OSError as error:
             self._trainer = None
             self._fail(order.generation, FailureKind.STARTUP, f"can't fork a trainer: {error}")
@@ -160,8 +161,9 @@ class Agent:
             with contextlib.suppress(OSError):
                 self._zygote.request(["kill", generation])
 
-    def _launch(self, order: LaunchOrder) -> None:
+    def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
         zygote, held = self._connect_zygote(), self._held
+        lines = _lines(order, streams, self._rank)
         ours, theirs = socket.socketpair()
         outputs = {stream: os.pipe() for stream in ("stdout", "stderr")}
         writers = [writer for _, writer in outputs.values()]
@@ -173,16 +175,24 @@ class Agent:
                 self._spec.directory,
                 list(self._spec.zygote.path),
             ],
-            [theirs.fileno(), *writers, *(held.descriptors if held else ())],
+            [
+                theirs.fileno(),
+                *writers,
+                *(held.descriptors if held else ()),
+                *(line.fileno() for line in lines),
+            ],
         )
-        theirs.close()
+        for handed_over in (theirs, *lines):
+            handed_over.close()
         for writer in writers:
             os.close(writer)
         readers = {reader: stream for stream, (reader, _) in outputs.items()}
         trainer = _Trainer(order.generation, ours, readers)
         self._trainer = trainer
         extents = held.extents if held else ()
-        ours.sendall(pack(["start", self._job, pickle.dumps((order, extents)), self._rank]))
+        ours.sendall(
+            pack(["start", self._job, pickle.dumps((order, extents, len(lines))), self._rank])
+        )
         loop = asyncio.get_running_loop()
         ours.setblocking(False)
         loop.add_reader(ours, self._read_messages, trainer)
@@ -338,3 +348,12 @@ def _hold(data: DataOrder) -> Holdings:
     from polytrain.workers.holdings import hold
 
     return hold(data)
+
+
+def _lines(order: LaunchOrder, streams: tuple[StreamOrder, ...], rank: int) -> list[socket.socket]:
+    if not streams:
+        return []
+    from polytrain.workers.streams import open_lines
+
+    world_size = len(order.members)
+    return open_lines(streams, generation=order.generation, world_size=world_size, rank=rank)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,8 @@ from polytrain.data.shared_memory import (
     to_shared_memory,
 )
 from polytrain.data.spec import Held, ShardSpec
-from polytrain.workers.pickling import pickled_with
+from polytrain.data.stream import StreamSpec
+from polytrain.workers.pickling import pickled_apart, pickled_with, unpickled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,9 @@ class DataOrder:
     """Pickled: for each data set of which an agent holds something, a `Holding`, or None where the
     rows come out of the object store."""
 
+    references: list[Any]
+    """To objects of Ray's that the holdings are about: Ray has to know who has them."""
+
     tables: tuple[Any, ...]
     """References to these, in the same order, each in a list so that it isn't fetched before."""
 
@@ -42,30 +45,37 @@ class DataOrder:
 class DataOffice:
     """Makes the orders of a run's agents, in the driver."""
 
-    def __init__(self, datasets: Sequence[RunDataset], specs: Sequence[ShardSpec]) -> None:
-        self._datasets = datasets
-        self._specs = specs
+    def __init__(
+        self, datasets: Sequence[RunDataset], specs: Sequence[ShardSpec | StreamSpec]
+    ) -> None:
+        self._has_data = bool(datasets)
         self._transforms = [dataset.config.transform for dataset in datasets]
         self._pickled_specs = pickled_with(*self._transforms, value=tuple(specs))
+        self._held = [
+            (dataset, spec)
+            for dataset, spec in zip(datasets, specs, strict=True)
+            if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
+        ]
         # Put there once, however many agents read it.
         self._tables = tuple(
             [ray.put(np.frombuffer(to_buffer(_whole(dataset, spec)), dtype=np.uint8))]
-            for dataset, spec in zip(datasets, specs, strict=True)
+            for dataset, spec in self._held
             if spec.held is Held.ALL
         )
 
     def order(self, world_size: int, rank: int) -> DataOrder | None:
         """What the agent of a rank is to hold; None without any data."""
-        if not self._datasets:
+        if not self._has_data:
             return None
         holdings = tuple(
             None if spec.held is Held.ALL else holding(dataset, spec, world_size, rank)
-            for dataset, spec in zip(self._datasets, self._specs, strict=True)
-            if spec.held is not Held.NOTHING
+            for dataset, spec in self._held
         )
+        pickled, references = pickled_apart(*self._transforms, value=holdings, kind=ray.ObjectRef)
         return DataOrder(
             specs=self._pickled_specs,
-            holdings=pickled_with(*self._transforms, value=holdings),
+            holdings=pickled,
+            references=references,
             tables=self._tables,
         )
 
@@ -89,7 +99,7 @@ def hold(order: DataOrder) -> Holdings:
     descriptors, kept = [bytes_to_shared_memory(order.specs)], []
     extents: list[Extent | None] = []
     tables = iter(order.tables)
-    for wanted in pickle.loads(order.holdings):
+    for wanted in unpickled(order.holdings, order.references):
         if wanted is None:
             [reference] = next(tables)
             array = ray.get(reference)

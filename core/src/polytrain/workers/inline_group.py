@@ -13,6 +13,7 @@ from polytrain.checkpoint.parts import stored_part
 from polytrain.data.assignment import RunDataset, holding
 from polytrain.data.opening import open_shards
 from polytrain.data.spec import Held, ShardSpec
+from polytrain.data.stream import StreamSpec
 from polytrain.run.events import AgentsPlaced, Event, Exited
 from polytrain.workers.group import Handler
 from polytrain.workers.job import LaunchOrder, TrainerJob
@@ -33,7 +34,7 @@ class InlineGroup:
         *,
         job: TrainerJob,
         datasets: tuple[RunDataset, ...],
-        specs: tuple[ShardSpec, ...],
+        specs: tuple[ShardSpec | StreamSpec, ...],
         environment: Mapping[str, str],
         cpus: int,
     ) -> None:
@@ -42,7 +43,7 @@ class InlineGroup:
         self._holdings = [
             holding(dataset, spec, 1, 0)
             for dataset, spec in zip(datasets, specs, strict=True)
-            if spec.held is not Held.NOTHING
+            if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
         ]
         self._environment = environment
         self._cpus = cpus

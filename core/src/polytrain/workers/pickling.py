@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from typing import Any
@@ -19,11 +21,45 @@ def pickled_with(*functions: Any, value: Any) -> bytes:
     module that other processes can't find by its name (a test file, one that was loaded from its
     path) travels by value too.
     """
+    pickled, _ = pickled_apart(*functions, value=value, kind=())
+    return pickled
+
+
+def pickled_apart(
+    *functions: Any, value: Any, kind: type | tuple[type, ...]
+) -> tuple[bytes, list[Any]]:
+    """The same, with objects of some kind left out, to travel in a way of their own.
+
+    Returns:
+        What `unpickled` takes: the pickled value, and the objects.
+    """
+    file = io.BytesIO()
+    pickler = _Apart(file, kind)
     with contextlib.ExitStack() as stack:
         for name in {getattr(function, "__module__", None) for function in functions}:
             stack.enter_context(_by_value(name))
-        pickled: bytes = cloudpickle.dumps(value)
-    return pickled
+        pickler.dump(value)
+    return file.getvalue(), pickler.apart
+
+
+def unpickled(pickled: bytes, apart: Sequence[Any]) -> Any:
+    """The value that `pickled_apart` was given."""
+    unpickler = pickle.Unpickler(io.BytesIO(pickled))
+    unpickler.persistent_load = lambda number: apart[number]  # type: ignore[method-assign]  # meant to be set
+    return unpickler.load()
+
+
+class _Apart(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+    def __init__(self, file: io.BytesIO, kind: type | tuple[type, ...]) -> None:
+        super().__init__(file)
+        self.apart: list[Any] = []
+        self._kind = kind
+
+    def persistent_id(self, value: Any) -> int | None:
+        if not isinstance(value, self._kind):
+            return None
+        self.apart.append(value)
+        return len(self.apart) - 1
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from polytrain.config import ScalingConfig
 from polytrain.data.assignment import RunDataset
 from polytrain.data.spec import ShardSpec
+from polytrain.data.stream import StreamSpec
 from polytrain.run.events import AgentLost, AgentsPlaced, Event, PlacementFailed
 from polytrain.workers.agent import Agent, AgentPlace, AgentSpec
 from polytrain.workers.cluster import free_resources, totals_of_node
@@ -25,6 +26,7 @@ from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.output import Output
 from polytrain.workers.pickling import pickled_with
 from polytrain.workers.placement import Place, members, rank_order
+from polytrain.workers.streams import Streams
 from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain_plugins import Demand, Member, Offer
 
@@ -50,7 +52,7 @@ class RayGroupSpec:
     demand: Demand
     job: TrainerJob
     datasets: tuple[RunDataset, ...]
-    specs: tuple[ShardSpec, ...]
+    specs: tuple[ShardSpec | StreamSpec, ...]
     """Of the data sets, in the same order."""
 
     directory: str
@@ -77,7 +79,8 @@ class RayGroup:
         self._created: list[Any] = []
         self._agents: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
-        self._streams: dict[Any, int] = {}
+        self._events: dict[Any, int] = {}
+        self._streams = Streams(spec.datasets, _times(spec.scaling.resources, self._world_size))
         self._pending: list[Event] = []
 
     @property
@@ -107,8 +110,9 @@ class RayGroup:
             self._pending.append(AgentsPlaced())
 
     def launch(self, order: LaunchOrder) -> None:
+        streams = self._streams.start()
         for agent in self._agents.values():
-            agent.launch.remote(order)
+            agent.launch.remote(order, streams)
 
     def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
         for agent in self._agents.values():
@@ -126,17 +130,21 @@ class RayGroup:
         if self._pending:
             handle(self._pending.pop(0))
             return
-        ready, _ = ray.wait(list(self._streams), num_returns=1)
+        ready, _ = ray.wait([*self._events, *self._streams.notices], num_returns=1)
         for stream in ready:
+            if stream not in self._events:
+                self._streams.tell(stream)
+                continue
             for happening in self._take(stream):
                 handle(happening)
 
     def close(self) -> None:
+        self._streams.close()
         for agent in self._created:
             ray.kill(agent)
         # Killed is not gone: what they hold is free once their streams have broken off.
-        while self._streams:
-            ready, _ = ray.wait(list(self._streams), num_returns=1, timeout=_CLOSE_TIMEOUT_S)
+        while self._events:
+            ready, _ = ray.wait(list(self._events), num_returns=1, timeout=_CLOSE_TIMEOUT_S)
             if not ready:
                 logger.warning("Ray has not confirmed the end of all agents; they were killed.")
                 break
@@ -240,7 +248,7 @@ class RayGroup:
         for rank in ranks:
             agent = self._agents[rank]
             stream = agent.events.options(num_returns="streaming").remote()
-            self._streams[stream] = rank
+            self._events[stream] = rank
             order = data.order(self._world_size, rank)
             prepared.append(agent.prepare.remote(rank, self._job, order))
         ray.get(prepared)
@@ -250,7 +258,7 @@ class RayGroup:
             taken: list[Event | Output] = ray.get(next(stream))
             return taken
         except (RayActorError, StopIteration) as error:
-            rank = self._streams.pop(stream)
+            rank = self._events.pop(stream)
             del self._agents[rank]
             return [AgentLost(rank=rank, reason=_why_lost(error))]
 
@@ -267,6 +275,10 @@ class RayGroup:
         free = free_resources()
         has = ", ".join(f"{free.get(name, 0):g} {name}" for name in resources)
         return f"{self._world_size} workers of {wanted} each; the cluster has {has} free"
+
+
+def _times(resources: Mapping[str, float], count: int) -> dict[str, float]:
+    return {name: amount * count for name, amount in resources.items()}
 
 
 def _holds(totals: Mapping[str, float], demand: Mapping[str, float]) -> bool:

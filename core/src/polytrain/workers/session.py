@@ -20,9 +20,10 @@ from polytrain.workers.wire import Channel, report_message, staged_message
 from polytrain_plugins import Engine, World
 
 if TYPE_CHECKING:
+    from polytrain.data.batched import BatchedShard
     from polytrain.data.cursor import Cursor
     from polytrain.data.plan import Plan
-    from polytrain.data.reader import RowsShard
+    from polytrain.data.position import DataPosition
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class TrainerSession:
         order: LaunchOrder,
         world: World,
         engine: Engine[Any],
-        shards: Mapping[str, RowsShard],
+        shards: Mapping[str, BatchedShard],
         channel: Channel,
     ) -> None:
         self.world = world
@@ -85,7 +86,9 @@ class TrainerSession:
         self._job = job
         self._engine = engine
         self._shards = shards
-        self._cursors = {name: shard.cursor for name, shard in shards.items()}
+        self._cursors: dict[str, Cursor[Any]] = {
+            name: shard.cursor for name, shard in shards.items()
+        }
         self._positions = order.start.positions
         self._channel = channel
         self._step = order.start.step
@@ -145,22 +148,21 @@ class TrainerSession:
             raise KeyError(f"No data set is named {name!r}. There are: {known}.{meant}")
         return self._engine.adapt(self._shards[name])
 
-    def cursor(self, plan: Plan) -> Cursor:
+    def cursor(self, plan: Plan) -> Cursor[DataPosition]:
         """A position of its own for data that the training function brings along itself.
 
         Its name is the number of its call: a training function makes the same calls every time.
         """
-        from polytrain.data.cursor import cursor_at
-        from polytrain.data.position import DataPosition
+        from polytrain.data.cursor import Cursor
+        from polytrain.data.opening import in_plan
 
         name = f"data loader {len(self._cursors) - len(self._shards)}"
-        positions = {}
-        if name in self._positions:
-            position = positions[name] = DataPosition.from_plain(self._positions[name])
+        position = self._positions.get(name)
+        if position is not None:
             # Its seed is whatever the process's random numbers began with: the first one counts.
-            plan = replace(plan, seed=position.plan.seed)
-        self._cursors[name] = cursor_at(name, plan, positions)
-        return self._cursors[name]
+            plan = replace(plan, seed=position["plan"]["seed"])
+        self._cursors[name] = cursor = Cursor(in_plan(name, position, plan))
+        return cursor
 
     @property
     def _writes(self) -> bool:
@@ -183,7 +185,7 @@ class TrainerSession:
         positions = {
             name: cursor.position.to_plain()
             for name, cursor in self._cursors.items()
-            if cursor.has_moved
+            if not cursor.position.is_beginning
         }
         self._channel.send(staged_message(number, self._step, self._last_metrics, positions))
 
@@ -254,7 +256,7 @@ def get_dataset_shard(name: str = "train") -> Any:
     return _session("get_dataset_shard").shard(name)
 
 
-def open_cursor(plan: Plan) -> Cursor:
+def open_cursor(plan: Plan) -> Cursor[DataPosition]:
     """For plugins: a position in data that a training function brings along, kept in checkpoints.
 
     Raises:

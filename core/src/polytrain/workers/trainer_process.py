@@ -29,7 +29,7 @@ from polytrain.workers.wire import (
 from polytrain_plugins import Engine, World
 
 if TYPE_CHECKING:
-    from polytrain.data.reader import RowsShard
+    from polytrain.data.batched import BatchedShard
     from polytrain.data.shared_memory import Extent
 
 
@@ -42,7 +42,7 @@ def run_trainer(
     job: TrainerJob,
     order: LaunchOrder,
     rank: int,
-    shards: Callable[[], Mapping[str, RowsShard]],
+    shards: Callable[[], Mapping[str, BatchedShard]],
     channel: Channel,
 ) -> None:
     """Run one trainer of one generation to its end, in this process.
@@ -89,7 +89,10 @@ def run_trainer(
 
 
 def _train(
-    job: TrainerJob, engine: Engine[Any], shards: Mapping[str, RowsShard], session: TrainerSession
+    job: TrainerJob,
+    engine: Engine[Any],
+    shards: Mapping[str, BatchedShard],
+    session: TrainerSession,
 ) -> None:
     if job.training_function is None:
         session.finish(engine.train(shards, session))
@@ -99,20 +102,22 @@ def _train(
         job.training_function(dict(job.training_config))
 
 
-def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, RowsShard]) -> None:
+def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, BatchedShard]) -> None:
     """Whether the collective spans the world, and every row is on one of its ranks."""
-    divided = [shard for shard in shards.values() if not shard.is_whole]
-    spanned, *counted = engine.sum_over_ranks([1, *(shard.count() for shard in divided)], world)
+    counts = {n: s.count() for n, s in shards.items() if not s.is_whole}
+    known = {name: rows for name, rows in counts.items() if rows is not None}
+    spanned, *summed = engine.sum_over_ranks([1, *known.values()], world)
     if spanned != world.size:
         raise JoinError(
             f"{type(engine).__name__}'s collective spans {spanned} of {world.size} ranks: each "
             "part would train a model of its own. Engine.joined must enter the collective."
         )
-    for shard, rows in zip(divided, counted, strict=True):
-        if rows != shard.total_rows:
+    for name, rows in zip(known, summed, strict=True):
+        expected = shards[name].total_rows
+        if rows != expected:
             raise JoinError(
-                f"The workers have {rows} rows of the data set {shard.name!r}, which has "
-                f"{shard.total_rows}: the model would be trained on other rows than it should be. "
+                f"The workers have {rows} rows of the data set {name!r}, which has "
+                f"{expected}: the model would be trained on other rows than it should be. "
                 "If its files have changed since the run began, begin anew."
             )
 
@@ -131,7 +136,7 @@ def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
     Args:
         connection: to its agent.
         data_descriptors: memory with what there is to know of the data sets, and with the rows
-            that the agent holds.
+            that the agent holds; last, lines to it for the data sets that stream.
 
     Returns:
         The exit code: 0, or 1 if nobody listens any more.
@@ -140,7 +145,7 @@ def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
     try:
         _, pickled_job, pickled_order, rank = channel.receive()
         order: LaunchOrder
-        order, extents = pickle.loads(pickled_order)
+        order, extents, streams = pickle.loads(pickled_order)
         try:
             job: TrainerJob = pickle.loads(pickled_job)
         except Exception as error:
@@ -154,7 +159,7 @@ def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
             job=job,
             order=order,
             rank=rank,
-            shards=lambda: _shards(order, rank, data_descriptors, extents),
+            shards=lambda: _shards(order, rank, data_descriptors, extents, streams),
             channel=channel,
         )
     except EOFError:
@@ -163,21 +168,28 @@ def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
 
 
 def _shards(
-    order: LaunchOrder, rank: int, descriptors: Sequence[int], extents: Sequence[Extent | None]
-) -> dict[str, RowsShard]:
+    order: LaunchOrder,
+    rank: int,
+    descriptors: Sequence[int],
+    extents: Sequence[Extent | None],
+    streams: int,
+) -> dict[str, BatchedShard]:
     if not descriptors:
         return {}
     # Arrow is preloaded where there is data, and not imported where there is none.
     from polytrain.data.opening import open_shards
     from polytrain.data.shared_memory import from_shared_memory, mapped
+    from polytrain.workers.stream_line import StreamLine
 
-    specs_in, *tables_in = descriptors
+    specs_in, *others = descriptors
+    tables_in, lines_in = others[: len(others) - streams], others[len(others) - streams :]
     return open_shards(
         pickle.loads(mapped(specs_in)),
         map(from_shared_memory, tables_in, extents),
         order.start.positions,
         world_size=len(order.members),
         rank=rank,
+        streams=[StreamLine(socket.socket(fileno=line)) for line in lines_in],
     )
 
 

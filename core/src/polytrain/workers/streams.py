@@ -1,0 +1,117 @@
+"""The streaming data sets of a run on Ray: one actor for each, anew for every generation."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from polytrain.data.assignment import RunDataset
+from polytrain.data.dealing import Leg
+from polytrain.data.ray_stream import End, read_part, start_stream
+from polytrain.workers.stream_line import serve_stream
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOrder:
+    """Where an agent gets its parts of a streaming data set."""
+
+    actor: Any
+    schema: pa.Schema
+
+
+class Streams:
+    """The actors that run the pipelines, owned by the driver.
+
+    A generation that ends has its actors killed: nothing else ends a pipeline that shuffles.
+    """
+
+    def __init__(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> None:
+        """
+        Args:
+            datasets: of the run; those that stream are started.
+            held: resources of all workers together.
+        """
+        self._datasets = [dataset for dataset in datasets if dataset.source.stream is not None]
+        self._held = held
+        self._actors: list[Any] = []
+        self._notices: list[Any] = []
+
+    @property
+    def notices(self) -> list[Any]:
+        """Generators that yield what the user should know."""
+        return self._notices
+
+    def start(self) -> tuple[StreamOrder, ...]:
+        """Have the pipelines ready for a new generation."""
+        self.close()
+        orders = []
+        for dataset in self._datasets:
+            actor = start_stream(dataset.name, dataset.source.stream, self._held)
+            self._actors.append(actor)
+            self._notices.append(actor.notices.options(num_returns="streaming").remote())
+            orders.append(StreamOrder(actor=actor, schema=dataset.source.schema))
+        return tuple(orders)
+
+    def tell(self, notices: Any) -> None:
+        """Log what a generator has yielded, unless its actor has been ended."""
+        try:
+            logger.warning("%s", ray.get(next(notices)))
+        except (RayError, StopIteration):
+            self._notices.remove(notices)
+
+    def close(self) -> None:
+        """End all pipelines."""
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors.clear()
+        self._notices.clear()
+
+
+def open_lines(
+    orders: Sequence[StreamOrder], *, generation: int, world_size: int, rank: int
+) -> list[socket.socket]:
+    """Lines for a new trainer, each served by a thread of this agent while the trainer lives."""
+    lines = []
+    for order in orders:
+        ours, theirs = socket.socketpair()
+        threading.Thread(
+            target=_serve,
+            args=(ours, order, generation, world_size, rank),
+            name="polytrain-stream",
+            daemon=True,
+        ).start()
+        lines.append(theirs)
+    return lines
+
+
+def _serve(
+    connection: socket.socket, order: StreamOrder, generation: int, world_size: int, rank: int
+) -> None:
+    actor = order.actor
+
+    def begin(epoch: int, legs: tuple[Leg, ...]) -> None:
+        _answer(actor.begin.remote(generation, epoch, legs, world_size))
+
+    def next_part(epoch: int, index: int) -> pa.Table | int:
+        part = _answer(actor.next_part.remote(generation, epoch, rank, index))
+        return part.rows if isinstance(part, End) else read_part(part, order.schema)
+
+    serve_stream(connection, begin=begin, next_part=next_part)
+
+
+def _answer(reference: Any) -> Any:
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        # The pipeline's own words, without the way that they came.
+        raise error.cause from None
