@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> int:
         Figure(what="any order", samples={OURS: taken[_IN_MEMORY]}, bounds=bounds),
     ]
     return conclude(
-        f"From the SIGKILL of one of {_WORKERS} workers at {_PART:.0%} of an epoch to the next rows",
+        f"From a SIGKILL at {_PART:.0%} of an epoch to the next rows, {_WORKERS} workers",
         figures,
         notes=[
             str(files),

@@ -84,7 +84,7 @@ def parallel_params(world_size: int) -> dict[str, Any]:
     return {"tree_learner": "data", "num_machines": world_size, "pre_partition": True}
 
 
-_DECLARATIVE = ("params", "num_boost_round", "label", "weight", "early_stopping_rounds")
+_DECLARATIVE = ("params", "num_boost_round", "label", "weight", "group", "early_stopping_rounds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,11 @@ class LightGBM(Backend):
     """Column to predict."""
 
     weight: str | None = None
-    """Column with the weights of the rows; all others but the label are features."""
+    """Column with the weights of the rows."""
+
+    group: str | None = None
+    """Column that tells the query of a row, for ranking. The rows of a query lie together, and
+    stay on one worker. All other columns are features."""
 
     early_stopping_rounds: int | None = None
     """Stop when a metric of a data set besides "train" hasn't improved for so many rounds."""
@@ -125,12 +129,13 @@ class LightGBM(Backend):
         yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
         yield from self._parameter_problems(job)
         yield from missing_label(self.label)
-        yield from missing_columns(job, label=self.label, weight=self.weight)
+        yield from missing_columns(job, label=self.label, weight=self.weight, group=self.group)
 
     def demand(self, job: Job) -> Demand:
         return Demand(
             preload=("lightgbm", "polytrain_lightgbm.engine"),
             reads_tables=True,
+            group=self.group,
             # A metric such as AUC can't be put together from shards: every rank evaluates all rows.
             whole_datasets=frozenset()
             if job.has_training_function

@@ -12,6 +12,7 @@ from typing import Any
 import lightgbm
 import numpy as np
 
+from polytrain.data.groups import group_sizes
 from polytrain_lightgbm.backend import LightGBM, parallel_params
 from polytrain_lightgbm.rounds import AfterRound, History
 from polytrain_lightgbm.star import Star, star
@@ -127,12 +128,14 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         self, shard: Shard, params: Mapping[str, Any], reference: lightgbm.Dataset | None = None
     ) -> lightgbm.Dataset:
         table, options = shard.to_arrow(), self._options
-        names = [n for n in table.column_names if n not in (options.label, options.weight)]
+        others = (options.label, options.weight, options.group)
+        names = [name for name in table.column_names if name not in others]
         features = np.column_stack([table.column(name).to_numpy() for name in names])
         return lightgbm.Dataset(
             features,
             label=table.column(options.label).to_numpy(),
             weight=table.column(options.weight).to_numpy() if options.weight else None,
+            group=group_sizes(table.column(options.group)) if options.group else None,
             feature_name=names,
             reference=reference,
             params=dict(params),

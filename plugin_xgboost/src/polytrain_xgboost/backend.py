@@ -23,7 +23,7 @@ from polytrain_plugins import (
 if TYPE_CHECKING:
     from polytrain_xgboost.engine import XGBoostEngine
 
-_DECLARATIVE = ("params", "num_boost_round", "label", "weight", "early_stopping_rounds")
+_DECLARATIVE = ("params", "num_boost_round", "label", "weight", "qid", "early_stopping_rounds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,11 @@ class XGBoost(Backend):
     """Column to predict."""
 
     weight: str | None = None
-    """Column with the weights of the rows; all others but the label are features."""
+    """Column with the weights of the rows."""
+
+    qid: str | None = None
+    """Column that tells the query of a row, for ranking. The rows of a query lie together, and
+    stay on one worker. All other columns are features."""
 
     early_stopping_rounds: int | None = None
     """Stop when the last metric of the last data set besides "train" hasn't improved for so many
@@ -65,7 +69,7 @@ class XGBoost(Backend):
         yield from not_a_count(num_boost_round=self.num_boost_round)
         yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
         yield from missing_label(self.label)
-        yield from missing_columns(job, label=self.label, weight=self.weight)
+        yield from missing_columns(job, label=self.label, weight=self.weight, qid=self.qid)
 
     def demand(self, job: Job) -> Demand:
         return Demand(
@@ -76,6 +80,7 @@ class XGBoost(Backend):
                 "polytrain_xgboost.engine",
             ),
             reads_tables=True,
+            group=self.qid,
             # A metric such as AUC can't be put together from shards: every rank evaluates all rows.
             whole_datasets=frozenset()
             if job.has_training_function

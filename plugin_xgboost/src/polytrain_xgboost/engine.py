@@ -13,6 +13,7 @@ import xgboost
 from xgboost import collective
 from xgboost.tracker import RabitTracker
 
+from polytrain.data.groups import group_sizes
 from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
 from polytrain_xgboost.backend import XGBoost
 
@@ -99,15 +100,23 @@ class XGBoostEngine(Engine[xgboost.Booster]):
     ) -> xgboost.QuantileDMatrix:
         table = shard.to_arrow()
         options = self._options
-        features = table.drop_columns([c for c in (options.label, options.weight) if c is not None])
+        others = (options.label, options.weight, options.qid)
+        features = table.drop_columns([column for column in others if column is not None])
         return xgboost.QuantileDMatrix(
             features,
             label=table.column(options.label).to_numpy(),
             weight=table.column(options.weight).to_numpy() if options.weight else None,
+            qid=_query_numbers(table.column(options.qid)) if options.qid else None,
             ref=ref,
             max_bin=params.get("max_bin", 256),
             nthread=params["nthread"],
         )
+
+
+def _query_numbers(queries: Any) -> np.ndarray[Any, Any]:
+    """Queries of any type as numbers that grow, which is what XGBoost takes."""
+    sizes = group_sizes(queries)
+    return np.repeat(np.arange(len(sizes)), sizes)
 
 
 class _AfterRound(xgboost.callback.TrainingCallback):

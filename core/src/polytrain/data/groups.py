@@ -37,19 +37,29 @@ def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
             "told by",
             "Give every row a group",
         )
-    # Numbers stand for values of any type; a value has the same one wherever it occurs.
-    codes = pc.dictionary_encode(values).combine_chunks()
-    if isinstance(codes, pa.ChunkedArray):
-        codes = codes.unify_dictionaries().combine_chunks()
-    numbers = codes.indices.to_numpy()
+    numbers = _numbered(values)
     starts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    if len(starts) != len(codes.dictionary):
-        _, counts = np.unique(numbers[starts], return_counts=True)
-        torn = int(np.flatnonzero(counts > 1)[0])
+    found, counts = np.unique(numbers[starts], return_counts=True)
+    if (counts > 1).any():
+        torn = found[counts > 1][0]
         first, again = starts[numbers[starts] == torn][:2]
         raise SourceError(
-            f"the rows of group {codes.dictionary[torn].as_py()!r} of the column {column!r} don't "
-            f"lie together: it begins at row {first} and again at row {again}",
+            f"the rows of group {values[int(first)].as_py()!r} of the column {column!r} don't lie "
+            f"together: it begins at row {first} and again at row {again}",
             f"Sort the data by {column!r}",
         )
     return np.append(starts, len(numbers))
+
+
+def group_sizes(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """How many rows each group has, one after another, by the column that tells them."""
+    starts = np.flatnonzero(np.diff(_numbered(values), prepend=-1))
+    return np.diff(np.append(starts, len(values)))
+
+
+def _numbered(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """A number for every value of any type, the same one wherever it occurs."""
+    encoded = pc.dictionary_encode(values).unify_dictionaries()
+    return np.concatenate(
+        [np.empty(0, dtype=np.int64), *(chunk.indices.to_numpy() for chunk in encoded.chunks)]
+    )
