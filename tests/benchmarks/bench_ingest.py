@@ -213,7 +213,8 @@ def _start_workers(count: int) -> None:
     import ray
 
     # Tasks that last a while are given a process each.
-    ray.get([ray.remote(time.sleep).remote(1) for _ in range(count)])
+    task = ray.remote(lambda: time.sleep(1))
+    ray.get([task.remote() for _ in range(count)])
 
 
 def _passes(directory: Path) -> list[Pass]:
