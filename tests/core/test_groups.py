@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from polytrain import DataConfig, InvalidJobError, Trainer
 from polytrain.data.groups import group_sizes, group_starts
-from polytrain.data.sources import SourceError, describe
+from polytrain.data.sources.describe import describe
+from polytrain.data.sources.errors import SourceError
 from polytrain.testing.reference import Reference
 
 

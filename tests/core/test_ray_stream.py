@@ -29,7 +29,7 @@ from polytrain.data.ray_stream import (
     start_stream,
     stream_schema,
 )
-from polytrain.data.source_errors import SourceError
+from polytrain.data.sources.errors import SourceError
 
 ROWS = 103
 """A prime number: no world size divides it."""

@@ -25,7 +25,7 @@ from polytrain.data.groups import group_starts
 from polytrain.data.opening import open_shards
 from polytrain.data.reader import RowsShard
 from polytrain.data.shared_memory import from_shared_memory, to_shared_memory
-from polytrain.data.sources import describe
+from polytrain.data.sources.describe import describe
 from polytrain.testing.shards import shard_of
 
 ROWS = 11

@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 
-from polytrain.data import csv_files
-from polytrain.data.sources import ReadError, SourceError, describe
+from polytrain.data.sources import csv_files
+from polytrain.data.sources.describe import describe
+from polytrain.data.sources.errors import ReadError, SourceError
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +161,7 @@ def test_a_csv_file_with_other_values_now(tmp_path: Path) -> None:
 DESCRIBE = """
 import resource, sys
 import pyarrow as pa
-from polytrain.data.sources import describe
+from polytrain.data.sources.describe import describe
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 source = describe("train", sys.argv[1])
 assert [str(field.type) for field in source.schema] == ["string", "double"], source.schema

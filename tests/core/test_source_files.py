@@ -13,8 +13,9 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data import parquet_files
-from polytrain.data.sources import ReadError, Source, SourceError, describe
+from polytrain.data.sources import parquet_files
+from polytrain.data.sources.describe import Source, describe
+from polytrain.data.sources.errors import ReadError, SourceError
 
 
 def read(source: Source) -> dict[str, list[Any]]:

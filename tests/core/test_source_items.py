@@ -11,7 +11,9 @@ import pyarrow as pa
 import pytest
 
 from polytrain.data.formats import column_to_numpy
-from polytrain.data.sources import IndexedPiece, ReadError, SourceError, describe
+from polytrain.data.sources.describe import describe
+from polytrain.data.sources.errors import ReadError, SourceError
+from polytrain.data.sources.indexed import IndexedPiece
 
 
 @dataclass

@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from tests.object_storage import Bucket
 
-from polytrain.data.filesystems import find
-from polytrain.data.parquet_files import RowGroupPiece
-from polytrain.data.sources import ReadError, Source, SourceError, describe
+from polytrain.data.sources.describe import Source, describe
+from polytrain.data.sources.errors import ReadError, SourceError
+from polytrain.data.sources.filesystems import find
+from polytrain.data.sources.parquet_files import RowGroupPiece
 
 
 def parquet(*, row_group_size: int = 2, **columns: Any) -> bytes:
@@ -163,7 +164,7 @@ def test_a_process_has_its_own_file_systems(filled: Bucket) -> None:
 
 
 def _has_another_than(place: str, known: int) -> bool:
-    from polytrain.data import filesystems
+    from polytrain.data.sources import filesystems
 
     hits = filesystems._arrow.cache_info().hits
     another = find(place).filesystem

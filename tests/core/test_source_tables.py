@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from polytrain.data.formats import column_to_numpy
-from polytrain.data.parquet_files import RowGroupPiece
-from polytrain.data.sources import TablePiece, describe
+from polytrain.data.sources.describe import describe
+from polytrain.data.sources.parquet_files import RowGroupPiece
+from polytrain.data.sources.pieces import TablePiece
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from polytrain.data.formats import column_to_numpy
-from polytrain.data.sources import Source, SourceError, TransformError, describe
+from polytrain.data.sources.describe import Source, describe
+from polytrain.data.sources.errors import SourceError, TransformError
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.config import DataConfig
-from polytrain.data.pieces import Piece
 from polytrain.data.plan import Plan
 from polytrain.data.rows import PieceRows
-from polytrain.data.sources import Source
+from polytrain.data.sources.describe import Source
+from polytrain.data.sources.pieces import Piece
 from polytrain.data.spec import Held, ShardSpec
 from polytrain.data.stream import StreamSpec
 

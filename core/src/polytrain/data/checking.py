@@ -11,7 +11,8 @@ from typing import Any, get_args, get_type_hints
 from polytrain.config import DataConfig, ScalingConfig
 from polytrain.data.assignment import RunDataset
 from polytrain.data.groups import group_starts
-from polytrain.data.sources import SourceError, computed, describe
+from polytrain.data.sources.describe import computed, describe
+from polytrain.data.sources.errors import SourceError
 from polytrain.validation import is_count, wrong_type
 from polytrain_plugins import Demand, Problem
 

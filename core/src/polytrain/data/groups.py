@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.sources import Source, SourceError
+from polytrain.data.sources.describe import Source
+from polytrain.data.sources.errors import SourceError
 
 
 def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:

@@ -29,9 +29,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.data.dealing import BlockRows, Dealing, Leg, Part
 from polytrain.data.formats import empty_table
-from polytrain.data.ray_data import plain_columns
-from polytrain.data.schemas import bare, conformed
-from polytrain.data.source_errors import SourceError, one_line
+from polytrain.data.sources.errors import SourceError, one_line
+from polytrain.data.sources.ray_data import plain_columns
+from polytrain.data.sources.schemas import bare, conformed
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from polytrain.data.formats import empty_table
 from polytrain.data.order import Order, Picked
-from polytrain.data.pieces import Piece
+from polytrain.data.sources.pieces import Piece
 
 
 class Stream(ABC):

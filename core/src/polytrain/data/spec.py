@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.pieces import Piece
 from polytrain.data.plan import Plan, Remainder
+from polytrain.data.sources.pieces import Piece
 
 
 class Held(StrEnum):

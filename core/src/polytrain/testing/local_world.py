@@ -23,7 +23,7 @@ import pyarrow as pa
 from polytrain.checkpoint.start import StartingPoint
 from polytrain.data.assignment import RunDataset
 from polytrain.data.opening import open_shards
-from polytrain.data.sources import describe
+from polytrain.data.sources.describe import describe
 from polytrain.run.events import Done, Failed, Offered, Reported
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.pickling import pickled_with

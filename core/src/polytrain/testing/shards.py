@@ -9,7 +9,7 @@ from polytrain.config import DataConfig
 from polytrain.data.assignment import RunDataset, holding
 from polytrain.data.opening import open_shards
 from polytrain.data.reader import RowsShard
-from polytrain.data.sources import describe
+from polytrain.data.sources.describe import describe
 from polytrain.data.spec import Held
 
 

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.arrays import table_of
 from polytrain.data.formats import column_to_numpy, empty_table
-from polytrain.data.pieces import Piece, Pieces, selected
-from polytrain.data.source_errors import ReadError, SourceError, TransformError, one_line
+from polytrain.data.sources.arrays import table_of
+from polytrain.data.sources.errors import ReadError, SourceError, TransformError, one_line
+from polytrain.data.sources.pieces import Piece, Pieces, selected
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
 Transform: TypeAlias = Callable[[Batch], Mapping[str, Any]]

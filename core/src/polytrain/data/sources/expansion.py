@@ -13,8 +13,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from polytrain.data.filesystems import Place, find
-from polytrain.data.source_errors import SourceError, one_line
+from polytrain.data.sources.errors import SourceError, one_line
+from polytrain.data.sources.filesystems import Place, find
 
 _MAGIC = re.compile(r"[*?[]")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"

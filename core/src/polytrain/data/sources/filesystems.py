@@ -17,8 +17,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from polytrain.data.schemas import close_to
-from polytrain.data.source_errors import SourceError, one_line
+from polytrain.data.sources.errors import SourceError, one_line
+from polytrain.data.sources.schemas import close_to
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?]*)(.*)", re.DOTALL)
 _OPTIONS = re.compile(r"\?\w+=[^/&?*]*(?:&\w+=[^/&?*]*)*\Z")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.arrays import table_of
-from polytrain.data.pieces import Pieces, TablePiece
-from polytrain.data.schemas import chosen, refuse_repeated
-from polytrain.data.source_errors import SourceError, one_line
-from polytrain.data.views import without_views
+from polytrain.data.sources.arrays import table_of
+from polytrain.data.sources.errors import SourceError, one_line
+from polytrain.data.sources.pieces import Pieces, TablePiece
+from polytrain.data.sources.schemas import chosen, refuse_repeated
+from polytrain.data.sources.views import without_views
 
 
 def from_memory(data: Any, columns: Sequence[str] | None) -> Pieces | None:

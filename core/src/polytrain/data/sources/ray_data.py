@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.arrays import tensors_of
-from polytrain.data.pieces import Piece, Pieces, selected
-from polytrain.data.schemas import chosen, subschema
+from polytrain.data.sources.arrays import tensors_of
+from polytrain.data.sources.pieces import Piece, Pieces, selected
+from polytrain.data.sources.schemas import chosen, subschema
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.arrays import column_of, tensors_of
-from polytrain.data.pieces import Piece, Pieces
-from polytrain.data.schemas import chosen, subschema
-from polytrain.data.source_errors import ReadError, SourceError, one_line
+from polytrain.data.sources.arrays import column_of, tensors_of
+from polytrain.data.sources.errors import ReadError, SourceError, one_line
+from polytrain.data.sources.pieces import Piece, Pieces
+from polytrain.data.sources.schemas import chosen, subschema
 
 _NOT_ITEMS = {"builtins", "numpy", "pandas", "polars", "pyarrow", "collections", "array", "torch"}
 """Packages whose own classes have items and a length, and aren't data sets of examples. (Those

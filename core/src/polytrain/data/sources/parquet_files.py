@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from polytrain.data.filesystems import Place, find
-from polytrain.data.pieces import Piece
-from polytrain.data.schemas import bare, conformed, refuse_repeated, subschema
-from polytrain.data.source_errors import ReadError, SourceError, one_line
+from polytrain.data.sources.errors import ReadError, SourceError, one_line
+from polytrain.data.sources.filesystems import Place, find
+from polytrain.data.sources.pieces import Piece
+from polytrain.data.sources.schemas import bare, conformed, refuse_repeated, subschema
 
 _BATCH_ROWS = 1 << 16
 

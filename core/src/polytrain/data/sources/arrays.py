@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.source_errors import SourceError, one_line
+from polytrain.data.sources.errors import SourceError, one_line
 
 _REMEDY = "Give an array with a row for each example, of numbers, booleans or strings"
 

@@ -12,28 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.arrow_datasets import from_arrow_dataset, is_arrow_dataset
-from polytrain.data.files import from_places
-from polytrain.data.indexed import IndexedPiece, from_items, is_map_style
-from polytrain.data.pieces import Piece, Pieces, TablePiece
-from polytrain.data.ray_data import ObjectPiece, from_ray_data, is_computed, is_ray_dataset
-from polytrain.data.schemas import chosen, subschema
-from polytrain.data.source_errors import ReadError, SourceError, TransformError
-from polytrain.data.tables import from_memory, is_place
-from polytrain.data.transforms import Transform, transformed
+from polytrain.data.sources.arrow_datasets import from_arrow_dataset, is_arrow_dataset
+from polytrain.data.sources.errors import SourceError
+from polytrain.data.sources.files import from_places
+from polytrain.data.sources.indexed import from_items, is_map_style
+from polytrain.data.sources.pieces import Piece, Pieces
+from polytrain.data.sources.ray_data import from_ray_data, is_computed, is_ray_dataset
+from polytrain.data.sources.schemas import chosen, subschema
+from polytrain.data.sources.tables import from_memory, is_place
+from polytrain.data.sources.transforms import Transform, transformed
 from polytrain_plugins import DatasetInfo
-
-__all__ = [
-    "IndexedPiece",
-    "ObjectPiece",
-    "Piece",
-    "ReadError",
-    "Source",
-    "SourceError",
-    "TablePiece",
-    "TransformError",
-    "describe",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from polytrain.data import csv_files, parquet_files
-from polytrain.data.expansion import FoundFile, expand, partition_types
-from polytrain.data.pieces import Piece, Pieces
-from polytrain.data.schemas import bare, chosen, subschema, unified_type
-from polytrain.data.source_errors import SourceError
+from polytrain.data.sources import csv_files, parquet_files
+from polytrain.data.sources.errors import SourceError
+from polytrain.data.sources.expansion import FoundFile, expand, partition_types
+from polytrain.data.sources.pieces import Piece, Pieces
+from polytrain.data.sources.schemas import bare, chosen, subschema, unified_type
 
 _AT_ONCE = 8
 """Files that are looked at concurrently: a remote one takes a while to answer."""

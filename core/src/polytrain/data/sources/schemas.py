@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.source_errors import ReadError, SourceError, one_line
+from polytrain.data.sources.errors import ReadError, SourceError, one_line
 
 
 def chosen(columns: Sequence[str], names: Sequence[str], *, of: str = "") -> list[str]:

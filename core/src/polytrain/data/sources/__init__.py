@@ -1,0 +1,1 @@
+"""What users give as data, turned into pieces that any process can read rows from."""
