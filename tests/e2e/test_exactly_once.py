@@ -24,6 +24,7 @@ from polytrain import (
     Checkpoint,
     DataConfig,
     FailureConfig,
+    InvalidJobError,
     Result,
     RunConfig,
     ScalingConfig,
@@ -224,6 +225,31 @@ def test_every_row_is_used_once_per_epoch(
     assert result.checkpoint is not None
     model = json.loads((Path(result.checkpoint.path) / "state.json").read_text())
     assert model["counts"] == [EPOCHS] * ROWS
+
+
+def test_other_data_is_no_place_to_go_on(quiet: RunConfig, tmp_path: Path) -> None:
+    """In the middle of an epoch rows have been added: refused before anything is started."""
+    config: dict[str, Any] = {"run": "a", "kills": {0: [0, 5]}, "diary": str(tmp_path)}
+    arguments = {"run_config": quiet, "train_loop_config": {**config, "add_up": alone}}
+    data = {"id": np.arange(ROWS)}
+    trainer = make_trainer("reference", train, datasets={"train": data}, **arguments)
+    with pytest.raises(TrainingFailedError) as caught:
+        trainer.fit()
+    assert caught.value.result is not None
+    more = {"id": np.arange(ROWS + 1)}
+    trainer = make_trainer(
+        "reference",
+        train,
+        datasets={"train": more},
+        restore_from=caught.value.result.checkpoint,
+        **arguments,
+    )
+    with pytest.raises(InvalidJobError, match=r"restore_from: .*rows=240 then, 241 now"):
+        trainer.fit()
+
+
+def alone() -> Any:
+    return lambda vector: vector
 
 
 def boost(config: Any) -> None:

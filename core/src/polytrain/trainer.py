@@ -16,7 +16,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.start import StartingPoint, starting_point
 from polytrain.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.data.assignment import RunDataset
-from polytrain.data.checking import described, grouped, ready
+from polytrain.data.checking import described, grouped, position_problems, ready
 from polytrain.errors import TrainingFailedError
 from polytrain.result import Result
 from polytrain.run.fit import Run, run_to_end
@@ -159,6 +159,7 @@ class Trainer:
                 path=run_path,
                 start=_start(request),
             )
+            _raise_if_any(tuple(position_problems(run.specs, run.start.positions)))
             result = run_to_end(run)
         if result.error is not None:
             raise result.error from _root_exception(result.error)

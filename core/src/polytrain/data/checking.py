@@ -11,8 +11,12 @@ from typing import Any, get_args, get_type_hints
 from polytrain.config import DataConfig, ScalingConfig
 from polytrain.data.assignment import RunDataset
 from polytrain.data.groups import group_starts
+from polytrain.data.opening import in_plan, in_stream
+from polytrain.data.position import DataChangedError
 from polytrain.data.sources.describe import computed, describe
 from polytrain.data.sources.errors import SourceError
+from polytrain.data.spec import ShardSpec
+from polytrain.data.stream import StreamSpec
 from polytrain.validation import is_count, wrong_type
 from polytrain_plugins import Demand, Problem
 
@@ -101,6 +105,21 @@ def ready(
                 problems.append(_problem(dataset.name, error))
         found.append(dataset)
     return tuple(found), tuple(problems)
+
+
+def position_problems(
+    specs: Iterable[ShardSpec | StreamSpec], positions: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Whether the data are still those in which a checkpoint has its place."""
+    for spec in specs:
+        position = positions.get(spec.name)
+        try:
+            if isinstance(spec, StreamSpec):
+                in_stream(spec.name, position, 1)
+            else:
+                in_plan(spec.name, position, spec.plan)
+        except DataChangedError as error:
+            yield Problem(field="restore_from", what=error.what, remedy=error.remedy)
 
 
 def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfig) -> str | None:

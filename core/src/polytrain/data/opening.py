@@ -48,7 +48,7 @@ def open_shards(
             shards[spec.name] = StreamShard(
                 spec,
                 next(part_sources),
-                Cursor(_in_stream(spec.name, position, world_size)),
+                Cursor(in_stream(spec.name, position, world_size)),
                 world_size=world_size,
                 rank=rank,
             )
@@ -78,16 +78,21 @@ def in_plan(name: str, position: Mapping[str, Any] | None, plan: Plan) -> DataPo
         return DataPosition(plan=plan)
     if "plan" not in position:
         raise DataChangedError(
-            f"The data set {name!r} was a stream when the checkpoint was made, and isn't now."
+            f"The data set {name!r} was a stream when the checkpoint was made, and isn't now"
         )
     return resumed(name, DataPosition.from_plain(position), plan)
 
 
-def _in_stream(name: str, position: Mapping[str, Any] | None, world_size: int) -> StreamPosition:
+def in_stream(name: str, position: Mapping[str, Any] | None, world_size: int) -> StreamPosition:
+    """The same for a stream.
+
+    Raises:
+        DataChangedError: it was none.
+    """
     if position is None:
         return StreamPosition(world_size=world_size)
     if "legs" not in position:
         raise DataChangedError(
-            f"The data set {name!r} is a stream now, and wasn't when the checkpoint was made."
+            f"The data set {name!r} is a stream now, and wasn't when the checkpoint was made"
         )
     return StreamPosition.from_plain(position, world_size)

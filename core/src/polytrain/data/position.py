@@ -101,6 +101,18 @@ class StreamPosition:
 class DataChangedError(Exception):
     """A data set, or the order in which it is read, is not what a checkpoint was made with."""
 
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy}"
+
+    remedy = (
+        "Pass the same data with the same options, or go on from a checkpoint that was made "
+        "between two epochs"
+    )
+
 
 def resumed(name: str, position: DataPosition, plan: Plan) -> DataPosition:
     """Where to go on in a data set that is read by this plan now.
@@ -118,6 +130,5 @@ def resumed(name: str, position: DataPosition, plan: Plan) -> DataPosition:
     raise DataChangedError(
         f"The checkpoint was made at row {position.start} of epoch {position.epoch} of the data "
         f"set {name!r}, which is another one now ({'; '.join(changes)}): nobody can tell which "
-        "rows are still to come. Pass the same data with the same options, or go on from a "
-        "checkpoint that was made between two epochs."
+        "rows are still to come"
     )
