@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain import DataConfig, InvalidJobError, Trainer
+from polytrain import DataConfig, InvalidJobError, ScalingConfig, Trainer
 from polytrain.data.groups import group_sizes, group_starts
 from polytrain.data.sources.describe import describe
 from polytrain.data.sources.errors import SourceError
@@ -56,4 +56,14 @@ def test_a_missing_group_column_is_told_before_the_start() -> None:
             Reference(label="y"),
             datasets={"train": {"query": [1, 1, 2], "y": [1, 2, 3]}},
             dataset_config={"train": DataConfig(group="qurey")},
+        )
+
+
+def test_fewer_groups_than_workers_are_told_before_the_start() -> None:
+    with pytest.raises(InvalidJobError, match=r"its 2 group\(s\) can't be shared out to 3 workers"):
+        Trainer(
+            Reference(label="y"),
+            datasets={"train": {"query": [1, 1, 2], "y": [1, 2, 3]}},
+            dataset_config={"train": DataConfig(group="query")},
+            scaling_config=ScalingConfig(num_workers=3),
         )

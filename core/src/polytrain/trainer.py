@@ -245,7 +245,9 @@ def _check(
         problems += backend_problems(backend, job)
         if not problems:
             # Reads a column, and asks a backend whose options are known to be right.
-            datasets, wrong_groups = grouped(datasets, backend.demand(job))
+            datasets, wrong_groups = grouped(
+                datasets, backend.demand(job), num_workers=job.num_workers
+            )
             problems += wrong_groups
     return datasets, tuple(problems)
 

@@ -53,7 +53,7 @@ def described(
 
 
 def grouped(
-    datasets: Iterable[RunDataset], demand: Demand
+    datasets: Iterable[RunDataset], demand: Demand, *, num_workers: int
 ) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
     """Find where groups begin, in data sets whose rows are not to be separated just anywhere."""
     found, problems = [], []
@@ -85,6 +85,7 @@ def grouped(
                 problems.append(_problem(dataset.name, error))
             else:
                 dataset = replace(dataset, group_starts=starts)
+                problems += _too_few(dataset.name, len(starts) - 1, "group", num_workers)
         found.append(dataset)
     return tuple(found), tuple(problems)
 
@@ -164,12 +165,18 @@ def _train_problems(
         )
     for dataset in known:
         rows = dataset.source.info.num_rows
-        if dataset.name == "train" and rows is not None and rows < num_workers:
-            yield Problem(
-                field=f"datasets[{dataset.name!r}]",
-                what=f"its {rows} row(s) can't be shared out to {num_workers} workers",
-                remedy="Ask for fewer workers",
-            )
+        if rows is not None:
+            yield from _too_few(dataset.name, rows, "row", num_workers)
+
+
+def _too_few(name: str, count: int, what: str, num_workers: int) -> Iterator[Problem]:
+    """Other data sets may leave a worker without rows: nothing is trained on them."""
+    if name == "train" and count < num_workers:
+        yield Problem(
+            field=f"datasets[{name!r}]",
+            what=f"its {count} {what}(s) can't be shared out to {num_workers} workers",
+            remedy="Ask for fewer workers",
+        )
 
 
 def _config_problems(datasets: Mapping[Any, Any], configs: Any) -> Iterator[Problem]:
