@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ RAY_TRAIN = "Ray Train"
 
 T = TypeVar("T")
 
-_console = Console()
+_console = Console(width=None if sys.stdout.isatty() else 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from polytrain.data.assignment import RunDataset, holding
 from polytrain.data.groups import group_starts
 from polytrain.data.opening import open_shards
 from polytrain.data.reader import RowsShard
-from polytrain.data.shared_memory import from_shared_memory, to_shared_memory
 from polytrain.data.sources.describe import describe
 from polytrain.testing.shards import shard_of
 
@@ -38,16 +35,6 @@ TABLE = pa.table(
         ),
     }
 )
-
-
-@contextmanager
-def shared(table: pa.Table) -> Iterator[pa.Table]:
-    """The table as another process maps it."""
-    descriptor = to_shared_memory(table)
-    try:
-        yield from_shared_memory(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def shard(data: Any = TABLE, **arguments: Any) -> RowsShard:
@@ -65,40 +52,6 @@ def files(directory: Path, rows: int = 1000, row_group_size: int = 64) -> str:
         table = pa.table({"id": ids, "half": ids / 2})
         pq.write_table(table, directory / f"part-{part}.parquet", row_group_size=row_group_size)
     return str(directory)
-
-
-# Shared memory
-
-
-def test_a_table_survives_shared_memory() -> None:
-    with shared(TABLE) as mapped:
-        assert mapped.equals(TABLE)
-
-
-def test_a_table_without_rows_survives_shared_memory() -> None:
-    with shared(TABLE.slice(0, 0)) as mapped:
-        assert mapped.schema == TABLE.schema
-        assert mapped.num_rows == 0
-
-
-def test_a_shard_in_the_middle_survives_shared_memory() -> None:
-    with shared(TABLE.slice(3, 4)) as mapped:
-        assert mapped.to_pydict() == TABLE.slice(3, 4).to_pydict()
-
-
-def test_categories_that_differ_between_files_survive_shared_memory() -> None:
-    """What pandas writes as a categorical column has a dictionary of its own in each file."""
-    parts = [pa.table({"c": pa.array(list(part)).dictionary_encode()}) for part in ("ab", "bc")]
-    with shared(pa.concat_tables(parts)) as mapped:
-        assert mapped.column("c").to_pylist() == ["a", "b", "b", "c"]
-
-
-def test_the_memory_is_gone_with_its_last_user() -> None:
-    before = set(os.listdir("/proc/self/fd"))
-    with shared(TABLE) as mapped:
-        assert mapped.num_rows == ROWS
-    del mapped
-    assert set(os.listdir("/proc/self/fd")) <= before
 
 
 # A shard as a whole

@@ -160,6 +160,8 @@ def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:
 
 
 def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":
+        return tensor
     if device.type != "cuda":
         return tensor.to(device)
     # From pinned memory a copy runs beside whatever the device computes.

@@ -12,6 +12,7 @@ from polytrain.config import DataConfig
 from polytrain.data.plan import Plan
 from polytrain.data.rows import PieceRows
 from polytrain.data.sources.describe import Source
+from polytrain.data.sources.indexed import IndexedPiece
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.spec import Held, ShardSpec
 from polytrain.data.stream import StreamSpec
@@ -76,6 +77,12 @@ class RunDataset:
         return StreamSpec(
             name=self.name, schema=self.source.schema, remainder=self.config.remainder
         )
+
+    @property
+    def user_code(self) -> list[Any]:
+        """What travels with it that a user may have written in a script."""
+        items = [type(p.dataset) for p in self.source.pieces if isinstance(p, IndexedPiece)]
+        return [*items, self.config.transform]
 
     @property
     def num_rows(self) -> int:

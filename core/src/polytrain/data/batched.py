@@ -8,12 +8,12 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from polytrain.data.cursor import Cursor, Epoch
-from polytrain.data.formats import to_format
 from polytrain.data.plan import Remainder
+from polytrain.data.regions import excerpts_to_format
 from polytrain_plugins import BatchesAhead, BatchFormat, Shard
 
 _DEFAULT_BATCH_SIZE = 256
@@ -24,7 +24,7 @@ class Batch:
     """A batch, and what it means for the position."""
 
     content: Any
-    """A table, or what has been made of it."""
+    """Excerpts, or what has been made of them."""
 
     stop: int
     """Where the epoch stands once it has been given."""
@@ -57,7 +57,7 @@ class BatchedShard(Shard):
     def _batches(
         self, epoch: Epoch, global_rows: int, remainder: Remainder
     ) -> Generator[Batch, None, None]:
-        """The batches that are left of an epoch, as tables."""
+        """The batches that are left of an epoch, as excerpts."""
 
     def to_pandas(self) -> Any:
         return self.to_arrow().to_pandas()
@@ -82,8 +82,12 @@ class BatchedShard(Shard):
             raise ValueError(f"prefetch_batches={prefetch_batches}: give 0 or more")
 
         def finished(batch: Batch) -> Batch:
-            content = to_format(batch.content, wanted)
-            return replace(batch, content=content if convert is None else convert(content))
+            content = excerpts_to_format(batch.content, wanted)
+            return Batch(
+                content=content if convert is None else convert(content),
+                stop=batch.stop,
+                weight=batch.weight,
+            )
 
         def iterate() -> Iterator[Any]:
             with self.cursor.epoch() as epoch:
@@ -137,7 +141,7 @@ class _TakenAhead(BatchesAhead):
             self._exhausted = True
             raise StopIteration
         self._stops.append(batch.stop)
-        return to_format(batch.content, "numpy")
+        return excerpts_to_format(batch.content, "numpy")
 
     def used(self, count: int = 1) -> None:
         for _ in range(min(count, len(self._stops))):

@@ -132,7 +132,7 @@ def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfi
         return None
     if scaling.num_workers == 0 or demand.reads_tables or dataset.name in demand.whole_datasets:
         return ""
-    from polytrain.data.ray_stream import cpu_shortage
+    from polytrain.data.ray_pipeline import cpu_shortage
     from polytrain.workers.cluster import node_totals
 
     held = {name: amount * scaling.num_workers for name, amount in scaling.resources.items()}

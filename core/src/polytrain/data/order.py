@@ -107,12 +107,14 @@ class Windows(Order):
         self._short: dict[int, int] = {}
         for window in {0, self._count - 1} if rows else ():
             self._short[self._windows.inverse(window)] = size - len(self._window(window))
+        # Place, and the rows there: what is asked for next is most likely there, too.
+        self._last = (0, 0, 0)
         self._within = lru_cache(maxsize=2)(self._permutation)
 
     def __getitem__(self, index: int) -> int:
         place = self._place(index)
         window, permutation = self._within(place)
-        return window.start + permutation(index - self._start(place))
+        return window.start + permutation(index - self._last[1])
 
     def pick(self, indices: range) -> Iterator[Picked]:
         while indices:
@@ -140,9 +142,13 @@ class Windows(Order):
         return range(max(start, self._rows.start), min(start + self._size, self._rows.stop))
 
     def _place(self, index: int) -> int:
+        place, start, stop = self._last
+        if start <= index < stop:
+            return place
         place = index // self._size
         while place + 1 < self._count and self._start(place + 1) <= index:
             place += 1
+        self._last = place, self._start(place), self._start(place + 1)
         return place
 
     def _start(self, place: int) -> int:

@@ -56,13 +56,13 @@ class Plan:
         """The rows of one worker, as a part of the data set: consecutive, each with one worker."""
         parts = [
             _part(self.shard_rows(shard), low, high, world_size)
-            for shard, low, high in self._shards_of(world_size, rank)
+            for shard, low, high in _shards_of(self.shards, world_size, rank)
         ]
         return range(parts[0].start, parts[-1].stop)
 
     def reach(self, world_size: int, rank: int) -> range:
         """The rows that a worker's batches come from: those of all shards that it has a part of."""
-        parts = [self.shard_rows(shard) for shard, _, _ in self._shards_of(world_size, rank)]
+        parts = [self.shard_rows(shard) for shard, *_ in _shards_of(self.shards, world_size, rank)]
         return range(parts[0].start, parts[-1].stop)
 
     def batch_stop(self, start: int, batch_rows: int, remainder: Remainder) -> int:
@@ -104,7 +104,7 @@ class Plan:
             A canonical shard, and which of its rows, counted in the order of the epoch. Beyond a
             shard's end its rows begin anew.
         """
-        for shard, low, high in self._shards_of(world_size, rank):
+        for shard, low, high in _shards_of(self.shards, world_size, rank):
             turn = self._turns[shard]
             dealt = range(-((turn - start) // self.shards), -((turn - stop) // self.shards))
             yield from self._wrapped(shard, _part(dealt, low, high, world_size))
@@ -124,13 +124,6 @@ class Plan:
             count = min(len(indices), size - first)
             yield shard, range(first, first + count)
             indices = indices[count:]
-
-    def _shards_of(self, world_size: int, rank: int) -> Iterator[tuple[int, int, int]]:
-        """A worker's part of the line of shards: shard, and from where to where, of world_size."""
-        first, last = self.shards * rank, self.shards * (rank + 1)
-        for shard in range(first // world_size, -(-last // world_size)):
-            origin = shard * world_size
-            yield shard, max(first - origin, 0), min(last - origin, world_size)
 
     @property
     def _turns(self) -> Sequence[int]:
@@ -194,3 +187,17 @@ def _starts(rows: int, shards: int) -> tuple[int, ...]:
     least, rest = divmod(rows, shards)
     sizes = (least + (turn < rest) for turn in _turns(shards))
     return tuple(accumulate(sizes, initial=0))
+
+
+@lru_cache(maxsize=64)
+def _shards_of(shards: int, world_size: int, rank: int) -> tuple[tuple[int, int, int], ...]:
+    """A worker's part of the line of shards: shard, and from where to where, of world_size."""
+    first, last = shards * rank, shards * (rank + 1)
+    return tuple(
+        (
+            shard,
+            max(first - shard * world_size, 0),
+            min(last - shard * world_size, world_size),
+        )
+        for shard in range(first // world_size, -(-last // world_size))
+    )

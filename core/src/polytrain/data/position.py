@@ -52,7 +52,7 @@ class DataPosition:
 
     def moved(self, epoch: int, start: int) -> DataPosition:
         """Another place in the same order."""
-        return replace(self, epoch=epoch, start=start)
+        return DataPosition(epoch=epoch, start=start, plan=self.plan)
 
     def to_plain(self) -> dict[str, Any]:
         """The position as JSON and msgpack know it."""

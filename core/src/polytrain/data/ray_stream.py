@@ -14,26 +14,25 @@ and leave others out.
 from __future__ import annotations
 
 import asyncio
-import copy
-import re
-import threading
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import ray
-from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polytrain.data.dealing import BlockRows, Dealing, Leg, Part
+from polytrain.data.dealing import Dealing, Leg, Part
 from polytrain.data.formats import empty_table
-from polytrain.data.sources.errors import SourceError, one_line
-from polytrain.data.sources.ray_data import plain_columns
-from polytrain.data.sources.schemas import bare, conformed
-
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+from polytrain.data.ray_pipeline import (
+    Pipeline,
+    executors_of_this_process,
+    plain_rows,
+    plain_text,
+    prepared,
+    reason_of,
+)
+from polytrain.data.sources.schemas import conformed
 
 
 class StreamError(Exception):
@@ -99,7 +98,7 @@ class RayStream:
             SupersededError: this generation isn't the newest.
         """
         if generation > self._generation:
-            stop_executors = _executors_of_this_process()
+            stop_executors = executors_of_this_process()
             for former in self._epochs.values():
                 former.cancel()
             self._epochs.clear()
@@ -110,7 +109,7 @@ class RayStream:
         if epoch not in self._epochs:
             self._epochs[epoch] = _Epoch(
                 name=self._name,
-                pipeline=_Pipeline(_prepared(self._dataset, epoch, self._held)),
+                pipeline=Pipeline(prepared(self._dataset, epoch, self._held)),
                 dealing=Dealing(world_size, legs),
                 world_size=world_size,
                 tell=self._notices.put_nowait,
@@ -178,79 +177,10 @@ def read_part(part: Part[Any], schema: pa.Schema) -> pa.Table:
     """
     blocks = ray.get([rows.block for rows in part])
     tables = [
-        conformed(_plain_rows(block, rows.start, rows.stop, schema.names), schema, "a block")
+        conformed(plain_rows(block, rows.start, rows.stop, schema.names), schema, "a block")
         for block, rows in zip(blocks, part, strict=True)
     ]
     return pa.concat_tables(tables) if tables else empty_table(schema)
-
-
-def stream_schema(dataset: Any) -> pa.Schema:
-    """The columns of a dataset, as `read_part` can give them.
-
-    Free where Ray Data can tell them without running anything, which a function of the user's
-    prevents. Otherwise the pipeline runs until its first block: a read and the functions on it, but
-    everything that comes before a shuffle, a sort or a repartition.
-
-    Raises:
-        SourceError: there are no rows, or the pipeline fails.
-    """
-    known = dataset.schema(fetch_if_missing=False)
-    schema = None if known is None else known.base_schema
-    if isinstance(schema, pa.Schema) and not _needs_values(schema):
-        return bare(schema)
-    try:
-        for rows in _blocks(dataset):
-            if len(rows):
-                # All the values of a DataFrame show its types, and one tensor the shape of all.
-                table = _as_arrow(ray.get(rows.block))
-                return bare(plain_columns(table.slice(rows.start, 1)).schema)
-    except Exception as error:
-        raise SourceError(
-            f"its pipeline failed: {_reason(error)}",
-            "Make it run by itself first: dataset.take(1)",
-        ) from error
-    raise SourceError("it has no rows", "Pass a data set with rows")
-
-
-def cpu_shortage(dataset: Any, held: Mapping[str, float], total: float) -> str | None:
-    """Why the pipeline would find no CPU beside the workers; None if it will.
-
-    Args:
-        dataset: a `ray.data.Dataset`. One that is materialised needs no CPU.
-        held: resources that the workers hold, all of them together.
-        total: CPUs of the cluster.
-    """
-    from ray.data.dataset import MaterializedDataset
-
-    if total - held.get("CPU", 0) >= 1 or isinstance(dataset, MaterializedDataset):
-        return None
-    return (
-        f"its pipeline needs a CPU beside the workers, which hold {held.get('CPU', 0):g} of the "
-        f"cluster's {total:g}"
-    )
-
-
-class _Pipeline:
-    """One execution of a dataset, pulled block by block, one block ahead of what is asked for."""
-
-    def __init__(self, dataset: Any) -> None:
-        # Ray Data blocks; the thread does nothing but wait in it.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-pipeline")
-        self._blocks = _blocks(dataset)
-        self.next_block = self._pull()
-
-    def advance(self) -> None:
-        """Have the block after the next one pulled."""
-        self.next_block = self._pull()
-
-    def stop(self) -> None:
-        """End the execution. What it is about to yield is waited for, but by nobody."""
-        self._thread.submit(self._blocks.close)
-        self._thread.shutdown(wait=False)
-
-    def _pull(self) -> asyncio.Future[BlockRows[Any] | None]:
-        loop = asyncio.get_running_loop()
-        return loop.run_in_executor(self._thread, next, self._blocks, None)
 
 
 class _Epoch:
@@ -260,7 +190,7 @@ class _Epoch:
         self,
         *,
         name: str,
-        pipeline: _Pipeline,
+        pipeline: Pipeline,
         dealing: Dealing[Any],
         world_size: int,
         tell: Callable[[str], None],
@@ -355,9 +285,9 @@ class _Epoch:
             self._pipeline.stop()
 
     def _fail(self, error: Exception) -> None:
-        text = _COLOUR.sub("", str(error))
+        text = plain_text(str(error))
         self._failure = StreamError(
-            f"The pipeline of {self._name!r} failed: {_reason(error)}\n\n{text}"
+            f"The pipeline of {self._name!r} failed: {reason_of(error)}\n\n{text}"
         )
         self._pipeline.stop()
 
@@ -374,85 +304,3 @@ class _Epoch:
             "for CPUs that others hold: ask for fewer workers, or fewer CPUs for each, or add a "
             "node."
         )
-
-
-def _prepared(dataset: Any, epoch: int, held: Mapping[str, float]) -> Any:
-    """A copy of the dataset that yields its blocks in order, beside the workers."""
-    dataset = copy.deepcopy(dataset)
-    context = dataset.context
-    context.enable_progress_bars = False
-    # Counts executions, for shuffles that are to differ between epochs: after a restart the count
-    # is lost, and the epoch is what was meant.
-    context._execution_idx = epoch
-    options = context.execution_options
-    options.preserve_order = True
-    totals: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    limits = options.resource_limits
-    # At least one CPU, so that a pipeline without any waits for one to come free. (What Ray Train
-    # uses for this, `exclude_resources`, is going to be removed.)
-    cpus = max(totals.get("CPU", 0) - held.get("CPU", 0), 1)
-    gpus = max(totals.get("GPU", 0) - held.get("GPU", 0), 0)
-    options.resource_limits = limits.copy(cpu=min(limits.cpu, cpus), gpu=min(limits.gpu, gpus))
-    return dataset
-
-
-def _blocks(dataset: Any) -> Generator[BlockRows[Any], None, None]:
-    """The blocks that the pipeline yields, in order. Closing it ends the execution."""
-    for bundle in dataset.iter_internal_ref_bundles():
-        cuts = bundle.slices or [None] * len(bundle.block_refs)
-        for block, metadata, cut in zip(bundle.block_refs, bundle.metadata, cuts, strict=True):
-            if cut is not None:
-                yield BlockRows(block, cut.start_offset, cut.end_offset)
-            elif metadata.num_rows is not None:
-                yield BlockRows(block, 0, metadata.num_rows)
-            else:
-                yield BlockRows(block, 0, ray.get(_count.remote(block)))
-
-
-@ray.remote(num_cpus=0)
-def _count(block: Any) -> int:
-    return len(block)
-
-
-def _executors_of_this_process() -> Callable[[], None]:
-    """What ends the executions that run now.
-
-    While a pipeline is waited for, Ray Data hands out nothing by which it could be stopped, but its
-    thread can be found. If a release of Ray names it otherwise, executions end when they yield the
-    next block.
-    """
-    found = [t for t in threading.enumerate() if t.name.startswith("StreamingExecutor")]
-
-    def stop() -> None:
-        for thread in found:
-            if hasattr(thread, "shutdown"):
-                thread.shutdown(force=True)
-
-    return stop
-
-
-def _plain_rows(block: Any, start: int, stop: int, columns: Sequence[str]) -> pa.Table:
-    """Some rows of a block, in types that need no Ray to be read."""
-    rows = block.slice(start, stop - start) if isinstance(block, pa.Table) else block[start:stop]
-    table = _as_arrow(rows)
-    return plain_columns(table.select([name for name in columns if name in table.column_names]))
-
-
-def _as_arrow(block: Any) -> pa.Table:
-    """A block, which may be a DataFrame, as a table."""
-    if isinstance(block, pa.Table):
-        return block
-    return pa.Table.from_pandas(block, preserve_index=False)
-
-
-def _needs_values(schema: pa.Schema) -> bool:
-    """Whether there are columns whose plain types only their values show: Ray's tensors."""
-    return any(type(field.type).__module__.startswith("ray.") for field in schema)
-
-
-def _reason(error: Exception) -> str:
-    """What was raised first, in one line: Ray wraps it, with tracebacks in the message."""
-    if not isinstance(error, RayError):
-        return one_line(error)
-    first, _, _ = _COLOUR.sub("", str(error)).partition("\n\nThe above exception was")
-    return first.strip().splitlines()[-1]

@@ -14,6 +14,7 @@ from polytrain.data.formats import empty_table
 from polytrain.data.order import Order, OrderOfGroups
 from polytrain.data.plan import Remainder
 from polytrain.data.position import DataPosition
+from polytrain.data.regions import Excerpt
 from polytrain.data.rows import Rows, Stream
 from polytrain.data.spec import ShardSpec
 
@@ -86,7 +87,7 @@ class RowsShard(BatchedShard):
                 )
                 mine = sum(len(indices) for _, indices in share)
                 yield Batch(
-                    content=sources.table(share),
+                    content=sources.take(share),
                     stop=positions.stop,
                     weight=mine * self._world_size / len(positions),
                 )
@@ -115,15 +116,14 @@ class _Sources:
         self._open: dict[int, tuple[Order, Stream]] = {}
         self._streams = streams
 
-    def table(self, share: list[tuple[int, range]]) -> pa.Table:
+    def take(self, share: list[tuple[int, range]]) -> list[Excerpt]:
         """These places of these shards, one after another."""
-        tables = []
+        excerpts: list[Excerpt] = []
         for shard, indices in share:
             order, stream = self._source(shard, indices)
-            tables += [stream.take(picked) for picked in order.pick(indices)]
-        if len(tables) == 1:
-            return tables[0]
-        return pa.concat_tables(tables) if tables else empty_table(self._spec.schema)
+            for picked in order.pick(indices):
+                excerpts += stream.take(picked)
+        return excerpts or [Excerpt.of(empty_table(self._spec.schema))]
 
     def _source(self, shard: int, indices: range) -> tuple[Order, Stream]:
         if shard not in self._open:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from polytrain.data.formats import empty_table
 from polytrain.data.order import Order, Picked
+from polytrain.data.regions import Excerpt, Region
 from polytrain.data.sources.pieces import Piece
 
 
@@ -20,7 +21,7 @@ class Stream(ABC):
     """One pass over rows, mostly forwards."""
 
     @abstractmethod
-    def take(self, picked: Picked) -> pa.Table:
+    def take(self, picked: Picked) -> list[Excerpt]:
         """These rows, one after another."""
 
 
@@ -125,14 +126,14 @@ class PieceRows(Rows):
 
 class _TableStream(Stream):
     def __init__(self, table: pa.Table, first_row: int) -> None:
-        self._table = table
+        self._region = Region(table)
         self._first = first_row
 
-    def take(self, picked: Picked) -> pa.Table:
+    def take(self, picked: Picked) -> list[Excerpt]:
         rows = picked.rows
         if isinstance(rows, range):
-            return self._table.slice(rows.start - self._first, len(rows))
-        return self._table.take(pa.array(rows - self._first))
+            return [Excerpt(self._region, rows.start - self._first, rows.stop - self._first)]
+        return [Excerpt.of(self._region.table.take(pa.array(rows - self._first)))]
 
 
 class _ItemStream(Stream):
@@ -141,10 +142,10 @@ class _ItemStream(Stream):
     def __init__(self, rows: PieceRows) -> None:
         self._rows = rows
 
-    def take(self, picked: Picked) -> pa.Table:
+    def take(self, picked: Picked) -> list[Excerpt]:
         if isinstance(picked.rows, range):
-            return self._rows.read(picked.rows)
-        return pa.concat_tables([self._rows.read(range(row, row + 1)) for row in picked.rows])
+            return [Excerpt.of(self._rows.read(picked.rows))]
+        return [Excerpt.of(self._rows.read(range(row, row + 1))) for row in picked.rows]
 
 
 class _ReadAhead(Stream):
@@ -158,21 +159,22 @@ class _ReadAhead(Stream):
         self._reader = reader
         self._ahead: tuple[Picked, Future[pa.Table]] | None = None
         self._held = range(0)
-        self._table = empty_table(rows.schema)
+        self._region = Region(empty_table(rows.schema))
         self._ask_next()
 
-    def take(self, picked: Picked) -> pa.Table:
+    def take(self, picked: Picked) -> list[Excerpt]:
         if picked.arrange is not None:
             self._advance_to(picked, picked.region)
-            return self._table.slice(picked.place.start, len(picked.place))
-        tables = [self._table.slice(0, 0)]
+            return [Excerpt(self._region, picked.place.start, picked.place.stop)]
+        excerpts = []
         rows = picked.region[picked.place.start : picked.place.stop]
         while rows:
             self._advance_to(picked, rows[:1])
-            part = rows[: max(1, self._held.stop - rows.start)]
-            tables.append(self._table.slice(part.start - self._held.start, len(part)))
-            rows = rows[len(part) :]
-        return tables[1] if len(tables) == 2 else pa.concat_tables(tables)
+            start = rows.start - self._held.start
+            stop = min(rows.stop, self._held.stop) - self._held.start
+            excerpts.append(Excerpt(self._region, start, stop))
+            rows = rows[stop - start :]
+        return excerpts
 
     def cancel(self) -> None:
         """Read nothing more."""
@@ -184,11 +186,11 @@ class _ReadAhead(Stream):
         while not _contains(self._held, rows):
             if self._ahead is None:
                 # Padding begins at the start again.
-                self._held, self._table = picked.region, self._load(picked.whole)
+                self._held, self._region = picked.region, Region(self._load(picked.whole))
                 return
-            region, table = self._ahead
+            ahead, table = self._ahead
             # The old region's memory is free before the next one is asked for.
-            self._held, self._table = region.region, table.result()
+            self._held, self._region = ahead.region, Region(table.result())
             self._ask_next()
 
     def _ask_next(self) -> None:

@@ -21,6 +21,7 @@ from polytrain.data.dealing import Leg, rank_total
 from polytrain.data.formats import empty_table
 from polytrain.data.plan import Remainder
 from polytrain.data.position import StreamPosition
+from polytrain.data.regions import Excerpt
 
 _WHOLE = -1
 """Stands for the epoch that is read when a shard is asked for as a whole."""
@@ -139,7 +140,7 @@ class StreamShard(BatchedShard):
                 if remainder == "pad" and 0 < len(mine) < size:
                     repeats = [mine] * -(-size // len(mine))
                     mine = pa.concat_tables(repeats).slice(0, size)
-                yield Batch(content=mine, stop=stop, weight=weight)
+                yield Batch(content=[Excerpt.of(mine)], stop=stop, weight=weight)
                 start = stop
 
     def _batch_stop(self, start: int, size: int, rows: _Buffer, remainder: Remainder) -> int:

@@ -49,8 +49,8 @@ class DataOffice:
         self, datasets: Sequence[RunDataset], specs: Sequence[ShardSpec | StreamSpec]
     ) -> None:
         self._has_data = bool(datasets)
-        self._transforms = [dataset.config.transform for dataset in datasets]
-        self._pickled_specs = pickled_with(*self._transforms, value=tuple(specs))
+        self._user_code = [code for dataset in datasets for code in dataset.user_code]
+        self._pickled_specs = pickled_with(*self._user_code, value=tuple(specs))
         self._held = [
             (dataset, spec)
             for dataset, spec in zip(datasets, specs, strict=True)
@@ -71,7 +71,7 @@ class DataOffice:
             None if spec.held is Held.ALL else holding(dataset, spec, world_size, rank)
             for dataset, spec in self._held
         )
-        pickled, references = pickled_apart(*self._transforms, value=holdings, kind=ray.ObjectRef)
+        pickled, references = pickled_apart(*self._user_code, value=holdings, kind=ray.ObjectRef)
         return DataOrder(
             specs=self._pickled_specs,
             holdings=pickled,

@@ -90,7 +90,7 @@ def computed(source: Source) -> Source:
 def _streaming(
     name: str, dataset: Any, columns: Sequence[str] | None, transform: Transform | None
 ) -> Source:
-    from polytrain.data.ray_stream import stream_schema
+    from polytrain.data.ray_pipeline import stream_schema
 
     if transform is not None:
         raise SourceError(
