@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 import polytrain
-from polytrain import RunConfig, ScalingConfig, make_trainer
+from polytrain import Checkpoint, FailureConfig, RunConfig, ScalingConfig, make_trainer
 
 ROWS, BATCH, EPOCHS = 64, 8, 2
 GENERATOR = np.random.default_rng(0)
@@ -86,3 +88,55 @@ def test_two_workers_end_where_one_process_ends(quiet: RunConfig, function) -> N
         run_config=quiet,
     ).fit()
     assert np.allclose(result.metrics["weights"], single_process(), atol=1e-5)
+
+
+def fit_and_be_killed() -> None:
+    """One epoch, with a checkpoint after each batch; the first attempt ends after the second."""
+    import os
+    import signal
+    import tempfile
+    from pathlib import Path
+
+    import keras
+
+    import polytrain_tf
+
+    context = polytrain.get_context()
+    start = polytrain.get_checkpoint()
+    with polytrain_tf.strategy().scope():
+        model = build()
+        if start:
+            model.load_weights(Path(start.path) / "my.weights.h5")
+    batches = []
+
+    class AfterBatch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            batches.append(batch)
+            with tempfile.TemporaryDirectory() as directory:
+                self.model.save_weights(Path(directory) / "my.weights.h5")
+                on_rank_0 = context.get_world_rank() == 0
+                polytrain.report(
+                    {"batch": batch},
+                    checkpoint=Checkpoint.from_directory(directory) if on_rank_0 else None,
+                )
+            if context.get_attempt() == 0 and context.get_world_rank() == 1 and batch == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    model.fit(shard_as_tf(), epochs=1, verbose=0, shuffle=False, callbacks=[AfterBatch()])
+    polytrain.report({"weights": flat(model), "batches": len(batches)})
+
+
+def test_fit_goes_on_in_the_middle_of_an_epoch(quiet: RunConfig) -> None:
+    """TensorFlow takes batches ahead: what counts is what Keras has trained on."""
+    result = make_trainer(
+        "tensorflow",
+        fit_and_be_killed,
+        datasets={"train": {"x": X, "y": Y}},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=1)),
+    ).fit()
+    model = build()
+    model.fit(X, Y, batch_size=2 * BATCH, epochs=1, verbose=0, shuffle=False)
+    assert result.restarts == 1
+    assert result.metrics["batches"] < ROWS // BATCH // 2
+    assert np.allclose(result.metrics["weights"], flat(model), atol=1e-6)

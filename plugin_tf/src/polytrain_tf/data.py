@@ -75,7 +75,6 @@ class TensorFlowShard(ShardView):
         dataset = tf.data.Dataset.from_generator(pairs, output_signature=signature)
         if self._strategy.num_replicas_in_sync > 1:
             dataset = self._strategy.distribute_datasets_from_function(lambda _: dataset)
-        _watch_keras()
         return _with_length(dataset, self, functools.partial(self.num_batches, **sizes))
 
     def used(self, batches: int = 1) -> None:
@@ -119,12 +118,17 @@ def _with_length(dataset: Any, shard: TensorFlowShard, length: Callable[[], int]
     return dataset
 
 
-@functools.cache
-def _watch_keras() -> None:
-    """Have `model.fit` tell which batches it has trained on."""
+@contextlib.contextmanager
+def keras_watched() -> Iterator[None]:
+    """While `model.fit` tells which batches it has trained on.
+
+    From before a training function begins: in `model.fit(shard.to_tf(…))` Python looks up `fit`
+    first.
+    """
     try:
         import keras
     except ImportError:  # a loop without Keras needs none
+        yield
         return
 
     class Used(keras.callbacks.Callback):
@@ -154,3 +158,7 @@ def _watch_keras() -> None:
             return own_fit(self, x, *args, callbacks=told, **kwargs)
 
     keras.Model.fit = fit
+    try:
+        yield
+    finally:
+        keras.Model.fit = own_fit

@@ -21,7 +21,7 @@ from polytrain_plugins import (
     held_port,
 )
 from polytrain_tf.backend import TensorFlow
-from polytrain_tf.data import TensorFlowShard
+from polytrain_tf.data import TensorFlowShard, keras_watched
 
 MODEL_FILE = "model.keras"
 
@@ -64,6 +64,7 @@ class TensorFlowEngine(Engine[Any]):
             else:
                 # It leaves no trace in the process, so an inline run can be repeated.
                 _strategy = tf.distribute.get_strategy()
+            stack.enter_context(keras_watched())
             try:
                 yield
             finally:
