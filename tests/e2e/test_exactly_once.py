@@ -326,3 +326,55 @@ def test_every_round_of_boosting_uses_every_row_once(quiet: RunConfig, tmp_path:
     steps = Diary(diary).steps_that_count()
     assert sorted(steps) == list(range(1, 13))
     assert all(Counter(rows) == Counter(ids.tolist()) for rows in steps.values())
+
+
+def load(config: Any) -> None:
+    """A data loader with worker processes; all ranks together count how often each item came."""
+    import os
+    import signal
+    import tempfile
+
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader
+
+    from polytrain_torch import prepare_data_loader
+
+    context = polytrain.get_context()
+    rank = context.get_world_rank()
+    counts, step = torch.zeros(ROWS), 0
+    checkpoint = polytrain.get_checkpoint()
+    if checkpoint is not None:
+        state = torch.load(Path(checkpoint.path) / "state.pt", weights_only=True)
+        counts, step = state["counts"], state["step"]
+    loader = prepare_data_loader(
+        DataLoader(torch.arange(ROWS), batch_size=8, shuffle=True, num_workers=1)
+    )
+    while step < config["steps"]:
+        for batch in loader:
+            step += 1
+            new = torch.bincount(batch, minlength=ROWS).float()
+            dist.all_reduce(new)
+            counts += new
+            if context.get_attempt() == 0 and [rank, step] == config["kill"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            with tempfile.TemporaryDirectory() as directory:
+                torch.save({"counts": counts, "step": step}, Path(directory) / "state.pt")
+                polytrain.report(
+                    {"largest": counts.max(), "smallest": counts.min(), "step": step},
+                    checkpoint=Checkpoint.from_directory(directory) if rank == 0 else None,
+                )
+
+
+def test_a_data_loader_goes_on_where_it_was(quiet: RunConfig) -> None:
+    """Two epochs on two ranks, one of which is killed in the middle of the first."""
+    steps = 2 * ROWS // 16
+    result = make_trainer(
+        "torch",
+        load,
+        train_loop_config={"steps": steps, "kill": [1, 7]},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=1)),
+    ).fit()
+    assert result.restarts == 1
+    assert result.metrics == {"largest": 2.0, "smallest": 2.0, "step": steps}
