@@ -25,6 +25,7 @@ from polytrain.data.assignment import RunDataset
 from polytrain.data.opening import open_shards
 from polytrain.data.sources.describe import describe
 from polytrain.run.events import Done, Failed, Offered, Reported
+from polytrain.testing.processes import eventually
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.pickling import pickled_with
 from polytrain.workers.placement import Place, members
@@ -247,6 +248,8 @@ def child(descriptor: int) -> None:
         ),
         channel=channel,
     )
+    # A library's own thread may be just about to close what it listened on.
+    eventually(lambda: not _Traces.now().beyond(before)["ports"], seconds=5)
     channel.send(["left", _Traces.now().beyond(before)])
     # As in a real trainer: the interpreter's own finalisation is left out.
     sys.stdout.flush()
