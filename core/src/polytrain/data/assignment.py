@@ -96,21 +96,18 @@ class RunDataset:
             return Held.ALL
         if only_tables:
             return Held.SHARE
-        scattered = self.config.shuffle is True
-        if not as_tables and all(
-            piece.seekable(scattered=scattered) for piece in self.source.pieces
-        ):
+        if not as_tables and self._seekable(scattered=self.config.shuffle is True):
             return Held.NOTHING
         return Held.SHARDS
 
     def _shards(self, held: Held, world_size: int) -> int:
         """Canonical shards. One, where it costs nothing to take rows from anywhere: then every
         worker's batch comes from all over the data."""
-        anywhere = held is Held.ALL or (
-            held is Held.NOTHING
-            and all(piece.seekable(scattered=True) for piece in self.source.pieces)
-        )
+        anywhere = held is Held.ALL or (held is Held.NOTHING and self._seekable(scattered=True))
         return 1 if anywhere else world_size
+
+    def _seekable(self, *, scattered: bool) -> bool:
+        return all(piece.seekable(scattered=scattered) for piece in self.source.pieces)
 
     def _window(self) -> int:
         """Rows in a window: as many as are read from a file at once anyway."""

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 
 from polytrain.data.dealing import BlockRows
 from polytrain.data.sources.errors import SourceError, one_line
-from polytrain.data.sources.ray_data import plain_columns
+from polytrain.data.sources.ray_data import is_computed, plain_columns
 from polytrain.data.sources.schemas import bare
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -81,9 +81,7 @@ def cpu_shortage(dataset: Any, held: Mapping[str, float], total: float) -> str |
         held: resources that the workers hold, all of them together.
         total: CPUs of the cluster.
     """
-    from ray.data.dataset import MaterializedDataset
-
-    if total - held.get("CPU", 0) >= 1 or isinstance(dataset, MaterializedDataset):
+    if total - held.get("CPU", 0) >= 1 or is_computed(dataset):
         return None
     return (
         f"its pipeline needs a CPU beside the workers, which hold {held.get('CPU', 0):g} of the "
@@ -169,7 +167,7 @@ def reason_of(error: Exception) -> str:
     """What was raised first, in one line: Ray wraps it, with tracebacks in the message."""
     if not isinstance(error, RayError):
         return one_line(error)
-    first, _, _ = _COLOUR.sub("", str(error)).partition("\n\nThe above exception was")
+    first, _, _ = plain_text(str(error)).partition("\n\nThe above exception was")
     return first.strip().splitlines()[-1]
 
 

@@ -12,7 +12,7 @@ from polytrain.data.batched import Batch, BatchedShard
 from polytrain.data.cursor import Cursor, Epoch
 from polytrain.data.formats import empty_table
 from polytrain.data.order import Order, OrderOfGroups
-from polytrain.data.plan import Remainder
+from polytrain.data.plan import EpochOrder, Remainder
 from polytrain.data.position import DataPosition
 from polytrain.data.regions import Excerpt
 from polytrain.data.rows import Rows, Stream
@@ -78,7 +78,7 @@ class RowsShard(BatchedShard):
     ) -> Generator[Batch, None, None]:
         self._tell_dropped(epoch, global_rows, remainder)
         with ExitStack() as streams:
-            sources = _Sources(self._spec, self._rows, epoch.number, streams)
+            sources = _Sources(self._spec, self._rows, self._plan.epoch(epoch.number), streams)
             for positions in self._plan.global_batches(epoch.start, global_rows, remainder):
                 share = list(
                     self._plan.batch_share(
@@ -109,10 +109,10 @@ class RowsShard(BatchedShard):
 class _Sources:
     """The canonical shards that a rank reads from during one epoch."""
 
-    def __init__(self, spec: ShardSpec, rows: Rows, epoch: int, streams: ExitStack) -> None:
+    def __init__(self, spec: ShardSpec, rows: Rows, epoch: EpochOrder, streams: ExitStack) -> None:
         self._spec = spec
         self._rows = rows
-        self._epoch = spec.plan.epoch(epoch)
+        self._epoch = epoch
         self._open: dict[int, tuple[Order, Stream]] = {}
         self._streams = streams
 

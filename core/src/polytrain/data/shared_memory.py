@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import BinaryIO
 
 import pyarrow as pa
 
@@ -23,11 +25,7 @@ def to_shared_memory(table: pa.Table) -> int:
 
     The memory has no name: it is gone when the last process that has the descriptor is.
     """
-    descriptor = os.memfd_create("polytrain-shard")
-    # The sink gets a descriptor of its own, since it closes what it was given.
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        _write(table, file)
-    return descriptor
+    return _filled(lambda file: _write(table, file))
 
 
 def to_buffer(table: pa.Table) -> pa.Buffer:
@@ -39,10 +37,7 @@ def to_buffer(table: pa.Table) -> pa.Buffer:
 
 def bytes_to_shared_memory(data: bytes | memoryview) -> int:
     """Bytes in anonymous shared memory, behind a file descriptor."""
-    descriptor = os.memfd_create("polytrain-data")
-    with os.fdopen(os.dup(descriptor), "wb") as file:
-        file.write(data)
-    return descriptor
+    return _filled(lambda file: file.write(data))
 
 
 def from_shared_memory(descriptor: int, extent: Extent | None = None) -> pa.Table:
@@ -67,6 +62,14 @@ def mapped(descriptor: int, extent: Extent | None = None) -> memoryview:
         descriptor, before + extent.size, prot=mmap.PROT_READ, offset=extent.offset - before
     )
     return memoryview(pages)[before:]
+
+
+def _filled(fill: Callable[[BinaryIO], object]) -> int:
+    descriptor = os.memfd_create("polytrain-data")
+    # The file gets a descriptor of its own, since it closes what it was given.
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        fill(file)
+    return descriptor
 
 
 def _write(table: pa.Table, file: object) -> None:
