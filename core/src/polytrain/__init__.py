@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         Failure,
         FailureKind,
         NotInTrainerError,
+        RunNotFoundError,
+        RunOwnedError,
         TrainingFailedError,
     )
     from polytrain.result import Result
@@ -50,6 +52,8 @@ __all__ = [
     "PolytrainError",
     "Result",
     "RunConfig",
+    "RunNotFoundError",
+    "RunOwnedError",
     "ScalingConfig",
     "Trainer",
     "TrainingFailedError",
@@ -75,6 +79,8 @@ _HOMES = {
         "Failure",
         "FailureKind",
         "NotInTrainerError",
+        "RunNotFoundError",
+        "RunOwnedError",
         "TrainingFailedError",
     ),
     "polytrain.result": ("Result",),

@@ -95,16 +95,40 @@ class CheckpointConfig:
     checkpoint_frequency: int = 0
     """Declarative training: save every this many rounds; 0 saves at the end only."""
 
+    written_by: Literal["rank_0", "every_rank"] | None = None
+    """Whose files a checkpoint consists of: rank 0's, where the state is the same on every rank, or
+    every rank's, merged into one directory. By default as the backend declares."""
+
+    upload: Literal["async", "sync"] = "async"
+    """Whether a report waits until its checkpoint is committed."""
+
+    max_in_flight: int = 2
+    """Checkpoints that may be on their way to the storage while training goes on; a report with
+    one more waits."""
+
+    report_timeout_s: float = 600.0
+    """Where every rank writes a part: seconds that one may be behind after another has gone on to
+    its next checkpoint, or has ended."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """Where a run lives, and what happens around it."""
 
     name: str | None = None
-    """Name of the run and of its directory; made from the backend and the time by default."""
+    """Name of the run and of its directory; made from the backend and the time by default. The
+    same name and storage go on with a run."""
 
     storage_path: str | Path | None = None
-    """Directory that holds runs, reachable from every node; `~/polytrain_results` by default."""
+    """What holds runs, reachable from every node: a directory that all of them mount, or an address
+    such as `s3://bucket/runs`. `~/polytrain_results` by default."""
+
+    storage_filesystem: Any = field(default=None, repr=False)
+    """What `storage_path` is a path on, if it is neither of this machine nor an address: a
+    `pyarrow.fs.FileSystem`, or one of fsspec's."""
+
+    storage_timeout_s: float = 600.0
+    """Seconds that the storage may be out before the run fails."""
 
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)

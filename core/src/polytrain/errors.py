@@ -4,7 +4,9 @@
     ├── InvalidJobError, RegistryError, …   (`polytrain_plugins.errors`) before anything is started
     ├── TrainingFailedError                 the run failed; has the causes and the result so far
     ├── NotInTrainerError                   a call that only works inside a training function
-    └── CheckpointError                     a checkpoint can't be read or written
+    ├── CheckpointError                     a checkpoint can't be read or written
+    ├── RunOwnedError                       another driver works on the run
+    └── RunNotFoundError                    there is no run where one was said to be
 
 All of them survive pickling.
 """
@@ -95,3 +97,11 @@ class NotInTrainerError(PolytrainError, RuntimeError):
 
 class CheckpointError(PolytrainError):
     """A checkpoint can't be read or written."""
+
+
+class RunOwnedError(PolytrainError):
+    """Another driver works on the run of this name."""
+
+
+class RunNotFoundError(PolytrainError):
+    """There is no run where one was said to be."""

@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.errors import CheckpointError, TrainingFailedError
-from polytrain_plugins import Backend
+from polytrain.checkpoint.manifest import Manifest
+from polytrain.checkpoint.store import CheckpointStore, Found
+from polytrain.config import CheckpointConfig
+from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedError
+from polytrain.policy.retention import ranked
+from polytrain.run.chronicle import Chronicle, read_chronicle
+from polytrain.run.identity import options_of
+from polytrain.run.journal import JOURNAL
+from polytrain.run.ledger import Ledger
+from polytrain.storage.location import Location
+from polytrain_plugins import Backend, load_backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +39,51 @@ class Result:
     """The checkpoints that were kept, from best to worst, each with its metrics."""
 
     path: str
-    """The run's directory: checkpoints, journal and logs."""
+    """The run's directory or address: checkpoints, journal and logs."""
 
     restarts: int = 0
-    """Attempts after the first."""
+    """Attempts after the first, of all drivers that have worked on the run."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    """Where the time went."""
 
     error: TrainingFailedError | None = None
     """Why the run failed; None if it didn't."""
 
-    backend: Backend = field(repr=False)
+    backend: Backend | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | Path,
+        *,
+        filesystem: Any = None,
+        backend: Backend | None = None,
+        checkpoint_config: CheckpointConfig | None = None,
+    ) -> Result:
+        """The result of a run as its directory tells of it, whether or not it has ended.
+
+        Nothing is started for this, Ray neither, and nothing that is stored is executed.
+
+        Args:
+            path: `Result.path` of the run.
+            filesystem: as `RunConfig.storage_filesystem`.
+            backend: of the run, for `load_model`; made from the journal by default.
+            checkpoint_config: says how `best_checkpoints` are ranked; the newer first by default.
+
+        Raises:
+            RunNotFoundError: there is no run.
+            OSError: the storage can't be read.
+        """
+        location = Location.of(path, filesystem, patience_s=0)
+        chronicle = read_chronicle(location.open().read_log(JOURNAL))
+        if chronicle is None:
+            raise RunNotFoundError(
+                f"There is no run in {location.address}: it has no {JOURNAL}. Pass a run's own "
+                "directory, storage_path/name."
+            )
+        config = CheckpointConfig() if checkpoint_config is None else checkpoint_config
+        return recorded(location, chronicle, config=config, backend=backend)
 
     def load_model(self) -> Any:
         """The model of the newest checkpoint, as the framework's own object.
@@ -47,11 +92,60 @@ class Result:
         writes; each backend's page says which.
 
         Raises:
-            CheckpointError: if there is no checkpoint.
+            CheckpointError: if there is no checkpoint, or no backend to load it with.
         """
         if self.checkpoint is None:
             raise CheckpointError(
                 f"The run in {self.path} has no checkpoint to load a model from. Report one: "
                 "report(metrics, checkpoint=Checkpoint.from_directory(path))."
             )
-        return self.backend.engine().load(Path(self.checkpoint.path))
+        if self.backend is None:
+            raise CheckpointError(
+                f"The journal of {self.path} doesn't hold all options of the run's backend. Pass "
+                "it: Result.from_path(path, backend=…)."
+            )
+        with self.checkpoint.as_directory() as directory:
+            return self.backend.engine().load(Path(directory))
+
+
+def recorded(
+    location: Location, chronicle: Chronicle, *, config: CheckpointConfig, backend: Backend | None
+) -> Result:
+    """The result of a run as it has been written down.
+
+    Raises:
+        OSError: the storage can't be read.
+    """
+    store = CheckpointStore(location=location)
+    found = store.find(since_claim=chronicle.since_claim)
+    newest = newest_intact(store, found)
+    error = None
+    if chronicle.succeeded is False:
+        error = TrainingFailedError(chronicle.reason, ())
+
+    def checkpoint(manifest: Manifest) -> Checkpoint:
+        return Checkpoint(store.location_of(manifest.directory).address, location.filesystem)
+
+    return Result(
+        metrics=chronicle.metrics,
+        history=tuple(metrics for _, metrics in chronicle.history),
+        checkpoint=checkpoint(newest) if newest else None,
+        best_checkpoints=tuple((checkpoint(m), m.metrics) for m in ranked(found.manifests, config)),
+        path=location.address,
+        restarts=max(0, chronicle.launches - 1),
+        ledger=chronicle.ledger,
+        error=error,
+        backend=backend or _backend(chronicle.identity),
+    )
+
+
+def newest_intact(store: CheckpointStore, found: Found) -> Manifest | None:
+    """The newest checkpoint whose files are what was committed; reads them."""
+    return next((m for m in reversed(found.manifests) if not store.damage(m)), None)
+
+
+def _backend(identity: Mapping[str, Any]) -> Backend | None:
+    options = options_of(identity)
+    if len(options) < len(identity["options"]):
+        return None
+    return load_backend(identity["backend"])(**options)

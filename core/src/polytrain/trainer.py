@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import secrets
 import sys
@@ -10,27 +11,33 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.checkpoint.start import StartingPoint, starting_point
+from polytrain.checkpoint.start import StartingPoint, starting_point, verify
 from polytrain.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.data.assignment import RunDataset
 from polytrain.data.checking import described, grouped, position_problems, ready
-from polytrain.errors import TrainingFailedError
-from polytrain.result import Result
-from polytrain.run.fit import Run, run_to_end
+from polytrain.errors import CheckpointError, TrainingFailedError
+from polytrain.result import Result, recorded
+from polytrain.run.chronicle import Chronicle
+from polytrain.run.claim import Claim, claimed
+from polytrain.run.fit import Run, keeper_of, past_of, run_to_end
+from polytrain.run.identity import differences, identity_of
+from polytrain.storage.checking import storage_problems
+from polytrain.storage.location import Location
 from polytrain.validation import (
     backend_problems,
     cluster_problems,
     config_problems,
     function_problems,
     missing_options,
-    storage_problems,
     unknown_options,
     wrong_type,
 )
 from polytrain_plugins import Backend, DatasetInfo, InvalidJobError, Job, Problem, load_backend
+
+logger = logging.getLogger(__name__)
 
 
 def make_trainer(
@@ -125,45 +132,112 @@ class Trainer:
         self._datasets, problems = _check(backend, self._request)
         _raise_if_any(problems)
 
-    def fit(self) -> Result:
+    def fit(self, *, resume: Literal["auto", "never"] = "auto") -> Result:
         """Train, and return what came of it.
+
+        A run of the same name in the same storage is gone on with, from its newest checkpoint, at
+        whatever number of workers; if it is finished, its result is returned.
 
         Ray is used as it is when it is initialised; otherwise it is initialised as `ray.init()`
         would, and shut down again. `num_workers=0` does without.
 
+        Args:
+            resume: "never" starts a run of this name over. Its earlier checkpoints stay where they
+                are, and don't count any more.
+
         Raises:
             InvalidJobError: if the job can't be run here; nothing was started.
+            RunOwnedError: if another driver works on the run.
             TrainingFailedError: if training failed and was not, or no more, restarted.
             KeyboardInterrupt: on Ctrl-C, after everything has been released.
         """
-        request = self._request
-        run_path = _run_path(request.run, self._backend)
-        _raise_if_any(tuple(storage_problems(run_path)))
-        with contextlib.ExitStack() as stack:
-            if request.scaling.num_workers > 0:
-                from polytrain.workers.cluster import running_ray
-
-                stack.enter_context(running_ray())
-                _raise_if_any(tuple(_cluster_problems(request.scaling)))
-            demand = self._backend.demand(_job(request, self._datasets))
-            datasets, problems = ready(self._datasets, demand, request.scaling)
-            _raise_if_any(problems)
-            run = Run(
-                backend=self._backend,
-                training_function=request.training_function,
-                training_config=request.training_config,
-                datasets=datasets,
-                demand=demand,
-                scaling=request.scaling,
-                config=request.run,
-                path=run_path,
-                start=_start(request),
+        request, location = self._request, _location(self._request.run, self._backend)
+        _raise_if_any((*_resume_problems(resume), *_storage_problems(request, location)))
+        identity = self._identity()
+        past = None if resume == "never" else self._gone_on_with(location, identity)
+        if past is not None and past.succeeded:
+            logger.warning(
+                "The run in %s is finished: its result is returned. fit(resume='never') starts "
+                "it over.",
+                location.address,
             )
-            _raise_if_any(tuple(position_problems(run.specs, run.start.positions)))
+            config = request.run.checkpoint_config
+            return recorded(location, past, config=config, backend=self._backend)
+        with contextlib.ExitStack() as stack:
+            impatient = replace(location, patience_s=0)
+            claim = stack.enter_context(claimed(location.open(), impatient.open()))
+            if past is not None:
+                # Its last driver may have written more before it gave the run up.
+                past = past_of(location.open())
+            run = self._run(location, identity, claim, past, stack)
             result = run_to_end(run)
         if result.error is not None:
             raise result.error from _root_exception(result.error)
         return result
+
+    def _identity(self) -> dict[str, Any]:
+        return identity_of(
+            self._backend,
+            has_function=self._request.training_function is not None,
+            datasets={dataset.name: dataset.config for dataset in self._datasets},
+        )
+
+    def _gone_on_with(self, location: Location, identity: Mapping[str, Any]) -> Chronicle | None:
+        """What there is of the run; None if nothing is."""
+        past = past_of(location.open())
+        if past is not None:
+            # A finished run that is to be longer isn't finished: that is for a new one.
+            changeable = () if past.succeeded else self._backend.changeable
+            _raise_if_any(tuple(differences(past.identity, identity, changeable=changeable)))
+        return past
+
+    def _run(
+        self,
+        location: Location,
+        identity: Mapping[str, Any],
+        claim: Claim,
+        past: Chronicle | None,
+        stack: contextlib.ExitStack,
+    ) -> Run:
+        request = self._request
+        keeper = keeper_of(
+            self._backend,
+            config=request.run,
+            location=location,
+            world_size=max(1, request.scaling.num_workers),
+            claim=claim,
+            past=past,
+            origin=_start(request),
+        )
+        start = keeper.start()
+        if not start.own:
+            _raise_if_any(tuple(_damage_problems(start)))
+        if request.scaling.num_workers > 0:
+            from polytrain.workers.cluster import running_ray
+
+            stack.enter_context(running_ray())
+            _raise_if_any(tuple(_cluster_problems(request.scaling)))
+        demand = self._backend.demand(_job(request, self._datasets))
+        datasets, problems = ready(self._datasets, demand, request.scaling)
+        _raise_if_any(problems)
+        run = Run(
+            backend=self._backend,
+            training_function=request.training_function,
+            training_config=request.training_config,
+            datasets=datasets,
+            demand=demand,
+            scaling=request.scaling,
+            config=request.run,
+            location=location,
+            identity=identity,
+            claim=claim,
+            past=past,
+            keeper=keeper,
+            start=start,
+        )
+        field = f"datasets, for the run in {location.address}" if start.own else "restore_from"
+        _raise_if_any(tuple(position_problems(run.specs, start.positions, field=field)))
+        return run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +302,7 @@ def _check(
         storage = getattr(request.run, "storage_path", None)
         run = RunConfig(storage_path=storage if isinstance(storage, str | Path) else None)
         request = replace(request, scaling=ScalingConfig(), run=run)
-    problems += storage_problems(_run_path(request.run, backend))
+    problems += _storage_problems(request, _location(request.run, backend))
     problems += _cluster_problems(request.scaling)
     declarative = backend is not None and backend.capabilities.declarative
     datasets, wrong_data = described(
@@ -256,7 +330,9 @@ def _start(request: _Request) -> StartingPoint:
     given = request.restore_from
     if given is None:
         return StartingPoint()
-    return starting_point(Path(given.path if isinstance(given, Checkpoint) else given))
+    if isinstance(given, Checkpoint):
+        return starting_point(Location.of(given.path, given.filesystem, patience_s=0))
+    return starting_point(Location.of(given, patience_s=0))
 
 
 def _start_problems(request: _Request) -> Iterable[Problem]:
@@ -267,10 +343,35 @@ def _start_problems(request: _Request) -> Iterable[Problem]:
     try:
         _start(request)
     except (OSError, ValueError) as error:
+        yield _unreadable_start(error)
+
+
+def _damage_problems(start: StartingPoint) -> Iterable[Problem]:
+    """Whether what a run is begun with is what was committed; reads all of it."""
+    try:
+        verify(start)
+    except (OSError, CheckpointError) as error:
+        yield _unreadable_start(error)
+
+
+def _unreadable_start(error: Exception) -> Problem:
+    return Problem(
+        field="restore_from",
+        what=f"it can't be read: {error}",
+        remedy="Pass a checkpoint of a run, such as Result.checkpoint, or its directory",
+    )
+
+
+def _storage_problems(request: _Request, location: Location) -> Iterable[Problem]:
+    return storage_problems(location, num_workers=request.scaling.num_workers)
+
+
+def _resume_problems(resume: Any) -> Iterable[Problem]:
+    if resume not in ("auto", "never"):
         yield Problem(
-            field="restore_from",
-            what=f"it can't be read: {error}",
-            remedy="Pass a checkpoint of a run, such as Result.checkpoint, or its directory",
+            field="resume",
+            what=f"{resume!r} is unknown",
+            remedy="Give 'auto' to go on with a run of the same name, or 'never' to start it over",
         )
 
 
@@ -295,9 +396,13 @@ def _job(request: _Request, datasets: tuple[RunDataset, ...]) -> Job:
     )
 
 
-def _run_path(config: RunConfig, backend: Backend | None) -> Path:
-    storage = Path(str(config.storage_path or "~/polytrain_results").removeprefix("file://"))
-    return storage.expanduser().absolute() / (config.name or _new_name(backend))
+def _location(config: RunConfig, backend: Backend | None) -> Location:
+    runs = Location.of(
+        config.storage_path or "~/polytrain_results",
+        config.storage_filesystem,
+        patience_s=config.storage_timeout_s,
+    )
+    return runs.below(config.name or _new_name(backend))
 
 
 def _new_name(backend: Backend | None) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
-import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
@@ -131,6 +129,8 @@ def _run_problems(run: RunConfig) -> Iterator[Problem]:
     storage: Any = run.storage_path
     if not isinstance(storage, str | Path | None):
         yield wrong_type("RunConfig.storage_path", storage, str)
+    if not is_seconds(run.storage_timeout_s):
+        yield _no_seconds("RunConfig.storage_timeout_s", run.storage_timeout_s)
     failure: Any = run.failure_config
     if not isinstance(failure, FailureConfig):
         yield wrong_type("RunConfig.failure_config", failure, FailureConfig)
@@ -162,41 +162,26 @@ def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
             what=f"{config.checkpoint_frequency!r} is not a number of rounds",
             remedy="Give 1 or more, or 0 to save at the end only",
         )
-    if config.checkpoint_score_order not in ("max", "min"):
-        yield Problem(
-            field="CheckpointConfig.checkpoint_score_order",
-            what=f"{config.checkpoint_score_order!r} is no order",
-            remedy="Give 'max' or 'min'",
-        )
-
-
-def storage_problems(run_path: Path) -> Iterator[Problem]:
-    """Whether the run's directory can be made, and holds no other run. Leaves nothing behind."""
-    url = re.search(r"\w+:/.*", str(run_path.parent))
-    if url:
-        yield Problem(
-            field="RunConfig.storage_path",
-            what=f"{url[0].replace(':/', '://')!r} is a URL",
-            remedy="Give a directory that every node mounts",
-        )
-    elif run_path.exists():
-        yield Problem(
-            field="RunConfig.name",
-            what=f"{str(run_path)!r} is there already, and what it holds is not overwritten",
-            remedy="Choose another name, or leave it out to get a new one",
-        )
-    else:
-        existing = next(parent for parent in run_path.parents if parent.exists())
-        try:
-            # Permissions don't tell of read-only and special file systems; trying does.
-            with tempfile.TemporaryFile(dir=existing):
-                pass
-        except OSError as error:
+    for name in ("checkpoint_score_order", "written_by", "upload"):
+        value = getattr(config, name)
+        allowed = get_args(get_type_hints(CheckpointConfig)[name])
+        # Of an optional one, the choice is nested.
+        choices = [c for choice in allowed for c in (get_args(choice) or (choice,))]
+        words = [c for c in choices if c is not type(None)]
+        if value not in words and not (value is None and type(None) in choices):
             yield Problem(
-                field="RunConfig.storage_path",
-                what=f"{str(existing)!r} can't be written to ({error.strerror})",
-                remedy="Give a directory in which this user may make files",
+                field=f"CheckpointConfig.{name}",
+                what=f"{value!r} is unknown",
+                remedy=f"Give {' or '.join(map(repr, words))}",
             )
+    if not is_count(config.max_in_flight) or config.max_in_flight < 1:
+        yield Problem(
+            field="CheckpointConfig.max_in_flight",
+            what=f"{config.max_in_flight!r} is not a number of checkpoints",
+            remedy="Give 1 or more",
+        )
+    if not is_seconds(config.report_timeout_s):
+        yield _no_seconds("CheckpointConfig.report_timeout_s", config.report_timeout_s)
 
 
 def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[Problem]:
@@ -318,6 +303,17 @@ def cluster_problems(
 def is_count(value: Any) -> bool:
     """Whether it is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_seconds(value: Any) -> bool:
+    """Whether it is a length of time."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+
+
+def _no_seconds(field: str, value: Any) -> Problem:
+    return Problem(
+        field=field, what=f"{value!r} is no time", remedy="Give a number of seconds, 0 or more"
+    )
 
 
 def wrong_type(field: str, value: Any, wanted: type) -> Problem:

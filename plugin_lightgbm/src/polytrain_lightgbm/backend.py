@@ -100,6 +100,7 @@ class LightGBM(Backend):
     contract_version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities(declarative=True)
     requires: ClassVar[dict[str, str]] = {"lightgbm": "pip install 'polytrain[lightgbm]'"}
+    changeable: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
 
     params: Mapping[str, Any] = field(default_factory=dict)
     """Parameters, as for `lightgbm.train`. `num_threads` is the worker's CPUs by default."""

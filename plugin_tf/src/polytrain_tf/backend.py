@@ -22,6 +22,7 @@ class TensorFlow(Backend):
     requires: ClassVar[dict[str, str]] = {
         "tensorflow": "pip install 'polytrain[tf]', or 'polytrain[tf-cpu]' without GPUs"
     }
+    changeable: ClassVar[frozenset[str]] = frozenset({"timeout_s"})
 
     timeout_s: float = 1800.0
     """Seconds after which a collective operation whose peers don't come gives up."""

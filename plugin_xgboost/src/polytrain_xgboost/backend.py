@@ -40,6 +40,7 @@ class XGBoost(Backend):
     requires: ClassVar[dict[str, str]] = {
         "xgboost": "pip install 'polytrain[xgboost]', or 'polytrain[xgboost-cpu]' without GPUs"
     }
+    changeable: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
 
     params: Mapping[str, Any] = field(default_factory=dict)
     """Booster parameters, as for `xgboost.train`. `nthread` is the worker's CPUs by default."""

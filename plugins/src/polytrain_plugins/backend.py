@@ -69,6 +69,10 @@ class Backend(ABC):
     requires: ClassVar[Mapping[str, str]] = {}
     """Importable module → the command that installs it. Checked before any worker starts."""
 
+    changeable: ClassVar[frozenset[str]] = frozenset()
+    """Options that may be others when an unfinished run is gone on with, such as how long it is to
+    be. Others that differ are refused."""
+
     def problems(self, job: Job) -> Iterable[Problem]:
         """Everything that is wrong with the options for this job. Never raises; none by default."""
         return ()

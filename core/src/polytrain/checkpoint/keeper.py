@@ -1,18 +1,19 @@
-"""The index of a run's checkpoints while it runs: parts come in, commits and deletions go out."""
+"""The index of a run's checkpoints while it runs: parts come in, manifests and deletions go out."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
-from polytrain.checkpoint.manifest import Manifest
-from polytrain.checkpoint.start import StartingPoint
-from polytrain.checkpoint.store import CheckpointStore
+from polytrain.checkpoint.manifest import Attempt, Manifest, merged
+from polytrain.checkpoint.start import StartingPoint, from_manifest
+from polytrain.checkpoint.store import CheckpointStore, Found
 from polytrain.config import CheckpointConfig
 from polytrain.policy.retention import expendable, ranked
-from polytrain.run.events import PartStored
+from polytrain.run.events import Committed, PartStored
 from polytrain_plugins import CheckpointInfo, CheckpointKind
 
 logger = logging.getLogger(__name__)
@@ -20,90 +21,154 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointKeeper:
-    """Commits a checkpoint once every rank that has to say something has said it."""
+    """Knows what is committed, and when a checkpoint has all its parts."""
 
     store: CheckpointStore
     config: CheckpointConfig
     backend: str
     kind: CheckpointKind
+    versions: Mapping[str, str]
     world_size: int
+    claim: int
+    """Number of this driver's claim on the run."""
+
     origin: StartingPoint = field(default_factory=StartingPoint)
     """What the run itself began with."""
 
-    committed: list[Manifest] = field(default_factory=list)
-    _parts: dict[int, dict[int, PartStored]] = field(default_factory=dict)
+    checkpoints: list[Manifest] = field(default_factory=list)
+    """The committed ones, the oldest first."""
+
     _next_number: int = 0
+    _damaged: list[str] = field(default_factory=list)
+    _parts: dict[int, dict[int, PartStored]] = field(default_factory=dict)
+    _stamps: dict[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    """Directory → what tells whether its files are still those whose hashes are known."""
+
+    def take_over(self, found: Found) -> None:
+        """Go on with what earlier drivers have left."""
+        self.checkpoints = list(found.manifests)
+        self._next_number = max((m.number + 1 for m in found.manifests), default=0)
+        for directory, wrong in found.damaged.items():
+            self._put_aside(directory, wrong)
 
     @property
     def next_number(self) -> int:
         """Number of the next checkpoint that nobody has begun."""
         return self._next_number
 
-    def add(self, part: PartStored) -> CheckpointInfo | None:
-        """Take one rank's part; return the checkpoint if that was the last one missing."""
+    def forget_parts(self) -> None:
+        """Drop what a dead generation has left unfinished."""
+        self._parts.clear()
+
+    def drop(self, number: int) -> None:
+        """A checkpoint won't come to be."""
+        self._parts.pop(number, None)
+
+    def add(self, part: PartStored) -> Manifest | None:
+        """Take one rank's part; return what to commit if that was the last one missing.
+
+        Raises:
+            ValueError: the parts of several ranks don't make one directory; the message says why.
+        """
         self._next_number = max(self._next_number, part.checkpoint + 1)
         parts = self._parts.setdefault(part.checkpoint, {})
         parts[part.rank] = part
-        if len(parts) < self._parts_needed:
+        needed = self.world_size if self.kind is CheckpointKind.EVERY_RANK else 1
+        if len(parts) < needed:
             return None
-        return self._commit(self._parts.pop(part.checkpoint))
+        return self._manifest(self._parts.pop(part.checkpoint))
+
+    def commit(self, manifest: Manifest) -> Committed:
+        """Make a checkpoint of what was stored. Touches only the storage.
+
+        Raises:
+            CheckpointError: the files aren't there.
+            OSError: the storage refused.
+        """
+        self.store.commit(manifest)
+        return Committed(manifest=manifest, stamps=self.store.stamps(manifest))
+
+    def committed(self, committed: Committed) -> tuple[CheckpointInfo, list[str]]:
+        """Note a commit; return the checkpoint, and the directories to delete now.
+
+        Only now: until the newer one is committed the older may be all that there is.
+        """
+        manifest = committed.manifest
+        self.checkpoints.append(manifest)
+        self._stamps[manifest.directory] = committed.stamps
+        doomed = [*self._damaged]
+        self._damaged.clear()
+        for old in expendable(self.checkpoints, self.config):
+            self.checkpoints.remove(old)
+            self._stamps.pop(old.directory, None)
+            doomed.append(old.directory)
+        return self._info(manifest), doomed
 
     def start(self) -> StartingPoint:
-        """What the next attempt goes on from."""
+        """What the next attempt goes on from: the newest checkpoint that verifies.
+
+        Those that don't are warned about, and left out from now on.
+
+        Raises:
+            OSError: the storage can't be read.
+        """
         manifest = self._newest_intact()
         if manifest is None:
             return self.origin
-        return StartingPoint(
-            path=str(self.store.directory(manifest.number)),
-            step=manifest.step,
-            own=True,
-            positions=manifest.positions,
-        )
+        return from_manifest(manifest, self.store.location_of(manifest.directory), own=True)
 
     def newest_intact(self) -> CheckpointInfo | None:
-        """The newest committed checkpoint whose files are all there; others are warned about."""
+        """The newest committed checkpoint that verifies."""
         manifest = self._newest_intact()
         return self._info(manifest) if manifest else None
 
+    def distrust(self) -> None:
+        """Read everything again before it is used: something wasn't what it should be."""
+        self._stamps.clear()
+
     def best(self) -> list[CheckpointInfo]:
         """The committed checkpoints, from best to worst."""
-        return [self._info(manifest) for manifest in ranked(self.committed, self.config)]
+        return [self._info(manifest) for manifest in ranked(self.checkpoints, self.config)]
 
     def _newest_intact(self) -> Manifest | None:
-        for manifest in reversed(self.committed):
+        while self.checkpoints:
+            manifest = self.checkpoints[-1]
+            known = self._stamps.get(manifest.directory)
+            if known and self.store.stamps(manifest) == known:
+                return manifest
+            # Taken before: a change while the files are read must not pass for none.
+            stamps = self.store.stamps(manifest)
             damage = self.store.damage(manifest)
             if not damage:
+                self._stamps[manifest.directory] = stamps
                 return manifest
-            logger.warning(
-                "Checkpoint %s is left out: %s.",
-                self.store.directory(manifest.number),
-                "; ".join(damage),
-            )
+            self.checkpoints.pop()
+            self._put_aside(manifest.directory, "; ".join(damage))
         return None
 
-    @property
-    def _parts_needed(self) -> int:
-        return self.world_size if self.kind is CheckpointKind.EVERY_RANK else 1
+    def _put_aside(self, directory: str, wrong: str) -> None:
+        self._damaged.append(directory)
+        logger.warning(
+            "%s is no checkpoint and is left out: %s.",
+            self.store.location_of(directory).address,
+            wrong,
+        )
 
-    def _commit(self, parts: dict[int, PartStored]) -> CheckpointInfo:
+    def _manifest(self, parts: dict[int, PartStored]) -> Manifest:
         first = parts[min(parts)]
-        manifest = Manifest(
+        return Manifest(
             number=first.checkpoint,
+            attempt=Attempt(claim=self.claim, generation=first.generation),
             step=first.step,
             metrics=first.metrics,
             backend=self.backend,
+            written_by=self.kind.value,
+            versions=self.versions,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
             world_size=self.world_size,
-            generation=first.generation,
             positions=self._positions(parts),
-            files=tuple(file for rank in sorted(parts) for file in parts[rank].files),
+            files=merged({rank: part.files for rank, part in parts.items()}),
         )
-        self.store.commit(manifest)
-        self.committed.append(manifest)
-        # Only now: until the newer one is committed the older may be all that there is.
-        for old in expendable(self.committed, self.config):
-            self.committed.remove(old)
-            self.store.delete(old.number)
-        return self._info(manifest)
 
     def _positions(self, parts: dict[int, PartStored]) -> Mapping[str, Any]:
         """Where the ranks stood in the data: at the same rows, as far as they train together."""
@@ -122,5 +187,5 @@ class CheckpointKeeper:
         return first.positions
 
     def _info(self, manifest: Manifest) -> CheckpointInfo:
-        path = str(self.store.directory(manifest.number))
+        path = self.store.location_of(manifest.directory).address
         return CheckpointInfo(path=path, step=manifest.step, metrics=manifest.metrics)

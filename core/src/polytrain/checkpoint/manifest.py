@@ -1,17 +1,33 @@
 """The manifest of a checkpoint: its files, and what was true when it was made. Pure.
 
-A directory is a checkpoint if and only if it holds a manifest; it is written after everything else.
+A directory is a checkpoint if and only if it holds a manifest that tells of the files in it; the
+manifest is written after everything else.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-MANIFEST_NAME = "manifest.json"
-FORMAT = 1
+MANIFEST_NAME = "polytrain-manifest.json"
+FORMAT = 2
+
+_DIRECTORY = re.compile(r"checkpoint_(\d{6,})-(\d+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Attempt:
+    """One generation of trainers among all that a run has ever had. Later ones compare greater."""
+
+    claim: int
+    """Number of the driver's claim on the run."""
+
+    generation: int
+    """Of that driver's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +41,8 @@ class StoredFile:
     """Bytes."""
 
     sha256: str
+    rank: int
+    """Who wrote it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,34 +52,52 @@ class Manifest:
     number: int
     """Position among the run's checkpoints, from 0; a gap is one that was never committed."""
 
+    attempt: Attempt
     step: int
     metrics: Mapping[str, Any]
     backend: str
+    written_by: str
+    """A `CheckpointKind`: who wrote it, one rank or every one its part."""
+
+    versions: Mapping[str, str]
+    """Distribution → version, of what it was written with."""
+
+    created: str
+    """When it was committed: ISO 8601, UTC."""
+
     world_size: int
-    generation: int
     positions: Mapping[str, Any]
     """Data set → the row that comes next, and the order that it is counted in."""
 
     files: tuple[StoredFile, ...]
 
+    @property
+    def directory(self) -> str:
+        """Name of the checkpoint's directory."""
+        return directory_name(self.number, self.attempt)
+
     def to_json(self) -> str:
         """The manifest as JSON text. NaN and infinities are written as Python's json does."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1)
+        body = asdict(self)
+        return json.dumps({"format": FORMAT, "sha256": _digest(body), "manifest": body}, indent=1)
 
 
-def parse_manifest(text: str) -> Manifest:
+def parse_manifest(text: str | bytes) -> Manifest:
     """Read a manifest.
 
     Raises:
-        ValueError: if it is torn, or of another format; the message says which.
+        ValueError: if it is torn, has been changed, or is of another format; the message says.
     """
     try:
         fields = json.loads(text)
-        version = fields.pop("format")
+        version, body = fields["format"], fields.get("manifest")
         if version != FORMAT:
             raise ValueError(f"manifest format {version}, this version reads {FORMAT}")
-        files = tuple(StoredFile(**file) for file in fields.pop("files"))
-        return Manifest(**fields, files=files)
+        if fields["sha256"] != _digest(body):
+            raise ValueError("its content isn't what was written")
+        files = tuple(StoredFile(**file) for file in body.pop("files"))
+        attempt = Attempt(**body.pop("attempt"))
+        return Manifest(**body, attempt=attempt, files=files)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from error
 
@@ -81,3 +117,43 @@ def differences(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[str, ...]
         elif size != file.size:
             found.append(f"{file.name} has {size} bytes instead of {file.size}")
     return tuple(found)
+
+
+def merged(parts: Mapping[int, Sequence[StoredFile]]) -> tuple[StoredFile, ...]:
+    """The files of all ranks' parts as those of one directory.
+
+    Args:
+        parts: rank → files that it stored.
+
+    Raises:
+        ValueError: two ranks wrote different files of one name; the message names them.
+    """
+    by_name: dict[str, StoredFile] = {}
+    for rank in sorted(parts):
+        for file in parts[rank]:
+            other = by_name.setdefault(file.name, file)
+            if other.sha256 != file.sha256:
+                raise ValueError(
+                    f"Ranks {other.rank} and {rank} both wrote {file.name!r} into one checkpoint, "
+                    "with different content. Give each rank's files names of their own, for "
+                    "example with the rank in them."
+                )
+    return tuple(by_name.values())
+
+
+def directory_name(number: int, attempt: Attempt) -> str:
+    """The directory of a checkpoint. No two attempts ever write to the same one."""
+    return f"checkpoint_{number:06d}-{attempt.claim}.{attempt.generation}"
+
+
+def parse_directory_name(name: str) -> tuple[int, Attempt] | None:
+    """Number and attempt of a checkpoint's directory; None if the name isn't one's."""
+    found = _DIRECTORY.fullmatch(name)
+    if found is None:
+        return None
+    number, claim, generation = map(int, found.groups())
+    return number, Attempt(claim=claim, generation=generation)
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

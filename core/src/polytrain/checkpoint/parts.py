@@ -1,49 +1,77 @@
-"""What becomes of a part that a trainer has staged: stored, or a failure of its rank."""
+"""What becomes of a part that a trainer has staged: stored, void, or a failure of its rank."""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from polytrain.checkpoint.store import CheckpointStore
+from polytrain.checkpoint.manifest import Attempt, directory_name
+from polytrain.checkpoint.snapshot import Stamps
+from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 from polytrain.errors import Failure, FailureKind
-from polytrain.run.events import Failed, PartStored
+from polytrain.run.events import Failed, PartStored, PartVoid
 
 
-def stored_part(
-    store: CheckpointStore,
-    *,
-    generation: int,
-    rank: int,
-    checkpoint: int,
-    step: int,
-    metrics: Mapping[str, Any],
-    positions: Mapping[str, Any],
-) -> PartStored | Failed:
-    """Store one rank's part of a checkpoint, and say how it went. Never raises.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StagedPart:
+    """One rank's part of a checkpoint, complete, in its staging directory."""
 
-    Args:
-        store: where it has been staged.
-        generation: which made it.
-        rank: which made it.
-        checkpoint: the checkpoint's number in the run.
-        step: what the rank had reported last.
-        metrics: reported at that step.
-        positions: data set → where the rank stood in it.
-    """
+    attempt: Attempt
+    rank: int
+    checkpoint: int
+    """The checkpoint's number in the run."""
+
+    staged: Path
+    stamps: Stamps
+    step: int
+    """What the rank had reported last."""
+
+    metrics: Mapping[str, Any]
+    """Reported at that step."""
+
+    positions: Mapping[str, Any]
+    """Data set → where the rank stood in it."""
+
+
+def stored_part(store: CheckpointStore, part: StagedPart) -> PartStored | PartVoid | Failed:
+    """Store one rank's part of a checkpoint, and say how it went. Never raises."""
+    generation = part.attempt.generation
     try:
-        files = store.store_part(checkpoint, rank)
+        directory = directory_name(part.checkpoint, part.attempt)
+        files = store.store_part(directory, part.rank, part.staged, part.stamps)
+    except SnapshotChangedError as error:
+        return PartVoid(
+            generation=generation, rank=part.rank, checkpoint=part.checkpoint, reason=str(error)
+        )
     except Exception as error:  # whatever a storage raises ends the attempt, not the watcher
         failure = Failure(
-            kind=FailureKind.STORAGE, rank=rank, message=f"{type(error).__name__}: {error}"
+            kind=FailureKind.STORAGE, rank=part.rank, message=storage_message(error, store)
         )
         return Failed(generation=generation, failure=failure)
     return PartStored(
         generation=generation,
-        rank=rank,
-        checkpoint=checkpoint,
-        step=step,
-        metrics=metrics,
-        positions=positions,
+        rank=part.rank,
+        checkpoint=part.checkpoint,
+        step=part.step,
+        metrics=part.metrics,
+        positions=part.positions,
         files=files,
     )
+
+
+def storage_message(error: Exception, store: CheckpointStore) -> str:
+    """What a storage has raised, in words for the user."""
+    text = f"{type(error).__name__}: {error}"
+    if is_full(error):
+        return (
+            f"{text}. {store.location.address} is full; the checkpoints before this one are intact"
+        )
+    return text
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether there is no room left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,128 +1,257 @@
 """Where a run's checkpoints lie, and the protocol by which they come to be.
 
-1. A trainer writes its files into a staging directory (`new_staging`).
-2. `store_part`: the rank's agent moves them into the checkpoint's directory, with size and hash.
+1. A trainer puts its files into a staging directory on its node.
+2. `store_part`: its agent stores them in the checkpoint's directory, and notes sizes and hashes.
 3. `commit`: once all parts are there, the manifest is written. That is the commit.
 
-Each step may be the last thing that a process does: what has no manifest is no checkpoint.
+Each step may be the last thing that a process does: what has no manifest is no checkpoint. Nothing
+is renamed but single files, so object storage will do; and no two attempts write to the same
+directory, so what a process does that was taken for dead does no harm.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from polytrain.checkpoint.manifest import (
     MANIFEST_NAME,
+    Attempt,
     Manifest,
     StoredFile,
     differences,
+    parse_directory_name,
     parse_manifest,
 )
+from polytrain.checkpoint.snapshot import Stamps, is_unchanged
+from polytrain.checkpoint.staging import STAGING
 from polytrain.errors import CheckpointError
+from polytrain.storage.location import Location
+from polytrain.storage.protocol import Storage
+
+_CHECKPOINTS = "checkpoints"
+
+_READERS = 16
+"""Manifests that are read at a time; object storages take their time for each."""
+
+
+class SnapshotChangedError(Exception):
+    """The caller has written to a reported file before it was stored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What lies in a run's storage."""
+
+    manifests: tuple[Manifest, ...]
+    """Of the checkpoints whose files are all there, with the right sizes; the oldest first."""
+
+    damaged: Mapping[str, str]
+    """Directory → what is wrong with it, of those that were committed and are no checkpoints."""
+
+    uncommitted: tuple[str, ...]
+    """Directories without a manifest."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointStore:
-    """The checkpoints of one run. Holds nothing but the path, so it travels to every process."""
+    """The checkpoints of one run. Knows only where they are, so it travels to every process."""
 
-    run_path: Path
+    location: Location
+    """The run's."""
 
-    def directory(self, number: int) -> Path:
-        """Where checkpoint `number` lies or will lie."""
-        return self.run_path / "checkpoints" / f"checkpoint_{number:06d}"
+    @cached_property
+    def _storage(self) -> Storage:
+        return self.location.open()
 
-    def new_staging(self, number: int, rank: int) -> Path:
-        """An empty directory for the part of one rank, on the same file system as the final one."""
-        staging = self._staging(number, rank)
-        # A trainer that died while it wrote may have left something of the same number.
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        return staging
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Every process opens the storage for itself.
+        return _store_at, (self.location,)
 
-    def store_part(self, number: int, rank: int) -> tuple[StoredFile, ...]:
-        """Move what one rank has staged into the checkpoint's directory.
+    def location_of(self, directory: str) -> Location:
+        """Where a checkpoint lies."""
+        return self.location.below(_CHECKPOINTS).below(directory)
+
+    @property
+    def near_staging(self) -> Path | None:
+        """Where a trainer may stage files on the storage's own file system."""
+        return Path(self.location.address, STAGING) if self.location.is_local else None
+
+    def store_part(
+        self, directory: str, rank: int, staged: Path, stamps: Stamps
+    ) -> tuple[StoredFile, ...]:
+        """Store what one rank has staged in a checkpoint's directory.
+
+        Args:
+            directory: the checkpoint's.
+            rank: whose part it is.
+            staged: the staging directory; its files may be moved.
+            stamps: of the files that are links, as `Snapshots.take` returned them.
 
         Raises:
-            CheckpointError: two ranks wrote a file of the same name, or nothing was staged.
+            SnapshotChangedError: a file was written to since it was staged.
+            CheckpointError: nothing was staged.
             OSError: the storage refused.
         """
-        staging, directory = self._staging(number, rank), self.directory(number)
-        if not staging.is_dir():
-            raise CheckpointError(f"Rank {rank} has nothing staged for checkpoint {number}.")
+        if not staged.is_dir():
+            raise CheckpointError(f"Rank {rank} has nothing staged for {directory}.")
         stored = []
-        for file in _files_below(staging):
-            name = file.relative_to(staging).as_posix()
-            target = directory / name
-            if name == MANIFEST_NAME:
-                raise CheckpointError(
-                    f"A checkpoint's own list of files is called {name!r}; give yours another name."
+        for file in sorted(path for path in staged.rglob("*") if path.is_file()):
+            name = file.relative_to(staged).as_posix()
+            with file.open("rb") as opened:
+                digest = self._storage.put(file, f"{_CHECKPOINTS}/{directory}/{name}", give_up=True)
+                # By its descriptor: it may have another name by now.
+                status = os.fstat(opened.fileno())
+            if not is_unchanged(status, stamps.get(name)):
+                raise SnapshotChangedError(
+                    f"{name!r} was written to before it was stored. Write each checkpoint's files "
+                    "into a new directory, or report with upload='sync'"
                 )
-            if target.exists():
-                raise CheckpointError(
-                    f"Rank {rank} wrote {name!r} into its checkpoint, a name that is taken. Give "
-                    "each rank's files names of their own, for example with the rank in them."
-                )
-            target.parent.mkdir(parents=True, exist_ok=True)
-            stored.append(StoredFile(name=name, size=file.stat().st_size, sha256=_sha256(file)))
-            file.rename(target)
-        directory.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(staging)
+            stored.append(StoredFile(name=name, size=status.st_size, sha256=digest, rank=rank))
         return tuple(stored)
 
-    def commit(self, manifest: Manifest) -> Path:
-        """Write the manifest, and return the checkpoint's directory."""
-        directory = self.directory(manifest.number)
-        torn = directory / f".{MANIFEST_NAME}"
-        with torn.open("w") as file:
-            file.write(manifest.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        torn.rename(directory / MANIFEST_NAME)
-        return directory
+    def commit(self, manifest: Manifest) -> None:
+        """Write the manifest, if the files are there that it tells of.
+
+        Raises:
+            CheckpointError: they aren't.
+            OSError: the storage refused.
+        """
+        lacking = differences(manifest, self._sizes(manifest.directory))
+        if lacking:
+            raise CheckpointError(
+                f"What the workers have stored isn't in {self.location_of(manifest.directory)}: "
+                f"{'; '.join(lacking[:3])}. Is RunConfig.storage_path on a file system that all "
+                "nodes mount?"
+            )
+        path = f"{_CHECKPOINTS}/{manifest.directory}/{MANIFEST_NAME}"
+        self._storage.write(path, manifest.to_json().encode())
+
+    def find(self, *, since_claim: int) -> Found:
+        """Read the index: all manifests, and which of them the files agree with.
+
+        Args:
+            since_claim: drivers' claims below this one are of a run that was started over.
+
+        Raises:
+            OSError: the storage refused.
+        """
+        files: dict[str, dict[str, int]] = {}
+        for path, size in self._storage.list(_CHECKPOINTS).items():
+            directory, _, name = path.removeprefix(f"{_CHECKPOINTS}/").partition("/")
+            files.setdefault(directory, {})[name] = size
+        own = [name for name in files if _is_since(name, since_claim)]
+        committed = [name for name in own if MANIFEST_NAME in files[name]]
+        with ThreadPoolExecutor(1 if self.location.is_local else _READERS) as readers:
+            read = dict(zip(committed, readers.map(self._read, committed), strict=True))
+        damaged = {name: told for name, told in read.items() if isinstance(told, str)}
+        manifests = []
+        for name, manifest in read.items():
+            if isinstance(manifest, Manifest):
+                wrong = differences(manifest, files[name])
+                if wrong:
+                    damaged[name] = "; ".join(wrong)
+                else:
+                    manifests.append(manifest)
+        return Found(
+            manifests=tuple(sorted(manifests, key=lambda m: (m.attempt, m.number))),
+            damaged=damaged,
+            uncommitted=tuple(name for name in own if name not in read),
+        )
 
     def damage(self, manifest: Manifest) -> tuple[str, ...]:
-        """What is missing or has changed since the commit; empty if all is intact."""
-        directory = self.directory(manifest.number)
+        """What is missing or has changed since the commit; empty if all is intact.
+
+        Reads all of the checkpoint's files.
+
+        Raises:
+            OSError: the storage refused.
+        """
+        wrong = differences(manifest, self._sizes(manifest.directory))
+        return wrong or tuple(
+            f"{file.name} has another content than was written"
+            for file in manifest.files
+            if self._digest(manifest, file) != file.sha256
+        )
+
+    def stamps(self, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
+        """What changes whenever one of a checkpoint's files does, as far as the storage tells.
+
+        On a file system everything does; of objects only the sizes are compared.
+        """
+        if not self.location.is_local:
+            sizes = self._sizes(manifest.directory)
+            return {file.name: (sizes.get(file.name, -1),) for file in manifest.files}
+        root = Path(self.location_of(manifest.directory).address)
+        names = [MANIFEST_NAME, *(file.name for file in manifest.files)]
         try:
-            if parse_manifest((directory / MANIFEST_NAME).read_text()).files != manifest.files:
-                return ("its manifest names other files",)
-        except (OSError, ValueError) as error:
-            return (f"its manifest can't be read: {error}",)
-        sizes = {
-            file.relative_to(directory).as_posix(): file.stat().st_size
-            for file in _files_below(directory)
+            statuses = {name: (root / name).stat() for name in names}
+        except FileNotFoundError:
+            return {}
+        return {
+            name: (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            for name, status in statuses.items()
         }
-        return differences(manifest, sizes)
 
-    def delete(self, number: int) -> None:
-        """Delete a checkpoint; its manifest first, so that no reader takes what is left for one."""
-        directory = self.directory(number)
-        (directory / MANIFEST_NAME).unlink(missing_ok=True)
-        shutil.rmtree(directory, ignore_errors=True)
+    def delete(self, directory: str) -> None:
+        """Delete a checkpoint; its manifest first, so that no reader takes what is left for one.
 
-    def sweep(self) -> None:
-        """Delete what was never committed."""
-        shutil.rmtree(self.run_path / "staging", ignore_errors=True)
-        for directory in self.run_path.glob("checkpoints/checkpoint_*"):
-            if not (directory / MANIFEST_NAME).exists():
-                shutil.rmtree(directory, ignore_errors=True)
+        Raises:
+            OSError: the storage refused.
+        """
+        self._storage.delete(f"{_CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
+        self._storage.delete_below(f"{_CHECKPOINTS}/{directory}")
 
-    def _staging(self, number: int, rank: int) -> Path:
-        return self.run_path / "staging" / f"checkpoint_{number:06d}-rank_{rank}"
+    def sweep(self, *, before: Attempt) -> None:
+        """Delete what earlier attempts, which are over, have never committed.
+
+        Raises:
+            OSError: the storage refused.
+        """
+        paths = [path.split("/") for path in self._storage.list(_CHECKPOINTS)]
+        committed = {path[1] for path in paths if path[2:] == [MANIFEST_NAME]}
+        for name in {path[1] for path in paths} - committed:
+            parsed = parse_directory_name(name)
+            if parsed is not None and parsed[1] < before:
+                self._storage.delete_below(f"{_CHECKPOINTS}/{name}")
+
+    def clear_staging(self) -> None:
+        """Delete what trainers have staged in the storage. None of them may be alive."""
+        if self.near_staging is not None:
+            shutil.rmtree(self.near_staging, ignore_errors=True)
+
+    def _sizes(self, directory: str) -> dict[str, int]:
+        root = f"{_CHECKPOINTS}/{directory}"
+        return {
+            path.removeprefix(f"{root}/"): size for path, size in self._storage.list(root).items()
+        }
+
+    def _read(self, directory: str) -> Manifest | str:
+        try:
+            manifest = parse_manifest(
+                self._storage.read(f"{_CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
+            )
+        except (FileNotFoundError, ValueError) as error:
+            return f"its manifest can't be read: {error}"
+        return manifest if manifest.directory == directory else "its manifest is another one's"
+
+    def _digest(self, manifest: Manifest, file: StoredFile) -> str:
+        try:
+            return self._storage.digest(f"{_CHECKPOINTS}/{manifest.directory}/{file.name}")
+        except FileNotFoundError:
+            return ""
 
 
-def _files_below(directory: Path) -> Iterator[Path]:
-    return (path for path in sorted(directory.rglob("*")) if path.is_file())
+def _store_at(location: Location) -> CheckpointStore:
+    return CheckpointStore(location=location)
 
 
-def _sha256(path: Path) -> str:
-    """Hash the file, and make sure that it has reached the disk."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    return digest
+def _is_since(directory: str, claim: int) -> bool:
+    parsed = parse_directory_name(directory)
+    return parsed is not None and parsed[1].claim >= claim

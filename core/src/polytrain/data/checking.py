@@ -109,9 +109,15 @@ def ready(
 
 
 def position_problems(
-    specs: Iterable[ShardSpec | StreamSpec], positions: Mapping[str, Any]
+    specs: Iterable[ShardSpec | StreamSpec], positions: Mapping[str, Any], *, field: str
 ) -> Iterator[Problem]:
-    """Whether the data are still those in which a checkpoint has its place."""
+    """Whether the data are still those in which a checkpoint has its place.
+
+    Args:
+        specs: the data.
+        positions: the checkpoint's.
+        field: what a problem is about.
+    """
     for spec in specs:
         position = positions.get(spec.name)
         try:
@@ -120,7 +126,7 @@ def position_problems(
             else:
                 in_plan(spec.name, position, spec.plan)
         except DataChangedError as error:
-            yield Problem(field="restore_from", what=error.what, remedy=error.remedy)
+            yield Problem(field=field, what=error.what, remedy=error.remedy)
 
 
 def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfig) -> str | None:

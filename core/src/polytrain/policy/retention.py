@@ -41,10 +41,19 @@ def expendable(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Ke
     return [c for c in ranked(checkpoints, config)[config.num_to_keep :] if c not in newest]
 
 
-def _badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> float:
-    value: Any = metrics
-    for key in str(config.checkpoint_score_attribute).split("/"):
-        value = value.get(key) if isinstance(value, Mapping) else None
+def _badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> tuple[bool, float]:
+    value = _metric(metrics, str(config.checkpoint_score_attribute))
     if not isinstance(value, int | float) or math.isnan(value):
-        return math.inf
-    return -float(value) if config.checkpoint_score_order == "max" else float(value)
+        # Worse than any number, infinity included.
+        return True, 0.0
+    return False, -float(value) if config.checkpoint_score_order == "max" else float(value)
+
+
+def _metric(metrics: Mapping[str, Any], name: str) -> Any:
+    """The metric of this name, or the one that `a/b` leads to."""
+    if name in metrics:
+        return metrics[name]
+    value: Any = metrics
+    for key in name.split("/"):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

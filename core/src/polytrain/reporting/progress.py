@@ -47,7 +47,7 @@ class ProgressLine:
 
     @hookimpl
     def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
-        if attempt.generation:
+        if attempt.generation or attempt.checkpoint:
             source = Path(attempt.checkpoint).name if attempt.checkpoint else "the beginning"
             self._print(f"{run.name}: attempt {attempt.generation} goes on from {source}")
 
@@ -116,7 +116,7 @@ class TrainerOutput:
 
     def _log(self, rank: int) -> IO[str]:
         if rank not in self._files:
-            self._logs.mkdir(exist_ok=True)
+            self._logs.mkdir(parents=True, exist_ok=True)
             self._files[rank] = (self._logs / f"rank_{rank}.log").open("a", buffering=1)
         return self._files[rank]
 

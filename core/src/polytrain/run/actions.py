@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polytrain.errors import Failure
-from polytrain.run.events import PartStored, Reported
+from polytrain.run.events import Committed, HandedIn, PartStored, PartVoid, Reported
 from polytrain_plugins import Offer
 
 
@@ -37,10 +37,31 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CountPart:
+    """A rank is as far as this checkpoint."""
+
+    part: HandedIn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddPart:
     """A part of a checkpoint counts: the checkpoint is committed once it has all of them."""
 
     part: PartStored
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropCheckpoint:
+    """A checkpoint won't come to be; its other parts are of no use."""
+
+    part: PartVoid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddCheckpoint:
+    """A checkpoint is the newest: ranks and observers are told, older ones may go."""
+
+    committed: Committed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,4 +95,17 @@ class Conclude:
     failures: tuple[Failure, ...] = ()
 
 
-Action = Place | Launch | SendRoster | Publish | AddPart | Leave | Kill | EndAttempt | Conclude
+Action = (
+    Place
+    | Launch
+    | SendRoster
+    | Publish
+    | CountPart
+    | AddPart
+    | DropCheckpoint
+    | AddCheckpoint
+    | Leave
+    | Kill
+    | EndAttempt
+    | Conclude
+)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
+from polytrain.checkpoint.attendance import Attendance
 from polytrain.checkpoint.keeper import CheckpointKeeper
-from polytrain.errors import Failure, FailureKind
+from polytrain.checkpoint.manifest import Attempt, Manifest
+from polytrain.checkpoint.parts import storage_message
+from polytrain.errors import CheckpointError, Failure, FailureKind, RunOwnedError
 from polytrain.reporting.observers import Observers
 from polytrain.reporting.progress import TrainerOutput
 from polytrain.run.actions import (
     Action,
+    AddCheckpoint,
     AddPart,
     Conclude,
+    CountPart,
+    DropCheckpoint,
     EndAttempt,
     Kill,
     Launch,
@@ -21,45 +30,81 @@ from polytrain.run.actions import (
     Publish,
     SendRoster,
 )
-from polytrain.run.events import Event, Failed, PartStored, Reported
+from polytrain.run.chores import Chores
+from polytrain.run.claim import Claim
+from polytrain.run.events import (
+    Committed,
+    Done,
+    Event,
+    Exited,
+    Failed,
+    PartStored,
+    PartVoid,
+    Reported,
+)
 from polytrain.run.journal import Journal
 from polytrain.run.machine import Transition, begin, step
-from polytrain.run.states import State
+from polytrain.run.states import Ending, Leaving, State
 from polytrain.workers.group import WorkerGroup
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
-from polytrain_plugins import Attempt, Outcome, Report, RunInfo
+from polytrain_plugins import Attempt as ToldAttempt
+from polytrain_plugins import CheckpointKind, Outcome, Report, RunInfo
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class Controller:
-    """One run, from the first event to the last."""
+    """One run, from this driver's first event to its last."""
 
     run: RunInfo
     state: State
     group: WorkerGroup
     keeper: CheckpointKeeper
+    claim: Claim
     journal: Journal
+    chores: Chores
     observers: Observers
     output: TrainerOutput
     history: list[Reported] = field(default_factory=list)
-    """What rank 0 has reported and no restart has undone."""
+    """What rank 0 has reported and no restart has undone, by earlier drivers too."""
 
-    _attempt: Attempt = field(default_factory=lambda: Attempt(generation=0, checkpoint=None))
+    _attendance: Attendance | None = None
+    _attempt: ToldAttempt = field(
+        default_factory=lambda: ToldAttempt(generation=0, checkpoint=None)
+    )
     _conclusion: Conclude | None = None
 
     def conclude(self) -> Conclude:
         """Run to the end, and say how it ended."""
         self._follow(None, begin(self.state))
         while self._conclusion is None:
-            self.group.wait(self._handle)
+            self.group.wait(self._handle, self._patience())
+            self._take_results()
+            self._complain()
+        self.chores.finish()
+        self.journal.concluded(succeeded=self._conclusion.succeeded, reason=self._conclusion.reason)
         return self._conclusion
 
     def _handle(self, happening: Event | Output) -> None:
         if isinstance(happening, Output):
             self.output.write(happening)
-        else:
-            self._follow(happening, step(self.state, happening))
+            return
+        if isinstance(happening, Exited) and isinstance(self.state.phase, Leaving | Ending):
+            # What was handed over counts before its end does: it may be what to start from, and a
+            # commit that fails now fails the run.
+            self.chores.finish()
+            self._take_results()
+        if isinstance(happening, Done) and self._attendance is not None:
+            self._attendance.done(happening.rank, now=time.monotonic())
+        self._follow(happening, step(self.state, happening))
+        # Inline, they are there at once.
+        self._take_results()
+
+    def _take_results(self) -> None:
+        for event in self.chores.results():
+            self._follow(event, step(self.state, event))
 
     def _follow(self, event: Event | None, transition: Transition) -> None:
         self.journal.transition(event, transition)
@@ -78,8 +123,15 @@ class Controller:
                 self.group.send_roster(generation, offers)
             case Publish(report=report):
                 self._publish(report)
+            case CountPart(part=part):
+                if self._attendance is not None:
+                    self._attendance.handed_in(part.rank, now=time.monotonic())
             case AddPart(part=part):
                 self._add_part(part)
+            case DropCheckpoint(part=part):
+                self._drop_checkpoint(part)
+            case AddCheckpoint(committed=committed):
+                self._add_checkpoint(committed)
             case Leave(generation=generation):
                 self.group.leave(generation)
             case Kill(generation=generation):
@@ -98,20 +150,27 @@ class Controller:
                 assert_never(action)
 
     def _launch(self, generation: int) -> None:
-        start = self.keeper.start()
+        keeper = self.keeper
+        attempt = Attempt(claim=keeper.claim, generation=generation)
+        keeper.forget_parts()
+        keeper.store.clear_staging()
+        start = keeper.start()
         # What came after the checkpoint is done, and reported, once more.
         self.history = [report for report in self.history if report.step <= start.step]
-        self.keeper.store.sweep()
+        self.journal.launched(generation=generation, step=start.step, start=start.path)
+        self.chores.give(partial(_sweep, keeper, attempt))
+        if keeper.kind is CheckpointKind.EVERY_RANK:
+            self._attendance = Attendance(keeper.world_size, keeper.config.report_timeout_s)
         self.output.flush()
         self.output.muted = False
-        self._attempt = Attempt(generation=generation, checkpoint=start.path)
+        self._attempt = ToldAttempt(generation=generation, checkpoint=start.path)
         self.observers.attempt_started(self.run, self._attempt)
         self.group.launch(
             LaunchOrder(
-                generation=generation,
+                attempt=attempt,
                 members=self.group.members,
                 start=start,
-                first_checkpoint=self.keeper.next_number,
+                first_checkpoint=keeper.next_number,
             )
         )
 
@@ -119,6 +178,7 @@ class Controller:
         if report.rank != 0:
             return
         self.history.append(report)
+        self.journal.reported(report)
         told = Report(
             rank=report.rank,
             generation=report.generation,
@@ -129,14 +189,81 @@ class Controller:
 
     def _add_part(self, part: PartStored) -> None:
         try:
-            committed = self.keeper.add(part)
-        except OSError as error:
-            failure = Failure(kind=FailureKind.STORAGE, rank=None, message=str(error))
-            self._handle(Failed(generation=part.generation, failure=failure))
+            manifest = self.keeper.add(part)
+        except ValueError as error:
+            failure = Failure(kind=FailureKind.USER_ERROR, rank=part.rank, message=str(error))
+            self._fail(failure, part.generation)
             return
-        if committed is not None:
-            self.observers.checkpoint_committed(self.run, committed)
+        if manifest is not None:
+            self.chores.give(partial(self._commit, manifest))
+
+    def _commit(self, manifest: Manifest) -> Event:
+        try:
+            # Nobody is to go on from a checkpoint whose reports are lost.
+            self.journal.sync()
+            self.claim.check()
+            return self.keeper.commit(manifest)
+        except (OSError, CheckpointError, RunOwnedError) as error:
+            failure = Failure(
+                kind=FailureKind.STORAGE,
+                rank=None,
+                message=storage_message(error, self.keeper.store),
+            )
+            return Failed(generation=manifest.attempt.generation, failure=failure)
+
+    def _add_checkpoint(self, committed: Committed) -> None:
+        info, doomed = self.keeper.committed(committed)
+        manifest = committed.manifest
+        self.observers.checkpoint_committed(self.run, info)
+        self.group.acknowledge(manifest.attempt.generation, manifest.number)
+        for directory in doomed:
+            self.chores.give(partial(_delete, self.keeper, directory))
+
+    def _drop_checkpoint(self, part: PartVoid) -> None:
+        logger.warning(
+            "Checkpoint %d of this run is left out: of rank %d's part %s.",
+            part.checkpoint,
+            part.rank,
+            part.reason,
+        )
+        self.keeper.drop(part.checkpoint)
+        self.group.acknowledge(part.generation, part.checkpoint)
+
+    def _patience(self) -> float | None:
+        deadline = self._attendance.deadline if self._attendance is not None else None
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def _complain(self) -> None:
+        """End the attempt if a rank doesn't make the reports that the others wait for."""
+        if self._attendance is None:
+            return
+        complaint = self._attendance.complaint(now=time.monotonic())
+        if complaint is not None:
+            rank, message = complaint
+            self._attendance = None
+            failure = Failure(kind=FailureKind.USER_ERROR, rank=rank, message=message)
+            self._fail(failure, self.state.generation)
+
+    def _fail(self, failure: Failure, generation: int) -> None:
+        event = Failed(generation=generation, failure=failure)
+        self._follow(event, step(self.state, event))
 
     def _end_attempt(self, *, succeeded: bool, reason: str) -> None:
+        if any(root.kind is FailureKind.STORAGE for root in self.state.roots[-1:]):
+            self.keeper.distrust()
         outcome = Outcome(succeeded=succeeded, reason=reason, restarts=self.state.restarts)
         self.observers.attempt_ended(self.run, self._attempt, outcome)
+
+
+def _sweep(keeper: CheckpointKeeper, attempt: Attempt) -> None:
+    try:
+        keeper.store.sweep(before=attempt)
+    except OSError as error:
+        logger.warning("What earlier attempts have left can't be deleted: %s", error)
+
+
+def _delete(keeper: CheckpointKeeper, directory: str) -> None:
+    try:
+        keeper.store.delete(directory)
+    except OSError as error:
+        logger.warning("The checkpoint %s can't be deleted: %s", directory, error)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polytrain.checkpoint.manifest import StoredFile
+from polytrain.checkpoint.manifest import Manifest, StoredFile
 from polytrain.errors import Failure
 from polytrain_plugins import Offer
 
@@ -51,20 +51,47 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartStored:
-    """One rank's part of a checkpoint lies in its final place; nothing is committed yet."""
+class HandedIn:
+    """A trainer has handed its part of a checkpoint over to its agent."""
 
     generation: int
     rank: int
     checkpoint: int
     """The checkpoint's number in the run."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStored:
+    """One rank's part of a checkpoint lies in its final place; nothing is committed yet."""
+
+    generation: int
+    rank: int
+    checkpoint: int
     step: int
     metrics: Mapping[str, Any]
     positions: Mapping[str, Any]
     """Data set → where the rank stood in it, as plain values."""
 
     files: tuple[StoredFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartVoid:
+    """One rank's part of a checkpoint isn't any more what was reported."""
+
+    generation: int
+    rank: int
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed:
+    """A checkpoint's manifest is written."""
+
+    manifest: Manifest
+    stamps: Mapping[str, tuple[int, ...]]
+    """What changes whenever one of its files does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +137,10 @@ Event = (
     | Offered
     | Joined
     | Reported
+    | HandedIn
     | PartStored
+    | PartVoid
+    | Committed
     | Done
     | Failed
     | Exited

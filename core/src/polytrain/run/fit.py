@@ -1,12 +1,16 @@
-"""One run from first to last: everything that it holds is acquired and released here."""
+"""A run from first to last in one driver: all that it holds is acquired and released here."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import platform
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +18,36 @@ from rich.console import Console
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.keeper import CheckpointKeeper
+from polytrain.checkpoint.manifest import Attempt
 from polytrain.checkpoint.start import StartingPoint
+from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config import RunConfig, ScalingConfig
 from polytrain.data.assignment import RunDataset
 from polytrain.data.spec import ShardSpec
 from polytrain.data.stream import StreamSpec
-from polytrain.errors import TrainingFailedError
+from polytrain.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.policy.failure import FailurePolicy
 from polytrain.reporting.observers import Observers, installed_observers
 from polytrain.reporting.progress import ProgressLine, TrainerOutput
 from polytrain.result import Result
 from polytrain.run.actions import Conclude
+from polytrain.run.chores import Chores
+from polytrain.run.chronicle import Chronicle, read_chronicle
+from polytrain.run.claim import Claim
 from polytrain.run.controller import Controller
-from polytrain.run.journal import Journal
+from polytrain.run.events import Reported
+from polytrain.run.journal import JOURNAL, Journal
+from polytrain.run.ledger import Ledger
 from polytrain.run.states import State
+from polytrain.storage.location import Location
+from polytrain.storage.protocol import Storage
 from polytrain.workers.group import WorkerGroup
 from polytrain.workers.job import TrainerJob
-from polytrain_plugins import Backend, Demand, Outcome, RunInfo
+from polytrain_plugins import Backend, CheckpointKind, Demand, Outcome, RunInfo
+
+logger = logging.getLogger(__name__)
+
+_KINDS = {"rank_0": CheckpointKind.ONE_RANK, "every_rank": CheckpointKind.EVERY_RANK}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +61,19 @@ class Run:
     demand: Demand
     scaling: ScalingConfig
     config: RunConfig
-    path: Path
-    """The run's directory, which isn't there yet."""
+    location: Location
+    """Where the run is kept."""
 
+    identity: Mapping[str, Any]
+    """What mustn't change while the run is one."""
+
+    claim: Claim
+    past: Chronicle | None
+    """What earlier drivers have written down; None if it begins with this one."""
+
+    keeper: CheckpointKeeper
     start: StartingPoint
-    """What the run begins with."""
+    """What this driver begins with."""
 
     @property
     def world_size(self) -> int:
@@ -78,36 +103,85 @@ class Run:
     def info(self) -> RunInfo:
         """What observers are told of it."""
         return RunInfo(
-            name=self.path.name,
+            name=self.location.name,
             backend=self.backend.name,
             num_workers=self.scaling.num_workers,
-            path=str(self.path),
+            path=self.location.address,
         )
 
     @property
     def job(self) -> TrainerJob:
         """What its trainers are told of it."""
+        checkpoints = self.config.checkpoint_config
         return TrainerJob(
-            run_name=self.path.name,
-            run_path=self.path,
+            run_name=self.location.name,
             backend=self.backend,
             training_function=self.training_function,
             training_config=self.training_config,
-            checkpoint_frequency=self.config.checkpoint_config.checkpoint_frequency,
+            checkpoint_frequency=checkpoints.checkpoint_frequency,
+            checkpoint_kind=self.keeper.kind,
+            max_in_flight=checkpoints.max_in_flight,
+            waits_for_commit=checkpoints.upload == "sync",
+            near_staging=self.keeper.store.near_staging,
         )
+
+
+def checkpoint_kind(backend: Backend, config: RunConfig) -> CheckpointKind:
+    """Who writes the run's checkpoints."""
+    chosen = config.checkpoint_config.written_by
+    return _KINDS[chosen] if chosen is not None else backend.capabilities.checkpoint
+
+
+def keeper_of(
+    backend: Backend,
+    *,
+    config: RunConfig,
+    location: Location,
+    world_size: int,
+    claim: Claim,
+    past: Chronicle | None,
+    origin: StartingPoint,
+) -> CheckpointKeeper:
+    """The run's checkpoints, with those of earlier drivers.
+
+    Raises:
+        OSError: the storage can't be read.
+    """
+    store = CheckpointStore(location=location)
+    keeper = CheckpointKeeper(
+        store=store,
+        config=config.checkpoint_config,
+        backend=backend.name,
+        kind=checkpoint_kind(backend, config),
+        versions=_versions(backend),
+        world_size=world_size,
+        claim=claim.number,
+        origin=origin,
+    )
+    if past is not None:
+        keeper.take_over(store.find(since_claim=past.since_claim))
+    return keeper
+
+
+def past_of(storage: Storage) -> Chronicle | None:
+    """What earlier drivers have written down of a run; None if there was none.
+
+    Raises:
+        OSError: the storage can't be read.
+    """
+    return read_chronicle(storage.read_log(JOURNAL))
 
 
 def run_to_end(run: Run) -> Result:
     """Run, release everything, and return the result, which has an error if the run failed."""
     observers = Observers(_observers(run.config))
-    run.path.mkdir(parents=True)
     interrupted = Outcome(succeeded=False, reason="interrupted", restarts=0)
     outcome = interrupted
     try:
         with contextlib.ExitStack() as stack:
             controller = _controller(run, observers, stack)
             observers.run_started(run.info)
-            conclusion = controller.conclude()
+            conclusion = _concluded(run, controller)
             outcome = Outcome(
                 succeeded=conclusion.succeeded,
                 reason=conclusion.reason,
@@ -115,13 +189,43 @@ def run_to_end(run: Run) -> Result:
             )
         return _result(run, controller, conclusion)
     finally:
-        run.job.store.sweep()
+        _tidy(run)
         observers.run_ended(run.info, outcome)
 
 
+def _concluded(run: Run, controller: Controller) -> Conclude:
+    try:
+        return controller.conclude()
+    except OSError as error:
+        # Neither the journal nor the index: without them nobody could go on with the run.
+        failure = Failure(
+            kind=FailureKind.STORAGE, rank=None, message=f"{type(error).__name__}: {error}"
+        )
+        reason = f"the storage of the run, {run.location.address}, has failed"
+        return Conclude(succeeded=False, reason=reason, failures=(failure,))
+
+
+def _tidy(run: Run) -> None:
+    """Delete what wasn't committed. Not at any price: the next driver would do it too."""
+    impatient = CheckpointStore(location=replace(run.location, patience_s=0))
+    last = Attempt(claim=run.claim.number + 1, generation=0)
+    try:
+        impatient.clear_staging()
+        impatient.sweep(before=last)
+    except OSError as error:
+        logger.warning("What wasn't committed can't be deleted: %s", error)
+
+
 def _controller(run: Run, observers: Observers, stack: contextlib.ExitStack) -> Controller:
+    storage = run.location.open()
+    ledger = Ledger() if run.past is None else run.past.ledger
+    journal = stack.enter_context(Journal(storage, claim=run.claim.number, ledger=ledger))
+    journal.opened(anew=run.past is None, identity=run.identity, world_size=run.world_size)
+    output = stack.enter_context(TrainerOutput(_logs(run, storage, stack)))
     group = _group(run)
+    chores = stack.enter_context(Chores(wake=group.wake, at_once=run.scaling.num_workers == 0))
     stack.callback(group.close)
+    history = [] if run.past is None else run.past.history
     return Controller(
         run=run.info,
         state=State(
@@ -129,18 +233,42 @@ def _controller(run: Run, observers: Observers, stack: contextlib.ExitStack) -> 
             policy=FailurePolicy(max_failures=run.config.failure_config.max_failures),
         ),
         group=group,
-        keeper=CheckpointKeeper(
-            store=run.job.store,
-            config=run.config.checkpoint_config,
-            backend=run.backend.name,
-            kind=run.backend.capabilities.checkpoint,
-            world_size=run.world_size,
-            origin=run.start,
-        ),
-        journal=stack.enter_context(Journal(run.path / "journal.jsonl")),
+        keeper=run.keeper,
+        claim=run.claim,
+        journal=journal,
+        chores=chores,
         observers=observers,
-        output=stack.enter_context(TrainerOutput(run.path / "logs")),
+        output=output,
+        history=[
+            Reported(generation=0, rank=0, step=step, metrics=metrics) for step, metrics in history
+        ],
     )
+
+
+def _logs(run: Run, storage: Storage, stack: contextlib.ExitStack) -> Path:
+    """A local directory for what trainers write, which ends up in the run's storage."""
+    if run.location.is_local:
+        return Path(run.location.address, "logs")
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polytrain-logs-")))
+
+    def store() -> None:
+        for file in directory.glob("logs/*"):
+            try:
+                storage.put(file, f"logs/{run.claim.number:06d}/{file.name}", give_up=False)
+            except OSError as error:
+                logger.warning("The log %s can't be stored: %s", file.name, error)
+
+    stack.callback(store)
+    return directory / "logs"
+
+
+def _versions(backend: Backend) -> dict[str, str]:
+    """Versions of what a checkpoint is written with."""
+    found = {"python": platform.python_version()}
+    for distribution in ("polytrain-core", *backend.requires):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[distribution] = metadata.version(distribution)
+    return found
 
 
 def _group(run: Run) -> WorkerGroup:
@@ -149,6 +277,7 @@ def _group(run: Run) -> WorkerGroup:
 
         return InlineGroup(
             job=run.job,
+            store=run.keeper.store,
             datasets=run.datasets,
             specs=run.specs,
             environment=run.demand.environment,
@@ -163,6 +292,7 @@ def _group(run: Run) -> WorkerGroup:
             scaling=run.scaling,
             demand=run.demand,
             job=run.job,
+            store=run.keeper.store,
             datasets=run.datasets,
             specs=run.specs,
             directory=directory,
@@ -178,19 +308,28 @@ def _observers(config: RunConfig) -> list[Any]:
 
 
 def _result(run: Run, controller: Controller, conclusion: Conclude) -> Result:
-    keeper = controller.keeper
-    newest = keeper.newest_intact()
+    keeper, filesystem = controller.keeper, run.location.filesystem
     history = tuple(report.metrics for report in controller.history)
     error = None
     if not conclusion.succeeded:
         error = TrainingFailedError(conclusion.reason, conclusion.failures)
+        # If it failed from its storage, the user has waited for that long enough.
+        keeper.store = CheckpointStore(location=replace(run.location, patience_s=0))
+    try:
+        newest = keeper.newest_intact()
+    except OSError as unreadable:
+        if error is None:
+            raise
+        logger.warning("The run's checkpoints can't be read now: %s", unreadable)
+        newest = None
     result = Result(
         metrics=history[-1] if history else {},
         history=history,
-        checkpoint=Checkpoint(newest.path) if newest else None,
-        best_checkpoints=tuple((Checkpoint(c.path), c.metrics) for c in keeper.best()),
-        path=str(run.path),
-        restarts=controller.state.restarts,
+        checkpoint=Checkpoint(newest.path, filesystem) if newest else None,
+        best_checkpoints=tuple((Checkpoint(c.path, filesystem), c.metrics) for c in keeper.best()),
+        path=run.location.address,
+        restarts=controller.state.restarts + (0 if run.past is None else run.past.launches),
+        ledger=controller.journal.ledger,
         error=error,
         backend=run.backend,
     )

@@ -1,27 +1,39 @@
-"""The run's journal: one JSON line for every transition, with its reason."""
+"""The run's journal: one JSON line for everything that changes its state, with the reason.
+
+It is only ever appended to, by one driver after another; `chronicle` reads it.
+"""
 
 from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
+from collections.abc import Mapping
 from types import TracebackType
-from typing import IO
+from typing import Any
 
-from polytrain.run.events import Event
+from polytrain.run.events import Event, Reported
+from polytrain.run.ledger import Ledger
 from polytrain.run.machine import Transition
+from polytrain.storage.protocol import Log, Storage
+
+JOURNAL = "journal.jsonl"
 
 
 class Journal:
-    """Appends to a file as things happen; each line is written at once."""
+    """Appends to the journal as things happen."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: IO[str] | None = None
+    def __init__(self, storage: Storage, *, claim: int, ledger: Ledger) -> None:
+        """
+        Args:
+            storage: the run's.
+            claim: number of this driver's claim; stands in every line.
+            ledger: of what is in the journal already; it is kept up to date.
+        """
+        self.ledger = ledger
+        self._log: Log = storage.open_log(JOURNAL, series=f"{claim:06d}")
+        self._claim = claim
 
     def __enter__(self) -> Journal:
-        # Line buffered: what has been written survives the driver's death.
-        self._file = self._path.open("a", buffering=1)
         return self
 
     def __exit__(
@@ -30,18 +42,53 @@ class Journal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._log.__exit__(kind, error, traceback)
+
+    def opened(self, *, anew: bool, identity: Mapping[str, Any], world_size: int) -> None:
+        """A driver has begun.
+
+        Args:
+            anew: whether what earlier ones have done doesn't count.
+            identity: what mustn't change while the run is one.
+            world_size: ranks.
+        """
+        self._write("Opened", anew=anew, identity=identity, world_size=world_size)
+        self.sync()
 
     def transition(self, event: Event | None, transition: Transition) -> None:
         """Note what an event led to; a transition without a reason changed nothing."""
-        if self._file is None or not transition.reason:
-            return
-        entry = {
-            "time": time.time(),
-            "event": type(event).__name__ if event is not None else "Begun",
-            "phase": type(transition.state.phase).__name__,
-            "generation": transition.state.generation,
-            "reason": transition.reason,
-        }
-        self._file.write(json.dumps(entry) + "\n")
+        if transition.reason:
+            self._write(
+                type(event).__name__ if event is not None else "Begun",
+                phase=type(transition.state.phase).__name__,
+                generation=transition.state.generation,
+                reason=transition.reason,
+            )
+
+    def launched(self, *, generation: int, step: int, start: str | None) -> None:
+        """A generation begins.
+
+        Args:
+            generation: which.
+            step: what is reported after it is reported once more.
+            start: what it goes on from.
+        """
+        self._write("Launched", generation=generation, step=step, start=start)
+
+    def reported(self, report: Reported) -> None:
+        """Rank 0 has reported."""
+        self._write("Reported", step=report.step, metrics=report.metrics)
+
+    def concluded(self, *, succeeded: bool, reason: str) -> None:
+        """The run is over."""
+        self._write("Concluded", succeeded=succeeded, reason=reason)
+        self.sync()
+
+    def sync(self) -> None:
+        """Return once everything is where a crash of this machine doesn't reach it."""
+        self._log.sync()
+
+    def _write(self, event: str, **fields: Any) -> None:
+        entry = {"time": time.time(), "claim": self._claim, "event": event, **fields}
+        self.ledger.take(entry)
+        self._log.write(json.dumps(entry) + "\n")

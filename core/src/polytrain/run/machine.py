@@ -18,8 +18,11 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.policy.failure import root_cause
 from polytrain.run.actions import (
     Action,
+    AddCheckpoint,
     AddPart,
     Conclude,
+    CountPart,
+    DropCheckpoint,
     EndAttempt,
     Kill,
     Launch,
@@ -31,13 +34,16 @@ from polytrain.run.actions import (
 from polytrain.run.events import (
     AgentLost,
     AgentsPlaced,
+    Committed,
     Done,
     Event,
     Exited,
     Failed,
+    HandedIn,
     Joined,
     Offered,
     PartStored,
+    PartVoid,
     PlacementFailed,
     Reported,
 )
@@ -87,8 +93,22 @@ def step(state: State, event: Event) -> Transition:
         case Reported():
             steps = {**state.steps, event.rank: event.step}
             return Transition(state=replace(state, steps=steps), actions=(Publish(report=event),))
+        case HandedIn():
+            return Transition(state=state, actions=(CountPart(part=event),))
         case PartStored():
             return Transition(state=state, actions=(AddPart(part=event),))
+        case PartVoid(checkpoint=number, rank=rank):
+            return Transition(
+                state=state,
+                actions=(DropCheckpoint(part=event),),
+                reason=f"checkpoint {number} is void: of rank {rank}'s part {event.reason}",
+            )
+        case Committed(manifest=manifest):
+            return Transition(
+                state=state,
+                actions=(AddCheckpoint(committed=event),),
+                reason=f"{manifest.directory} is committed, of step {manifest.step}",
+            )
         case Done():
             return _done(state, event.rank)
         case Failed():
@@ -102,7 +122,7 @@ def step(state: State, event: Event) -> Transition:
 def _is_stale(state: State, event: Event) -> bool:
     # A part of a checkpoint counts whenever it was stored: the agent outlives its trainer, and
     # what was handed over is kept.
-    if isinstance(event, PartStored):
+    if isinstance(event, PartStored | PartVoid | Committed):
         return False
     generation = getattr(event, "generation", state.generation)
     launched = not isinstance(state.phase, Placing)

@@ -20,11 +20,13 @@ import cloudpickle
 import psutil
 import pyarrow as pa
 
+from polytrain.checkpoint.manifest import Attempt
 from polytrain.checkpoint.start import StartingPoint
 from polytrain.data.assignment import RunDataset
 from polytrain.data.opening import open_shards
 from polytrain.data.sources.describe import describe
 from polytrain.run.events import Done, Failed, Offered, Reported
+from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.pickling import pickled_with
@@ -39,7 +41,7 @@ from polytrain.workers.wire import (
     roster_message,
     to_event,
 )
-from polytrain_plugins import Backend, Job
+from polytrain_plugins import Backend, CheckpointKind, Job
 
 _HOST = "127.0.0.1"
 
@@ -74,14 +76,7 @@ class WorldRecord:
 
     def newest_staging(self, rank: int) -> Path | None:
         """Directory of those files; None if the rank has saved nothing."""
-        return max(self.path.glob(f"staging/checkpoint_*-rank_{rank}"), default=None)
-
-
-class _EveryRankWrites(TrainerJob):
-    """A job whose ranks all write their checkpoints, so that they can be compared."""
-
-    def writes_checkpoints(self, rank: int) -> bool:
-        return True
+        return max(self.path.glob(f"checkpoint_*-rank_{rank}"), default=None)
 
 
 def run_world(
@@ -111,29 +106,33 @@ def run_world(
         TimeoutError: if the world hasn't ended in time.
     """
     path.mkdir(parents=True, exist_ok=True)
-    job = _EveryRankWrites(
+    job = TrainerJob(
         run_name="conformance",
-        run_path=path,
         backend=backend,
         training_function=training_function,
         training_config=training_config,
         checkpoint_frequency=0,
+        checkpoint_kind=CheckpointKind.EVERY_RANK,
+        # Nobody takes them away: what a rank has saved stays in its staging.
+        max_in_flight=sys.maxsize,
+        waits_for_commit=False,
+        near_staging=None,
     )
     order = LaunchOrder(
-        generation=0,
+        attempt=Attempt(claim=0, generation=0),
         members=members([Place(node_id="local", host=_HOST)] * world_size, cpus=1, gpus=0),
-        start=StartingPoint(path=str(checkpoint) if checkpoint else None),
+        start=StartingPoint(location=Location.of(checkpoint) if checkpoint else None),
         first_checkpoint=0,
     )
-    with _Processes(job, order, data) as processes:
+    with _Processes(job, order, data, path) as processes:
         return processes.run(seconds)
 
 
 class _Processes:
     """The processes of one world. Whatever happens, none of them is left."""
 
-    def __init__(self, job: TrainerJob, order: LaunchOrder, data: pa.Table) -> None:
-        self._path = job.run_path
+    def __init__(self, job: TrainerJob, order: LaunchOrder, data: pa.Table, path: Path) -> None:
+        self._path = path
         self._order = order
         self._job = job
         self._data = data
@@ -159,7 +158,7 @@ class _Processes:
             )
             theirs.close()
             self._sockets.append(ours)
-            start = (self._job, self._order, member.rank, spec, self._data)
+            start = (self._job, self._order, member.rank, spec, self._data, self._path)
             function = self._job.training_function
             ours.sendall(pack(["start", pickled_with(function, value=start)]))
         return self
@@ -235,7 +234,7 @@ def child(descriptor: int) -> None:
     """The body of a rank's process: a trainer's, with a look at what it leaves behind."""
     channel = SocketChannel(socket.socket(fileno=descriptor))
     _, start = channel.receive()
-    job, order, rank, spec, table = cloudpickle.loads(start)
+    job, order, rank, spec, table, path = cloudpickle.loads(start)
     # The framework's import may set variables and start threads: that isn't the engine's doing.
     job.backend.engine()
     before = _Traces.now()
@@ -247,6 +246,7 @@ def child(descriptor: int) -> None:
             [spec], iter([table]), {}, world_size=len(order.members), rank=rank
         ),
         channel=channel,
+        scratch=path,
     )
     # A library's own thread may be just about to close what it listened on.
     eventually(lambda: not _Traces.now().beyond(before)["ports"], seconds=5)

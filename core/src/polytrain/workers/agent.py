@@ -11,16 +11,19 @@ import codecs
 import contextlib
 import os
 import pickle
+import shutil
 import socket
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ray
 
-from polytrain.checkpoint.parts import stored_part
+from polytrain.checkpoint.parts import StagedPart, stored_part
+from polytrain.checkpoint.scratch import Scratch
+from polytrain.checkpoint.start import brought_near
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind
 from polytrain.run.events import Event, Exited, Failed
@@ -33,7 +36,9 @@ from polytrain.workers.wire import (
     leave_message,
     pack,
     roster_message,
+    settled_message,
     to_event,
+    to_part,
 )
 from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain_plugins import Offer
@@ -76,7 +81,7 @@ class AgentPlace:
 class _Trainer:
     """The trainer of one generation, as its agent sees it."""
 
-    generation: int
+    order: LaunchOrder
     connection: socket.socket
     outputs: dict[int, str]
     """Descriptor of a pipe → the stream whose text comes out of it."""
@@ -85,6 +90,10 @@ class _Trainer:
     frames: FrameBuffer = field(default_factory=FrameBuffer)
     decoders: dict[int, codecs.IncrementalDecoder] = field(default_factory=dict)
     storing: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def generation(self) -> int:
+        return self.order.generation
 
 
 class Agent:
@@ -108,6 +117,9 @@ class Agent:
         self._zygote_frames = FrameBuffer()
         self._trainer: _Trainer | None = None
         self._concluding: asyncio.Task[None] | None = None
+        self._killed = -1
+        self._scratch: Scratch | None = None
+        self._staged: dict[int, Path] = {}
         self._rank = -1
         self._job = b""
         self._held: Holdings | None = None
@@ -125,6 +137,7 @@ class Agent:
         """
         self._rank, self._job = rank, job
         self._connect_zygote()
+        self._scratch = Scratch.hold(self._spec.token)
         if data is not None:
             loop = asyncio.get_running_loop()
             self._held = await loop.run_in_executor(None, _hold, data)
@@ -138,13 +151,27 @@ class Agent:
             yield batch
 
     async def launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
-        """Have a trainer forked for a new generation."""
+        """Have a trainer forked for a new generation, with what it starts from at hand."""
+        try:
+            order = await self._brought_near(order)
+        except Exception as error:  # whatever a storage raises ends the attempt
+            self._never_started(order, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
+            return
+        if order.generation <= self._killed:
+            self._emit_exit(order.generation, how="never started", killed=True)
+            return
         try:
             self._launch(order, streams)
         except OSError as error:
             self._trainer = None
-            self._fail(order.generation, FailureKind.STARTUP, f"can't fork a trainer: {error}")
-            self._emit_exit(order.generation, how="never started", killed=True)
+            self._never_started(order, FailureKind.STARTUP, f"can't fork a trainer: {error}")
+
+    async def acknowledge(self, generation: int, checkpoint: int) -> None:
+        """Tell the trainer that this checkpoint isn't on its way any more."""
+        # What was staged for older ones isn't what a new generation would start from.
+        for number in [number for number in self._staged if number < checkpoint]:
+            shutil.rmtree(self._staged.pop(number), ignore_errors=True)
+        self._send(generation, settled_message(checkpoint))
 
     async def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
         """Tell the trainer everybody's offer."""
@@ -156,12 +183,30 @@ class Agent:
 
     async def kill(self, generation: int) -> None:
         """End the trainer at once."""
+        self._killed = generation
         if self._zygote is not None:
             # One whose zygote has just died is gone all the same.
             with contextlib.suppress(OSError):
                 self._zygote.request(["kill", generation])
 
+    async def release(self) -> None:
+        """Give back what would outlive this process."""
+        if self._scratch is not None:
+            self._scratch.release()
+
+    async def _brought_near(self, order: LaunchOrder) -> LaunchOrder:
+        start, scratch = order.start, self._scratch
+        if start.location is None or start.location.is_local or scratch is None:
+            return order
+
+        def bring() -> LaunchOrder:
+            with scratch.one_at_a_time("restore"):
+                return replace(order, start=brought_near(start, scratch.path))
+
+        return await asyncio.get_running_loop().run_in_executor(None, bring)
+
     def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
+        assert self._scratch is not None
         zygote, held = self._connect_zygote(), self._held
         lines = _lines(order, streams, self._rank)
         ours, theirs = socket.socketpair()
@@ -187,12 +232,11 @@ class Agent:
         for writer in writers:
             os.close(writer)
         readers = {reader: stream for stream, (reader, _) in outputs.items()}
-        trainer = _Trainer(order.generation, ours, readers)
+        trainer = _Trainer(order, ours, readers)
         self._trainer = trainer
         extents = held.extents if held else ()
-        ours.sendall(
-            pack(["start", self._job, pickle.dumps((order, extents, len(lines))), self._rank])
-        )
+        what = pickle.dumps((order, extents, len(lines)))
+        ours.sendall(pack(["start", self._job, what, self._rank, str(self._scratch.path)]))
         loop = asyncio.get_running_loop()
         ours.setblocking(False)
         loop.add_reader(ours, self._read_messages, trainer)
@@ -270,38 +314,27 @@ class Agent:
                 self._take(trainer, message)
 
     def _take(self, trainer: _Trainer, message: Message) -> None:
+        if message[0] == "raised":
+            # What it wrote before it failed is heard before the failure: it may be the reason.
+            for reader in trainer.outputs:
+                self._read_output(trainer, reader)
+        event = to_event(message, generation=trainer.generation, rank=self._rank)
+        self._events.put_nowait(event)
         if message[0] == "staged":
-            _, number, step, metrics, positions = message
-            store = self._store(trainer.generation, number, step, metrics, positions)
-            trainer.storing.append(asyncio.get_running_loop().create_task(store))
-        else:
-            if message[0] == "raised":
-                # What it wrote before it failed is heard before the failure: it may be the reason.
-                for reader in trainer.outputs:
-                    self._read_output(trainer, reader)
-            event = to_event(message, generation=trainer.generation, rank=self._rank)
-            self._events.put_nowait(event)
+            part = to_part(message, attempt=trainer.order.attempt, rank=self._rank)
+            store = asyncio.get_running_loop().create_task(self._store(part))
+            trainer.storing.append(store)
+            store.add_done_callback(trainer.storing.remove)
 
-    async def _store(
-        self,
-        generation: int,
-        number: int,
-        step: int,
-        metrics: Mapping[str, Any],
-        positions: Mapping[str, Any],
-    ) -> None:
-        store = partial(
-            stored_part,
-            self._spec.store,
-            generation=generation,
-            rank=self._rank,
-            checkpoint=number,
-            step=step,
-            metrics=metrics,
-            positions=positions,
-        )
-        loop = asyncio.get_running_loop()
-        self._events.put_nowait(await loop.run_in_executor(self._storer, store))
+    async def _store(self, part: StagedPart) -> None:
+        loop, store = asyncio.get_running_loop(), self._spec.store
+        event = await loop.run_in_executor(self._storer, stored_part, store, part)
+        if store.location.is_local:
+            shutil.rmtree(part.staged, ignore_errors=True)
+        else:
+            # The node's own copy, for a generation that starts from it.
+            self._staged[part.checkpoint] = part.staged
+        self._events.put_nowait(event)
 
     def _read_output(self, trainer: _Trainer, reader: int) -> None:
         """Pass on all that the pipe holds now."""
@@ -333,9 +366,10 @@ class Agent:
                 trainer.connection.sendall(pack(message))
                 trainer.connection.setblocking(False)
 
-    def _fail(self, generation: int, kind: FailureKind, message: str) -> None:
+    def _never_started(self, order: LaunchOrder, kind: FailureKind, message: str) -> None:
         failure = Failure(kind=kind, rank=self._rank, message=message)
-        self._events.put_nowait(Failed(generation=generation, failure=failure))
+        self._events.put_nowait(Failed(generation=order.generation, failure=failure))
+        self._emit_exit(order.generation, how="never started", killed=True)
 
     def _emit_exit(self, generation: int, *, how: str, killed: bool) -> None:
         self._events.put_nowait(

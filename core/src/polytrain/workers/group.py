@@ -35,8 +35,19 @@ class WorkerGroup(Protocol):
     def kill(self, generation: int) -> None:
         """End every trainer at once."""
 
-    def wait(self, handle: Handler) -> None:
-        """Wait until something happens; hand it, and all that is known by then, to `handle`."""
+    def acknowledge(self, generation: int, checkpoint: int) -> None:
+        """Tell the trainers that this checkpoint isn't on its way any more."""
+
+    def wait(self, handle: Handler, timeout: float | None) -> None:
+        """Wait until something happens; hand it, and all that is known by then, to `handle`.
+
+        Args:
+            handle: what to do with it.
+            timeout: seconds after which to return all the same.
+        """
+
+    def wake(self) -> None:
+        """Let `wait` return, from whatever thread this is called."""
 
     def close(self) -> None:
         """Release everything."""

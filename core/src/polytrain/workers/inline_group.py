@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 
 from polytrain.checkpoint.parts import stored_part
+from polytrain.checkpoint.start import brought_near
+from polytrain.checkpoint.store import CheckpointStore
 from polytrain.data.assignment import RunDataset, holding
 from polytrain.data.opening import open_shards
 from polytrain.data.spec import Held, ShardSpec
@@ -19,7 +25,14 @@ from polytrain.workers.group import Handler
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.placement import Place, members
 from polytrain.workers.trainer_process import run_trainer
-from polytrain.workers.wire import Message, leave_message, roster_message, to_event
+from polytrain.workers.wire import (
+    Message,
+    leave_message,
+    roster_message,
+    settled_message,
+    to_event,
+    to_part,
+)
 from polytrain_plugins import Member, Offer, changed_environment
 
 
@@ -33,12 +46,15 @@ class InlineGroup:
         self,
         *,
         job: TrainerJob,
+        store: CheckpointStore,
         datasets: tuple[RunDataset, ...],
         specs: tuple[ShardSpec | StreamSpec, ...],
         environment: Mapping[str, str],
         cpus: int,
     ) -> None:
         self._job = job
+        self._store = store
+        self._scratch = tempfile.TemporaryDirectory(prefix="polytrain-")
         self._specs = specs
         self._holdings = [
             holding(dataset, spec, 1, 0)
@@ -70,25 +86,33 @@ class InlineGroup:
     def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
         self._inbox.append(roster_message(offers))
 
+    def acknowledge(self, generation: int, checkpoint: int) -> None:
+        self._inbox.append(settled_message(checkpoint))
+
     def leave(self, generation: int) -> None:
         self._inbox.append(leave_message())
 
     def kill(self, generation: int) -> None:
         self._killed = True
 
-    def wait(self, handle: Handler) -> None:
+    def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._pending:
             handle(self._pending.pop(0))
         elif self._ordered is not None:
             order, self._ordered = self._ordered, None
             self._run(order, handle)
 
+    def wake(self) -> None:
+        """Nobody sleeps: what is done meanwhile is done in the caller's thread."""
+
     def close(self) -> None:
-        """Nothing is held: the trainer has ended with `wait`."""
+        self._scratch.cleanup()
 
     def _run(self, order: LaunchOrder, handle: Handler) -> None:
+        scratch = Path(self._scratch.name)
+        order = replace(order, start=brought_near(order.start, scratch))
         channel = _InlineChannel(
-            take=lambda message: self._take(message, order.generation, handle), inbox=self._inbox
+            take=lambda message: self._take(message, order, handle), inbox=self._inbox
         )
         unset = {k: v for k, v in self._environment.items() if k not in os.environ}
         with changed_environment(unset), contextlib.suppress(EOFError):
@@ -100,25 +124,16 @@ class InlineGroup:
                     self._specs, iter(self._tables), order.start.positions, world_size=1, rank=0
                 ),
                 channel=channel,
+                scratch=scratch,
             )
         handle(Exited(generation=order.generation, rank=0, how="returned", killed=self._killed))
 
-    def _take(self, message: Message, generation: int, handle: Handler) -> None:
+    def _take(self, message: Message, order: LaunchOrder, handle: Handler) -> None:
+        handle(to_event(message, generation=order.generation, rank=0))
         if message[0] == "staged":
-            _, number, step, metrics, positions = message
-            handle(
-                stored_part(
-                    self._job.store,
-                    generation=generation,
-                    rank=0,
-                    checkpoint=number,
-                    step=step,
-                    metrics=metrics,
-                    positions=positions,
-                )
-            )
-        else:
-            handle(to_event(message, generation=generation, rank=0))
+            part = to_part(message, attempt=order.attempt, rank=0)
+            handle(stored_part(self._store, part))
+            shutil.rmtree(part.staged, ignore_errors=True)
         if self._killed and message[0] != "raised":
             raise EOFError("the attempt has been ended")
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polytrain.checkpoint.manifest import Attempt
 from polytrain.checkpoint.start import StartingPoint
-from polytrain.checkpoint.store import CheckpointStore
 from polytrain_plugins import Backend, CheckpointKind, Member
 
 
@@ -17,28 +17,36 @@ class TrainerJob:
     """The work: the same for every rank and generation of a run."""
 
     run_name: str
-    run_path: Path
     backend: Backend
     training_function: Callable[..., Any] | None
     training_config: Mapping[str, Any] | None
     checkpoint_frequency: int
+    checkpoint_kind: CheckpointKind
+    max_in_flight: int
+    """Checkpoints that may be on their way to the storage while training goes on."""
 
-    @property
-    def store(self) -> CheckpointStore:
-        """Where the run's checkpoints go."""
-        return CheckpointStore(run_path=self.run_path)
+    waits_for_commit: bool
+    """Whether a report with a checkpoint returns only when that is committed."""
+
+    near_staging: Path | None
+    """Where files may be staged on the storage's own file system."""
 
     def writes_checkpoints(self, rank: int) -> bool:
         """Whether what this rank reports is part of a checkpoint."""
-        return rank == 0 or self.backend.capabilities.checkpoint is CheckpointKind.EVERY_RANK
+        return rank == 0 or self.checkpoint_kind is CheckpointKind.EVERY_RANK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOrder:
     """One generation: the same for every rank of it."""
 
-    generation: int
+    attempt: Attempt
     members: tuple[Member, ...]
     start: StartingPoint
     first_checkpoint: int
     """Number of the first checkpoint that this generation makes."""
+
+    @property
+    def generation(self) -> int:
+        """Number of the generation among its driver's."""
+        return self.attempt.generation

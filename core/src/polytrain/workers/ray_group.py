@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import queue
 import secrets
-from collections.abc import Iterable, Mapping
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config import ScalingConfig
 from polytrain.data.assignment import RunDataset
 from polytrain.data.spec import ShardSpec
@@ -39,6 +43,9 @@ _NOTICE_AFTER_S = 10.0
 
 _AgentActor = ray.remote(Agent)
 
+_Mail = Sequence[Event | Output]
+"""What is told at once; nothing, only to wake the reader."""
+
 # Imported in the zygotes of every run, and of those with data: Arrow's conversions use pandas.
 _PRELOAD = ("polytrain.workers.trainer_process",)
 _PRELOAD_WITH_DATA = ("pandas", "polytrain.data.opening")
@@ -51,6 +58,7 @@ class RayGroupSpec:
     scaling: ScalingConfig
     demand: Demand
     job: TrainerJob
+    store: CheckpointStore
     datasets: tuple[RunDataset, ...]
     specs: tuple[ShardSpec | StreamSpec, ...]
     """Of the data sets, in the same order."""
@@ -79,9 +87,9 @@ class RayGroup:
         self._created: list[Any] = []
         self._agents: dict[int, Any] = {}
         self._places: dict[int, Place] = {}
-        self._events: dict[Any, int] = {}
+        self._mailbox: queue.SimpleQueue[_Mail] = queue.SimpleQueue()
+        self._listeners: list[threading.Thread] = []
         self._streams = Streams(spec.datasets, _times(spec.scaling.resources, self._world_size))
-        self._pending: list[Event] = []
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -99,15 +107,13 @@ class RayGroup:
             else:
                 self._replace_lost()
         except GetTimeoutError:
-            self._pending.append(PlacementFailed(reason=self._why_not_placed()))
+            self._tell(PlacementFailed(reason=self._why_not_placed()))
         except RayTaskError as error:
-            self._pending.append(
-                PlacementFailed(reason=f"{type(error.cause).__name__}: {error.cause}")
-            )
+            self._tell(PlacementFailed(reason=f"{type(error.cause).__name__}: {error.cause}"))
         except RayError as error:
-            self._pending.append(PlacementFailed(reason=str(error)))
+            self._tell(PlacementFailed(reason=str(error)))
         else:
-            self._pending.append(AgentsPlaced())
+            self._tell(AgentsPlaced())
 
     def launch(self, order: LaunchOrder) -> None:
         streams = self._streams.start()
@@ -126,30 +132,39 @@ class RayGroup:
         for agent in self._agents.values():
             agent.kill.remote(generation)
 
-    def wait(self, handle: Handler) -> None:
-        if self._pending:
-            handle(self._pending.pop(0))
+    def acknowledge(self, generation: int, checkpoint: int) -> None:
+        for rank, agent in self._agents.items():
+            if self._spec.job.writes_checkpoints(rank):
+                agent.acknowledge.remote(generation, checkpoint)
+
+    def wait(self, handle: Handler, timeout: float | None) -> None:
+        try:
+            mail = self._mailbox.get(timeout=timeout)
+            while True:
+                for happening in mail:
+                    if isinstance(happening, AgentLost):
+                        del self._agents[happening.rank]
+                    handle(happening)
+                mail = self._mailbox.get_nowait()
+        except queue.Empty:
             return
-        ready, _ = ray.wait([*self._events, *self._streams.notices], num_returns=1)
-        for stream in ready:
-            if stream not in self._events:
-                self._streams.tell(stream)
-                continue
-            for happening in self._take(stream):
-                handle(happening)
+
+    def wake(self) -> None:
+        self._mailbox.put(())
 
     def close(self) -> None:
         self._streams.close()
+        released = [agent.release.remote() for agent in self._agents.values()]
+        if released:
+            ray.wait(released, num_returns=len(released), timeout=_CLOSE_TIMEOUT_S)
         for agent in self._created:
             ray.kill(agent)
         # Killed is not gone: what they hold is free once their streams have broken off.
-        while self._events:
-            ready, _ = ray.wait(list(self._events), num_returns=1, timeout=_CLOSE_TIMEOUT_S)
-            if not ready:
-                logger.warning("Ray has not confirmed the end of all agents; they were killed.")
-                break
-            for stream in ready:
-                self._take(stream)
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        for listener in self._listeners:
+            listener.join(max(0.0, deadline - time.monotonic()))
+        if any(listener.is_alive() for listener in self._listeners):
+            logger.warning("Ray has not confirmed the end of all agents; they were killed.")
         if self._bundles is not None:
             remove_placement_group(self._bundles)
         if self._zygote is not None:
@@ -180,7 +195,7 @@ class RayGroup:
             zygote=zygote,
             environment=environment,
             directory=self._spec.directory,
-            store=self._spec.job.store,
+            store=self._spec.store,
         )
 
     def _start_zygote_early(self) -> ZygoteConnection | None:
@@ -247,20 +262,29 @@ class RayGroup:
         prepared = []
         for rank in ranks:
             agent = self._agents[rank]
-            stream = agent.events.options(num_returns="streaming").remote()
-            self._events[stream] = rank
+            self._listen(rank, agent.events.options(num_returns="streaming").remote())
             order = data.order(self._world_size, rank)
             prepared.append(agent.prepare.remote(rank, self._job, order))
         ray.get(prepared)
 
-    def _take(self, stream: Any) -> list[Event | Output]:
-        try:
-            taken: list[Event | Output] = ray.get(next(stream))
-            return taken
-        except (RayActorError, StopIteration) as error:
-            rank = self._events.pop(stream)
-            del self._agents[rank]
-            return [AgentLost(rank=rank, reason=_why_lost(error))]
+    def _listen(self, rank: int, stream: Any) -> None:
+        """Put what an agent tells into the mailbox, until it is gone."""
+
+        def listen() -> None:
+            try:
+                for reference in stream:
+                    self._mailbox.put(ray.get(reference))
+            except RayError as error:
+                self._tell(AgentLost(rank=rank, reason=_why_lost(error)))
+            else:
+                self._tell(AgentLost(rank=rank, reason="its actor has ended"))
+
+        listener = threading.Thread(target=listen, name=f"polytrain-rank-{rank}", daemon=True)
+        self._listeners.append(listener)
+        listener.start()
+
+    def _tell(self, event: Event) -> None:
+        self._mailbox.put((event,))
 
     def _why_not_placed(self) -> str:
         return (

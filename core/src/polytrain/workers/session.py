@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.errors import NotInTrainerError
+from polytrain.checkpoint.manifest import directory_name
+from polytrain.checkpoint.parts import is_full
+from polytrain.checkpoint.snapshot import Snapshots, Stamps
+from polytrain.checkpoint.staging import Stagings
+from polytrain.errors import CheckpointError, NotInTrainerError
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.wire import Channel, report_message, staged_message
 from polytrain_plugins import Engine, World
@@ -79,7 +83,18 @@ class TrainerSession:
         engine: Engine[Any],
         shards: Mapping[str, BatchedShard],
         channel: Channel,
+        scratch: Path,
     ) -> None:
+        """
+        Args:
+            job: what is trained.
+            order: in which generation; its starting point is a directory of this node.
+            world: as it was joined.
+            engine: that joined it.
+            shards: this rank's.
+            channel: to its agent.
+            scratch: directory on the node for files on their way to the storage.
+        """
         self.world = world
         self.checkpoint = Path(order.start.path) if order.start.path else None
         self.context = Context(run_name=job.run_name, world=world)
@@ -91,8 +106,12 @@ class TrainerSession:
         }
         self._positions = order.start.positions
         self._channel = channel
+        self._stagings = Stagings(scratch=scratch, near=job.near_staging)
+        self._snapshots = Snapshots()
+        self._attempt = order.attempt
         self._step = order.start.step
         self._next_checkpoint = order.first_checkpoint
+        self._in_flight: set[int] = set()
         self._saved_step = order.start.step if order.start.own else None
         self._last_metrics: Mapping[str, Any] = {}
         self._told_ignored = False
@@ -114,7 +133,10 @@ class TrainerSession:
                 self._save(model)
 
     def report_from_function(
-        self, metrics: Mapping[str, Any], checkpoint: Checkpoint | None
+        self,
+        metrics: Mapping[str, Any],
+        checkpoint: Checkpoint | None,
+        upload: Literal["async", "sync"] | None,
     ) -> None:
         """Report from a training function; see `report` below."""
         if os.getpid() != self._pid:
@@ -123,13 +145,16 @@ class TrainerSession:
                 "Call it in the training function's own process."
             )
         plain = plain_metrics(metrics)
+        if upload not in (None, "async", "sync"):
+            raise ValueError(f"upload={upload!r} is unknown: pass 'async' or 'sync'.")
+        source = _directory_of(checkpoint)
         with self._lock:
             self._report(self._step + 1, plain)
-            if checkpoint is None:
+            if source is None:
                 return
             if self._writes:
-                source = checkpoint.path
-                self._stage(lambda staging: _copy(source, staging))
+                waits = self._job.waits_for_commit if upload is None else upload == "sync"
+                self._stage(lambda to: self._snapshots.take(source, to), source, waits=waits)
             elif not self._told_ignored:
                 self._told_ignored = True
                 logger.warning(
@@ -173,25 +198,72 @@ class TrainerSession:
         self._channel.send(report_message(step, metrics))
 
     def _save(self, model: Any) -> None:
+        def save(staging: Path) -> Stamps:
+            self._engine.save(model, staging)
+            return {}
+
         if self._writes:
-            self._stage(lambda staging: self._engine.save(model, staging))
+            self._stage(save, waits=self._job.waits_for_commit)
         self._saved_step = self._step
 
-    def _stage(self, write: Callable[[Path], None]) -> None:
+    def _stage(
+        self, write: Callable[[Path], Stamps], source: Path | None = None, *, waits: bool
+    ) -> None:
         number = self._next_checkpoint
-        write(self._job.store.new_staging(number, self.world.me.rank))
-        self._next_checkpoint += 1
-        # From here on the checkpoint belongs to the agent, whatever becomes of this process.
+        self._wait_for_settled(at_most=self._job.max_in_flight - 1)
+        # Where the ranks' rows are when they report; a batch that is prepared meanwhile is none.
         positions = {
             name: cursor.position.to_plain()
             for name, cursor in self._cursors.items()
             if not cursor.position.is_beginning
         }
-        self._channel.send(staged_message(number, self._step, self._last_metrics, positions))
+        name = directory_name(number, self._attempt)
+        try:
+            staging = self._stagings.new(name, self.world.me.rank, source=source)
+            stamps = write(staging)
+        except OSError as error:
+            if is_full(error):
+                shutil.rmtree(staging, ignore_errors=True)
+                raise _no_room(error, staging) from error
+            raise
+        self._next_checkpoint += 1
+        # From here on the checkpoint belongs to the agent, whatever becomes of this process.
+        self._in_flight.add(number)
+        self._channel.send(
+            staged_message(number, str(staging), stamps, self._step, self._last_metrics, positions)
+        )
+        if waits:
+            self._wait_for_settled(at_most=0)
+
+    def _wait_for_settled(self, *, at_most: int) -> None:
+        """Wait until no more checkpoints than this are on their way."""
+        while len(self._in_flight) > at_most:
+            _, number = self._channel.receive()
+            self._in_flight.discard(number)
 
 
-def _copy(source: str, target: Path) -> None:
-    shutil.copytree(source, target, dirs_exist_ok=True)
+def _directory_of(checkpoint: Any) -> Path | None:
+    if checkpoint is None:
+        return None
+    if not isinstance(checkpoint, Checkpoint):
+        raise TypeError(
+            f"report takes a Checkpoint, not {type(checkpoint).__name__}. "
+            "Pass Checkpoint.from_directory(path)."
+        )
+    directory = Path(checkpoint.path)
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"There is no directory {checkpoint.path!r} to make a checkpoint of. "
+            "Report it before it is deleted."
+        )
+    return directory
+
+
+def _no_room(error: OSError, staging: Path) -> CheckpointError:
+    return CheckpointError(
+        f"No room for a checkpoint in {staging.parent} ({error.strerror}). Those before it are "
+        "intact. Make room there, or set TMPDIR or RunConfig(storage_path=…) to a larger disk."
+    )
 
 
 _current: TrainerSession | None = None
@@ -208,23 +280,34 @@ def current_session(session: TrainerSession) -> Iterator[None]:
         _current = None
 
 
-def report(metrics: Mapping[str, Any], checkpoint: Checkpoint | None = None) -> None:
+def report(
+    metrics: Mapping[str, Any],
+    checkpoint: Checkpoint | None = None,
+    *,
+    upload: Literal["async", "sync"] | None = None,
+) -> None:
     """Report metrics, and optionally a checkpoint, from inside a training function.
 
-    Returns at once: nothing is waited for but the copy of the checkpoint's files, which are the
-    caller's to change or delete afterwards.
+    Returns as soon as there is a local snapshot of the checkpoint's files: links where that is
+    possible, else copies. They are hashed, stored and committed in the background; the caller may
+    delete its own at once. Files that are written to again in place before they are stored make
+    the checkpoint void, with a warning; from then on they are copied.
 
     Args:
         metrics: names to numbers, strings, or lists and dicts of them. Arrays and tensors of one
             element count as numbers. Rank 0's go to `Result.metrics` and `Result.history`.
-        checkpoint: `Checkpoint.from_directory(path)`. Where the backend's state is the same on
-            every rank only rank 0's is kept; pass it from there.
+        checkpoint: `Checkpoint.from_directory(path)`. Where the state is the same on every rank
+            only rank 0's is kept; pass it from there.
+        upload: "sync" waits until the checkpoint is committed; `CheckpointConfig.upload` by
+            default.
 
     Raises:
         TypeError: if a metric is none of these.
+        ValueError: if `upload` is neither.
+        CheckpointError: if the checkpoint's directory isn't there, or there is no room for it.
         NotInTrainerError: outside a training function, or in a child process of it.
     """
-    _session("report").report_from_function(metrics, checkpoint)
+    _session("report").report_from_function(metrics, checkpoint, upload)
 
 
 def get_checkpoint() -> Checkpoint | None:

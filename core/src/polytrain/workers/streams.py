@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import threading
@@ -44,12 +45,6 @@ class Streams:
         self._datasets = [dataset for dataset in datasets if dataset.source.stream is not None]
         self._held = held
         self._actors: list[Any] = []
-        self._notices: list[Any] = []
-
-    @property
-    def notices(self) -> list[Any]:
-        """Generators that yield what the user should know."""
-        return self._notices
 
     def start(self) -> tuple[StreamOrder, ...]:
         """Have the pipelines ready for a new generation."""
@@ -58,23 +53,25 @@ class Streams:
         for dataset in self._datasets:
             actor = start_stream(dataset.name, dataset.source.stream, self._held)
             self._actors.append(actor)
-            self._notices.append(actor.notices.options(num_returns="streaming").remote())
+            notices = actor.notices.options(num_returns="streaming").remote()
+            threading.Thread(
+                target=_tell, args=(notices,), name="polytrain-notices", daemon=True
+            ).start()
             orders.append(StreamOrder(actor=actor, schema=dataset.source.schema))
         return tuple(orders)
-
-    def tell(self, notices: Any) -> None:
-        """Log what a generator has yielded, unless its actor has been ended."""
-        try:
-            logger.warning("%s", ray.get(next(notices)))
-        except (RayError, StopIteration):
-            self._notices.remove(notices)
 
     def close(self) -> None:
         """End all pipelines."""
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
-        self._notices.clear()
+
+
+def _tell(notices: Any) -> None:
+    """Log what a generator yields that the user should know, until its actor has been ended."""
+    with contextlib.suppress(RayError):
+        for notice in notices:
+            logger.warning("%s", ray.get(notice))
 
 
 def open_lines(

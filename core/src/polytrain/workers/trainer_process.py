@@ -10,6 +10,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
@@ -22,6 +23,7 @@ from polytrain.workers.wire import (
     SocketChannel,
     done_message,
     joined_message,
+    leave_message,
     offer_message,
     raised_message,
     world_from,
@@ -44,6 +46,7 @@ def run_trainer(
     rank: int,
     shards: Callable[[], Mapping[str, BatchedShard]],
     channel: Channel,
+    scratch: Path,
 ) -> None:
     """Run one trainer of one generation to its end, in this process.
 
@@ -55,6 +58,7 @@ def run_trainer(
         rank: which rank of it.
         shards: opens this rank's shards.
         channel: to whom it is told.
+        scratch: directory on the node for files on their way to the storage.
 
     Raises:
         EOFError: nobody listens any more.
@@ -73,13 +77,20 @@ def run_trainer(
             _check_sums(engine, world, opened)
             channel.send(joined_message())
             session = TrainerSession(
-                job=job, order=order, world=world, engine=engine, shards=opened, channel=channel
+                job=job,
+                order=order,
+                world=world,
+                engine=engine,
+                shards=opened,
+                channel=channel,
+                scratch=scratch,
             )
             with current_session(session):
                 _train(job, engine, opened, session)
             channel.send(done_message())
             # Nobody tears the collective down while a slower peer may still need it.
-            channel.receive()
+            while channel.receive() != leave_message():
+                pass
     except (EOFError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -143,7 +154,7 @@ def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
     """
     channel = SocketChannel(connection)
     try:
-        _, pickled_job, pickled_order, rank = channel.receive()
+        _, pickled_job, pickled_order, rank, scratch = channel.receive()
         order: LaunchOrder
         order, extents, streams = pickle.loads(pickled_order)
         try:
@@ -161,6 +172,7 @@ def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
             rank=rank,
             shards=lambda: _shards(order, rank, data_descriptors, extents, streams),
             channel=channel,
+            scratch=Path(scratch),
         )
     except EOFError:
         return 1

@@ -10,12 +10,15 @@ import socket
 import struct
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgpack
 
+from polytrain.checkpoint.manifest import Attempt
+from polytrain.checkpoint.parts import StagedPart
 from polytrain.errors import Failure, FailureKind
-from polytrain.run.events import Done, Event, Failed, Joined, Offered, Reported
+from polytrain.run.events import Done, Event, Failed, HandedIn, Joined, Offered, Reported
 from polytrain_plugins import Member, Offer, World
 
 Message = list[Any]
@@ -118,10 +121,15 @@ def report_message(step: int, metrics: Mapping[str, Any]) -> Message:
 
 
 def staged_message(
-    checkpoint: int, step: int, metrics: Mapping[str, Any], positions: Mapping[str, Any]
+    checkpoint: int,
+    staged: str,
+    stamps: Mapping[str, int],
+    step: int,
+    metrics: Mapping[str, Any],
+    positions: Mapping[str, Any],
 ) -> Message:
-    """The rank's part of this checkpoint lies in staging, complete."""
-    return ["staged", checkpoint, step, dict(metrics), dict(positions)]
+    """The rank's part of this checkpoint lies in this directory, complete."""
+    return ["staged", checkpoint, staged, dict(stamps), step, dict(metrics), dict(positions)]
 
 
 def done_message() -> Message:
@@ -134,6 +142,21 @@ def raised_message(error: BaseException, pickled: bytes | None) -> Message:
     return ["raised", summary, text, pickled]
 
 
+def to_part(message: Message, *, attempt: Attempt, rank: int) -> StagedPart:
+    """The part of a checkpoint that a message of this kind is about."""
+    _, checkpoint, staged, stamps, step, metrics, positions = message
+    return StagedPart(
+        attempt=attempt,
+        rank=rank,
+        checkpoint=checkpoint,
+        staged=Path(staged),
+        stamps=stamps,
+        step=step,
+        metrics=metrics,
+        positions=positions,
+    )
+
+
 def to_event(message: Message, *, generation: int, rank: int) -> Event:
     """What a trainer's message means to the run."""
     match message:
@@ -144,6 +167,8 @@ def to_event(message: Message, *, generation: int, rank: int) -> Event:
             return Joined(generation=generation, rank=rank)
         case ["report", step, metrics]:
             return Reported(generation=generation, rank=rank, step=step, metrics=metrics)
+        case ["staged", checkpoint, *_]:
+            return HandedIn(generation=generation, rank=rank, checkpoint=checkpoint)
         case ["done"]:
             return Done(generation=generation, rank=rank)
         case ["raised", summary, text, pickled]:
@@ -167,6 +192,11 @@ def roster_message(offers: tuple[Offer, ...]) -> Message:
 
 def leave_message() -> Message:
     return ["leave"]
+
+
+def settled_message(checkpoint: int) -> Message:
+    """This checkpoint isn't on its way any more: it is committed, or won't ever be."""
+    return ["settled", checkpoint]
 
 
 def world_from(

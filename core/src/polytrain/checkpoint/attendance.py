@@ -1,0 +1,71 @@
+"""Whether every rank hands in its part of every checkpoint. Pure: the clock is the caller's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Attendance:
+    """Counts the parts that each rank of one generation has handed in.
+
+    A rank may be slow. It is behind once another has gone on to a later checkpoint, or has ended,
+    and a time has passed since; or as soon as it has ended itself.
+    """
+
+    world_size: int
+    patience_s: float
+    _counts: dict[int, int] = field(default_factory=dict)
+    _done: set[int] = field(default_factory=set)
+    _behind_since: float | None = None
+
+    def handed_in(self, rank: int, *, now: float) -> None:
+        """A rank has handed in its part of the next checkpoint."""
+        self._counts[rank] = self._count(rank) + 1
+        self._look(now)
+
+    def done(self, rank: int, *, now: float) -> None:
+        """A rank's training is over."""
+        self._done.add(rank)
+        self._look(now)
+
+    @property
+    def deadline(self) -> float | None:
+        """When `complaint` may have something to say that it hasn't yet."""
+        return None if self._behind_since is None else self._behind_since + self.patience_s
+
+    def complaint(self, *, now: float) -> tuple[int, str] | None:
+        """The rank that is behind, and what is wrong; None while nothing is."""
+        behind, ahead = self._extremes()
+        if self._count(behind) == self._count(ahead):
+            return None
+        counts = (
+            f"rank {behind} has reported {self._count(behind)} of them, and rank {ahead} "
+            f"{self._count(ahead)}"
+        )
+        remedy = "Where every rank writes a part, all must report as many checkpoints"
+        if behind in self._done:
+            return behind, f"a checkpoint lacks a part: {counts}; rank {behind} has ended. {remedy}"
+        if self.deadline is not None and now >= self.deadline:
+            waited = f"for {self.patience_s:g} s nothing came of rank {behind}"
+            return behind, f"a checkpoint lacks a part: {counts}; {waited}. {remedy}"
+        return None
+
+    def _look(self, now: float) -> None:
+        behind, ahead = self._extremes()
+        moved_on = self._count(ahead) - self._count(behind) > 1 or (
+            ahead in self._done and self._count(ahead) > self._count(behind)
+        )
+        if not moved_on:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = now
+
+    def _extremes(self) -> tuple[int, int]:
+        """The rank that is most behind, one that can't catch up first; and one that is ahead."""
+        ranks = range(self.world_size)
+        behind = min(ranks, key=lambda rank: (self._count(rank), rank not in self._done))
+        return behind, max(ranks, key=lambda rank: (self._count(rank), rank in self._done))
+
+    def _count(self, rank: int) -> int:
+        return self._counts.get(rank, 0)

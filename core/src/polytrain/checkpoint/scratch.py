@@ -1,0 +1,92 @@
+"""The node's own disk: snapshots on their way to the storage, and copies of what lies far away.
+
+Everything is in one directory per run and node, below the system's directory for temporary files.
+Each process that uses it holds a lock on it, which ends with the process however that ends: what
+nobody holds is removed by the next run on the node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_LOCK = "in-use"
+
+
+class Scratch:
+    """A process's hold on the run's directory on this node."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock = lock
+
+    @classmethod
+    def hold(cls, token: str) -> Scratch:
+        """Hold the directory of a run, and remove those that nobody holds any more.
+
+        Args:
+            token: names the run on every node.
+        """
+        home = Path(tempfile.gettempdir(), f"polytrain-{os.getuid()}")
+        home.mkdir(mode=0o700, exist_ok=True)
+        if home.stat().st_uid != os.getuid():
+            raise PermissionError(
+                f"{home} belongs to another user: set TMPDIR to another directory."
+            )
+        path = home / token
+        lock = _locked(path)
+        for other in home.iterdir():
+            if other != path:
+                _remove_unless_held(other)
+        return cls(path, lock)
+
+    def release(self) -> None:
+        """Let go; the last one to do so removes the directory."""
+        os.close(self._lock)
+        _remove_unless_held(self.path)
+
+    def staging(self, name: str, rank: int) -> Path:
+        """Where the part of one rank of a checkpoint is made."""
+        return self.path / f"{name}-rank_{rank}"
+
+    @contextlib.contextmanager
+    def one_at_a_time(self, name: str) -> Iterator[None]:
+        """Let no other process of this node do the thing of this name meanwhile."""
+        with (self.path / f"{name}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _locked(directory: Path) -> int:
+    while True:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        try:
+            lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        # Whoever tidied up may have removed the directory between the two calls.
+        if os.fstat(lock).st_nlink:
+            return lock
+        os.close(lock)
+
+
+def _remove_unless_held(directory: Path) -> None:
+    try:
+        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        # Somebody is about to lock it, or has just removed it.
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    else:
+        shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os.close(lock)

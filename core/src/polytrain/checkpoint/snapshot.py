@@ -1,0 +1,88 @@
+"""What `report` waits for: a local snapshot of the files that it was given.
+
+Large files are hard links, which takes no time whatever their size. A link shares the content with
+the caller, who may write to it; to notice that, the snapshot moves the file's modification time by
+a nanosecond, and whoever stores it looks whether that is still there (`is_unchanged`). A write sets
+it to the kernel's clock, which stands at the old time or is milliseconds ahead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from polytrain.checkpoint.manifest import MANIFEST_NAME
+
+_COPIED_BELOW = 1 << 16
+"""Bytes below which a copy costs hardly more than a link."""
+
+_REMEMBERED = 4096
+"""Files of earlier reports that are recognised."""
+
+Stamps = Mapping[str, int]
+"""Name of a linked file → the modification time that it was given, in nanoseconds."""
+
+
+class Snapshots:
+    """Takes the snapshots of one process."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, int] = {}
+
+    def take(self, source: Path, target: Path) -> dict[str, int]:
+        """Link or copy the files of a directory into another, which must be there.
+
+        A file that the caller writes anew in place, rather than after deleting the old one, is
+        copied from its second report on.
+
+        Args:
+            source: what the caller reports. Its files and their content stay as they are.
+            target: an empty directory.
+
+        Returns:
+            The stamps of the files that are links.
+        """
+        stamps = {}
+        for directory, _, names in os.walk(source, followlinks=True):
+            inside = Path(directory).relative_to(source)
+            (target / inside).mkdir(exist_ok=True)
+            for name in names:
+                # The list of files of a checkpoint that this was made from is not this one's.
+                if name == MANIFEST_NAME:
+                    continue
+                file, snapshot = Path(directory, name), target / inside / name
+                stamp = self._link(file, snapshot)
+                if stamp is None:
+                    shutil.copyfile(file, snapshot)
+                else:
+                    stamps[(inside / name).as_posix()] = stamp
+        while len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+        return stamps
+
+    def _link(self, file: Path, target: Path) -> int | None:
+        """Make a link, and return its stamp; None if a copy has to do."""
+        status = file.stat()
+        rewritten = self._seen.pop(file, None) == status.st_ino
+        self._seen[file] = status.st_ino
+        if rewritten or status.st_size < _COPIED_BELOW:
+            return None
+        stamp = status.st_mtime_ns + 1
+        try:
+            os.link(file.resolve(), target)
+            os.utime(target, ns=(status.st_atime_ns, stamp))
+            if is_unchanged(target.stat(), stamp):
+                return stamp
+        except OSError:
+            # Another file system, or one without links, or somebody else's file.
+            pass
+        # Or times are too coarse to tell.
+        target.unlink(missing_ok=True)
+        return None
+
+
+def is_unchanged(status: os.stat_result, stamp: int | None) -> bool:
+    """Whether nobody has written to a file since its snapshot; a copy has no stamp."""
+    return stamp is None or status.st_mtime_ns == stamp

@@ -1,0 +1,103 @@
+"""What makes a run that one: what mustn't change when another driver goes on with it. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from polytrain.config import DataConfig
+from polytrain_plugins import Backend, Problem
+
+_ORDERING = ("shuffle", "seed", "remainder", "group", "window_rows")
+"""What of a data set's configuration decides which row comes when."""
+
+
+def identity_of(
+    backend: Backend, *, has_function: bool, datasets: Mapping[str, DataConfig]
+) -> dict[str, Any]:
+    """A run's identity, as plain values.
+
+    Options that aren't plain values, such as objects of a framework, are known by their type.
+    """
+    options = {
+        field.name: _plain(getattr(backend, field.name))
+        for field in fields(backend)  # type: ignore[arg-type]  # every backend is a dataclass
+        if field.init
+    }
+    return {
+        "backend": backend.name,
+        "training function": has_function,
+        "options": options,
+        "datasets": {
+            name: {key: _plain(getattr(config, key)) for key in _ORDERING}
+            for name, config in datasets.items()
+        },
+    }
+
+
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], *, changeable: Iterable[str]
+) -> Iterator[Problem]:
+    """What of a run's identity isn't what it was.
+
+    Args:
+        before: when the run was begun.
+        now: as the user asks for it.
+        changeable: options of the backend that may differ.
+    """
+    remedy = "Give what it was begun with, choose another name, or call fit(resume='never')"
+    for key, field in (("backend", "backend"), ("training function", "train_loop_per_worker")):
+        if before[key] != now[key]:
+            what = {True: "a training function", False: "none"}
+            was, is_ = (what.get(told[key], repr(told[key])) for told in (before, now))
+            yield Problem(
+                field=field, what=f"the run was begun with {was}, now it is {is_}", remedy=remedy
+            )
+            return
+    for name in sorted(before["options"].keys() | now["options"].keys()):
+        was, is_ = before["options"].get(name), now["options"].get(name)
+        if was != is_ and name not in changeable:
+            yield Problem(field=name, what=_changed(was, is_), remedy=remedy)
+    if before["datasets"].keys() != now["datasets"].keys():
+        was, is_ = (", ".join(sorted(told["datasets"])) or "none" for told in (before, now))
+        yield Problem(field="datasets", what=f"they were {was}, now they are {is_}", remedy=remedy)
+        return
+    for name, config in now["datasets"].items():
+        for key, is_ in config.items():
+            was = before["datasets"][name].get(key)
+            if was != is_:
+                field = f"dataset_config[{name!r}].{key}"
+                yield Problem(field=field, what=_changed(was, is_), remedy=remedy)
+
+
+def options_of(identity: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The backend's options that an identity knows in full."""
+    return {
+        name: value
+        for name, value in identity["options"].items()
+        if not (isinstance(value, Mapping) and _TYPE in value)
+    }
+
+
+_TYPE = "python type"
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON would give it back."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        if isinstance(value, Mapping):
+            return {str(key): _plain(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [_plain(inner) for inner in value]
+        return {_TYPE: f"{type(value).__module__}.{type(value).__qualname__}"}
+
+
+def _changed(was: Any, is_: Any) -> str:
+    if isinstance(was, Mapping) and isinstance(is_, Mapping):
+        keys = [key for key in {**was, **is_} if was.get(key) != is_.get(key)]
+        was, is_ = ({key: told[key] for key in keys if key in told} for told in (was, is_))
+    return f"the run was begun with {was!r}, now it is {is_!r}"

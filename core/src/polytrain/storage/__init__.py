@@ -1,0 +1,1 @@
+"""Where runs are kept: a directory or an object storage, behind one small interface."""

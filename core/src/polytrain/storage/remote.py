@@ -1,0 +1,204 @@
+"""Object storage, or any file system that Arrow or fsspec knows, as storage.
+
+Relies on no renaming and on no exclusive creation: only on a file being listed and readable once
+its writer has closed it, as S3, GCS and Azure promise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from polytrain.storage.patience import patiently
+
+Answer = TypeVar("Answer")
+
+_CHUNK = 1 << 22
+
+# They have no directories; making one makes an empty object.
+_WITHOUT_DIRECTORIES = ("s3", "gcs", "abfs")
+
+
+class RemoteStorage:
+    """See `Storage`. What was written to a log survives this process once it is synced."""
+
+    is_local = False
+
+    def __init__(self, filesystem: Any, base: str, *, root: str, patience_s: float) -> None:
+        """
+        Args:
+            filesystem: a `pyarrow.fs.FileSystem`.
+            base: path of the root on it.
+            root: the address.
+            patience_s: how long calls are repeated that fail.
+        """
+        self.root = root
+        self._filesystem = filesystem
+        self._base = base.rstrip("/")
+        self._patience_s = patience_s
+
+    def list(self, below: str) -> dict[str, int]:
+        def found() -> dict[str, int]:
+            selector = pafs.FileSelector(self._path(below), recursive=True, allow_not_found=True)
+            start = len(self._base) + 1
+            return {
+                info.path[start:]: info.size
+                for info in self._filesystem.get_file_info(selector)
+                if info.type == pafs.FileType.File
+            }
+
+        return self._patiently(found)
+
+    def read(self, path: str) -> bytes:
+        def read() -> bytes:
+            with self._filesystem.open_input_stream(self._path(path)) as stream:
+                content: bytes = stream.read()
+                return content
+
+        return self._patiently(read)
+
+    def write(self, path: str, data: bytes) -> None:
+        def write() -> None:
+            with self._open(path) as stream:
+                stream.write(data)
+
+        self._patiently(write)
+
+    def create(self, path: str, data: bytes) -> str | None:
+        # Everybody writes under a name of his own, and looks around only then. Of two who try at
+        # once the later writer sees the earlier one's; if both see each other's, both give way.
+        own = f"{path}.{secrets.token_hex(8)}"
+        self.write(own, data)
+        directory = path.rpartition("/")[0]
+        if any(name.startswith(path) and name != own for name in self.list(directory)):
+            self.delete(own)
+            return None
+        return own
+
+    def put(self, file: Path, path: str, *, give_up: bool) -> str:
+        def put() -> str:
+            with file.open("rb") as reading, self._open(path) as writing:
+                return _copied(reading.read, writing.write)
+
+        return self._patiently(put)
+
+    def get(self, path: str, file: Path) -> str:
+        def get() -> str:
+            with (
+                self._filesystem.open_input_stream(self._path(path)) as reading,
+                file.open("wb") as writing,
+            ):
+                return _copied(reading.read, writing.write)
+
+        return self._patiently(get)
+
+    def digest(self, path: str) -> str:
+        def digest() -> str:
+            with self._filesystem.open_input_stream(self._path(path)) as reading:
+                return _copied(reading.read, lambda _: None)
+
+        return self._patiently(digest)
+
+    def delete(self, path: str) -> None:
+        def delete() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._filesystem.delete_file(self._path(path))
+
+        self._patiently(delete)
+
+    def delete_below(self, directory: str) -> None:
+        def delete() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._filesystem.delete_dir(self._path(directory))
+
+        self._patiently(delete)
+
+    def open_log(self, path: str, *, series: str) -> RemoteLog:
+        return RemoteLog(self, path, series)
+
+    def read_log(self, path: str) -> str:
+        return "".join(
+            self.read(segment).decode(errors="replace") for segment in sorted(self.list(path))
+        )
+
+    def _path(self, path: str) -> str:
+        return f"{self._base}/{path}" if path else self._base
+
+    def _open(self, path: str) -> Any:
+        if self._filesystem.type_name not in _WITHOUT_DIRECTORIES:
+            self._filesystem.create_dir(self._path(path).rpartition("/")[0], recursive=True)
+        return self._filesystem.open_output_stream(self._path(path))
+
+    def _patiently(self, call: Callable[[], Answer]) -> Answer:
+        def told_as_os_error() -> Answer:
+            try:
+                return call()
+            except (OSError, TypeError, AttributeError):
+                raise
+            except Exception as error:
+                # fsspec's implementations raise what their clients do.
+                raise OSError(f"{type(error).__name__}: {error}") from error
+
+        return patiently(told_as_os_error, patience_s=self._patience_s, what=self.root)
+
+
+class RemoteLog:
+    """Lines in memory, written as one object more whenever they have to last."""
+
+    def __init__(self, storage: RemoteStorage, path: str, series: str) -> None:
+        self._storage = storage
+        self._prefix = f"{path}/{series}"
+        self._segments = 0
+        self._lines: list[str] = []
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> None:
+        with self._lock:
+            self._lines.append(text)
+
+    def sync(self) -> None:
+        with self._lock:
+            if not self._lines:
+                return
+            text, self._lines = "".join(self._lines), []
+            segment = f"{self._prefix}-{self._segments:06d}"
+            self._segments += 1
+        self._storage.write(segment, text.encode())
+
+    def __enter__(self) -> RemoteLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.sync()
+
+
+def arrow_filesystem(given: Any) -> Any:
+    """A `pyarrow.fs.FileSystem` of one, or of what fsspec calls so; None of anything else."""
+    if isinstance(given, pafs.FileSystem):
+        return given
+    try:
+        return pafs.PyFileSystem(pafs.FSSpecHandler(given)) if hasattr(given, "protocol") else None
+    except (TypeError, pa.ArrowException):
+        return None
+
+
+def _copied(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> str:
+    digest = hashlib.sha256()
+    while chunk := read(_CHUNK):
+        digest.update(chunk)
+        write(chunk)
+    return digest.hexdigest()
