@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo lint test conformance bench-startup bench-report bench-recovery bench-ingest bench-resume \
-	bench-plan clean
+	bench-plan bench-checkpoint bench-index clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,12 @@ bench-resume: $(VENV)/.stamp-bench ## time from a kill inside an epoch to its ne
 
 bench-plan: install ## cost of the next row of an epoch of a billion
 	@$(BIN)/python tests/benchmarks/bench_plan.py $(ARGS)
+
+bench-checkpoint: $(VENV)/.stamp-bench ## how long training stands still for a checkpoint, against Ray Train
+	@$(BIN)/python tests/benchmarks/bench_checkpoint.py $(ARGS)
+
+bench-index: install ## time to find the newest of ten thousand checkpoints
+	@$(BIN)/python tests/benchmarks/bench_index.py $(ARGS)
 
 clean: ## remove the environment, the caches and what was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -20,13 +20,18 @@ ROWS = {
     "recovery": ["first line", "first all-reduce"],
     "ingest": ["arrays", "tensors", "windows", "memory, arrays", "memory, windows"],
     "resume": ["in order", "windows", "any order"],
+    "checkpoint": ["1 MB: stall", "1 MB: 20 steps"],
+    "index": ["100 checkpoints"],
     "plan": [
         f"{what}, {order}"
         for what in ("next row", "first row", "row in 1024", "memory")
         for order in ("in order", "any order", "windows")
     ],
 }
-PEERS = {"ingest": ["DataLoader", "… no worker", "bare scan"]}
+PEERS = {
+    "checkpoint": ["torch.save", "one copy"],
+    "ingest": ["DataLoader", "… no worker", "bare scan"],
+}
 FIGURE = r"[\d.]+(e[+-]\d+)? (s|ms|µs|ns|[Mk]/s|[GMk]B)\b"
 
 

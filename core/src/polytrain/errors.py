@@ -30,6 +30,7 @@ class FailureKind(StrEnum):
     WORKER_LOST = "worker lost"
     AGENT_LOST = "agent or node lost"
     STORAGE = "checkpoint could not be stored"
+    UNMATCHED_PARTS = "the ranks' parts make no checkpoint"
     STARTUP = "start-up failed"
 
     @property

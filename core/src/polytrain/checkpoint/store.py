@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -148,8 +148,7 @@ class CheckpointStore:
             files.setdefault(directory, {})[name] = size
         own = [name for name in files if _is_since(name, since_claim)]
         committed = [name for name in own if MANIFEST_NAME in files[name]]
-        with ThreadPoolExecutor(1 if self.location.is_local else _READERS) as readers:
-            read = dict(zip(committed, readers.map(self._read, committed), strict=True))
+        read = dict(zip(committed, self._read_all(committed), strict=True))
         damaged = {name: told for name, told in read.items() if isinstance(told, str)}
         manifests = []
         for name, manifest in read.items():
@@ -231,6 +230,12 @@ class CheckpointStore:
         return {
             path.removeprefix(f"{root}/"): size for path, size in self._storage.list(root).items()
         }
+
+    def _read_all(self, directories: Sequence[str]) -> Iterable[Manifest | str]:
+        if self.location.is_local:
+            return map(self._read, directories)
+        with ThreadPoolExecutor(_READERS) as readers:
+            return readers.map(self._read, directories)
 
     def _read(self, directory: str) -> Manifest | str:
         try:

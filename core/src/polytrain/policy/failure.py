@@ -32,7 +32,7 @@ class FailurePolicy:
         if len(roots) > 1 and _same_user_error(roots[-2], latest):
             return Decision(
                 restart=False,
-                reason=f"the same exception at step {latest.step} as in the attempt before, "
+                reason=f"the same error at step {latest.step} as in the attempt before, "
                 "so another attempt would meet it again",
             )
         if self.max_failures < 0:
@@ -43,6 +43,10 @@ class FailurePolicy:
         if self.max_failures == 0:
             return Decision(restart=False, reason="max_failures=0 allows no restart")
         return Decision(restart=False, reason=f"{count}: no restart is left")
+
+
+_THE_USERS = (FailureKind.USER_ERROR, FailureKind.UNMATCHED_PARTS)
+"""What the user's own code does wrong."""
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:
@@ -56,7 +60,8 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
 
 def _same_user_error(before: Failure, now: Failure) -> bool:
     return (
-        before.kind is now.kind is FailureKind.USER_ERROR
+        before.kind is now.kind
+        and now.kind in _THE_USERS
         and before.message == now.message
         and before.step == now.step
     )

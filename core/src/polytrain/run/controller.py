@@ -82,7 +82,7 @@ class Controller:
         while self._conclusion is None:
             self.group.wait(self._handle, self._patience())
             self._take_results()
-            self._complain()
+            self._look_who_is_behind()
         self.chores.finish()
         self.journal.concluded(succeeded=self._conclusion.succeeded, reason=self._conclusion.reason)
         return self._conclusion
@@ -98,6 +98,7 @@ class Controller:
             self._take_results()
         if isinstance(happening, Done) and self._attendance is not None:
             self._attendance.done(happening.rank, now=time.monotonic())
+            self._look_who_is_behind()
         self._follow(happening, step(self.state, happening))
         # Inline, they are there at once.
         self._take_results()
@@ -126,6 +127,7 @@ class Controller:
             case CountPart(part=part):
                 if self._attendance is not None:
                     self._attendance.handed_in(part.rank, now=time.monotonic())
+                    self._look_who_is_behind()
             case AddPart(part=part):
                 self._add_part(part)
             case DropCheckpoint(part=part):
@@ -191,7 +193,8 @@ class Controller:
         try:
             manifest = self.keeper.add(part)
         except ValueError as error:
-            failure = Failure(kind=FailureKind.USER_ERROR, rank=part.rank, message=str(error))
+            kind = FailureKind.UNMATCHED_PARTS
+            failure = Failure(kind=kind, rank=part.rank, message=str(error))
             self._fail(failure, part.generation)
             return
         if manifest is not None:
@@ -233,7 +236,7 @@ class Controller:
         deadline = self._attendance.deadline if self._attendance is not None else None
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
-    def _complain(self) -> None:
+    def _look_who_is_behind(self) -> None:
         """End the attempt if a rank doesn't make the reports that the others wait for."""
         if self._attendance is None:
             return
@@ -241,7 +244,8 @@ class Controller:
         if complaint is not None:
             rank, message = complaint
             self._attendance = None
-            failure = Failure(kind=FailureKind.USER_ERROR, rank=rank, message=message)
+            kind = FailureKind.UNMATCHED_PARTS
+            failure = Failure(kind=kind, rank=rank, message=message)
             self._fail(failure, self.state.generation)
 
     def _fail(self, failure: Failure, generation: int) -> None:

@@ -58,7 +58,11 @@ from polytrain.run.states import (
 )
 
 # After the last rank is done only what could lose the final checkpoint still matters.
-_LOSES_A_CHECKPOINT = (FailureKind.STORAGE, FailureKind.AGENT_LOST)
+_LOSES_A_CHECKPOINT = (
+    FailureKind.STORAGE,
+    FailureKind.UNMATCHED_PARTS,
+    FailureKind.AGENT_LOST,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,8 +145,9 @@ class _InlineChannel:
         self._take = take
         self._inbox = inbox
 
-    def send(self, message: Message) -> None:
-        self._take(message)
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            self._take(message)
 
     def receive(self) -> Message:
         if not self._inbox:

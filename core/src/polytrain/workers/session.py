@@ -5,22 +5,19 @@ from __future__ import annotations
 import difflib
 import logging
 import os
-import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.checkpoint.manifest import directory_name
-from polytrain.checkpoint.parts import is_full
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
-from polytrain.checkpoint.staging import Stagings
 from polytrain.errors import CheckpointError, NotInTrainerError
+from polytrain.workers.handover import Handover, Write
 from polytrain.workers.job import LaunchOrder, TrainerJob
-from polytrain.workers.wire import Channel, report_message, staged_message
+from polytrain.workers.wire import Channel, Message, report_message
 from polytrain_plugins import Engine, World
 
 if TYPE_CHECKING:
@@ -106,12 +103,11 @@ class TrainerSession:
         }
         self._positions = order.start.positions
         self._channel = channel
-        self._stagings = Stagings(scratch=scratch, near=job.near_staging)
+        self._handover = Handover(
+            job=job, order=order, rank=world.me.rank, channel=channel, scratch=scratch
+        )
         self._snapshots = Snapshots()
-        self._attempt = order.attempt
         self._step = order.start.step
-        self._next_checkpoint = order.first_checkpoint
-        self._in_flight: set[int] = set()
         self._saved_step = order.start.step if order.start.own else None
         self._last_metrics: Mapping[str, Any] = {}
         self._told_ignored = False
@@ -121,16 +117,19 @@ class TrainerSession:
     def report(self, *, step: int, metrics: Mapping[str, Any], model: Any = None) -> None:
         """Report a step of declarative training; see `polytrain_plugins.Session`."""
         with self._lock:
-            self._report(step, plain_metrics(metrics))
+            self._step, self._last_metrics = step, plain_metrics(metrics)
+            told = report_message(step, self._last_metrics)
             every = self._job.checkpoint_frequency
-            if model is not None and every > 0 and step % every == 0:
-                self._save(model)
+            if self._writes and model is not None and every > 0 and step % every == 0:
+                self._save(model, with_it=[told])
+            else:
+                self._channel.send(told)
 
     def finish(self, model: Any) -> None:
         """Save the model that declarative training ended in, unless that is done already."""
         with self._lock:
-            if self._saved_step != self._step:
-                self._save(model)
+            if self._writes and self._saved_step != self._step:
+                self._save(model, with_it=[])
 
     def report_from_function(
         self,
@@ -149,13 +148,19 @@ class TrainerSession:
             raise ValueError(f"upload={upload!r} is unknown: pass 'async' or 'sync'.")
         source = _directory_of(checkpoint)
         with self._lock:
-            self._report(self._step + 1, plain)
-            if source is None:
-                return
-            if self._writes:
+            self._step, self._last_metrics = self._step + 1, plain
+            told = report_message(self._step, plain)
+            if source is not None and self._writes:
                 waits = self._job.waits_for_commit if upload is None else upload == "sync"
-                self._stage(lambda to: self._snapshots.take(source, to), source, waits=waits)
-            elif not self._told_ignored:
+                self._give(
+                    lambda to: self._snapshots.take(source, to),
+                    source=source,
+                    with_it=[told],
+                    waits=waits,
+                )
+                return
+            self._channel.send(told)
+            if source is not None and not self._told_ignored:
                 self._told_ignored = True
                 logger.warning(
                     "The checkpoint that rank %d reports is not kept: the state of %s is the same "
@@ -193,53 +198,32 @@ class TrainerSession:
     def _writes(self) -> bool:
         return self._job.writes_checkpoints(self.world.me.rank)
 
-    def _report(self, step: int, metrics: Mapping[str, Any]) -> None:
-        self._step, self._last_metrics = step, metrics
-        self._channel.send(report_message(step, metrics))
-
-    def _save(self, model: Any) -> None:
-        def save(staging: Path) -> Stamps:
-            self._engine.save(model, staging)
+    def _save(self, model: Any, *, with_it: list[Message]) -> None:
+        def save(directory: Path) -> Stamps:
+            self._engine.save(model, directory)
             return {}
 
-        if self._writes:
-            self._stage(save, waits=self._job.waits_for_commit)
+        self._give(save, with_it=with_it, waits=self._job.waits_for_commit)
         self._saved_step = self._step
 
-    def _stage(
-        self, write: Callable[[Path], Stamps], source: Path | None = None, *, waits: bool
+    def _give(
+        self, write: Write, *, source: Path | None = None, with_it: list[Message], waits: bool
     ) -> None:
-        number = self._next_checkpoint
-        self._wait_for_settled(at_most=self._job.max_in_flight - 1)
-        # Where the ranks' rows are when they report; a batch that is prepared meanwhile is none.
         positions = {
             name: cursor.position.to_plain()
             for name, cursor in self._cursors.items()
             if not cursor.position.is_beginning
         }
-        name = directory_name(number, self._attempt)
-        try:
-            staging = self._stagings.new(name, self.world.me.rank, source=source)
-            stamps = write(staging)
-        except OSError as error:
-            if is_full(error):
-                shutil.rmtree(staging, ignore_errors=True)
-                raise _no_room(error, staging) from error
-            raise
-        self._next_checkpoint += 1
-        # From here on the checkpoint belongs to the agent, whatever becomes of this process.
-        self._in_flight.add(number)
-        self._channel.send(
-            staged_message(number, str(staging), stamps, self._step, self._last_metrics, positions)
+        self._handover.give(
+            write,
+            source=source,
+            step=self._step,
+            metrics=self._last_metrics,
+            positions=positions,
+            with_it=with_it,
         )
         if waits:
-            self._wait_for_settled(at_most=0)
-
-    def _wait_for_settled(self, *, at_most: int) -> None:
-        """Wait until no more checkpoints than this are on their way."""
-        while len(self._in_flight) > at_most:
-            _, number = self._channel.receive()
-            self._in_flight.discard(number)
+            self._handover.wait(at_most=0)
 
 
 def _directory_of(checkpoint: Any) -> Path | None:
@@ -257,13 +241,6 @@ def _directory_of(checkpoint: Any) -> Path | None:
             "Report it before it is deleted."
         )
     return directory
-
-
-def _no_room(error: OSError, staging: Path) -> CheckpointError:
-    return CheckpointError(
-        f"No room for a checkpoint in {staging.parent} ({error.strerror}). Those before it are "
-        "intact. Make room there, or set TMPDIR or RunConfig(storage_path=…) to a larger disk."
-    )
 
 
 _current: TrainerSession | None = None

@@ -33,8 +33,8 @@ _UNDECODABLE = "surrogatepass"
 class Channel(Protocol):
     """A trainer's line to whoever watches over it."""
 
-    def send(self, message: Message) -> None:
-        """Hand a message over; it survives this process."""
+    def send(self, *messages: Message) -> None:
+        """Hand messages over; they survive this process."""
 
     def receive(self) -> Message:
         """Wait for the next message.
@@ -50,8 +50,8 @@ class SocketChannel:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
 
-    def send(self, message: Message) -> None:
-        self._socket.sendall(pack(message))
+    def send(self, *messages: Message) -> None:
+        self._socket.sendall(b"".join(map(pack, messages)))
 
     def receive(self) -> Message:
         (length,) = _LENGTH.unpack(receive_exactly(self._socket, _LENGTH.size))

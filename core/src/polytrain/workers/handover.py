@@ -1,0 +1,102 @@
+"""How a trainer gives checkpoints away: a local snapshot, and a message to its agent."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from polytrain.checkpoint.manifest import directory_name
+from polytrain.checkpoint.parts import is_full
+from polytrain.checkpoint.snapshot import Stamps
+from polytrain.checkpoint.staging import Stagings
+from polytrain.errors import CheckpointError
+from polytrain.workers.job import LaunchOrder, TrainerJob
+from polytrain.workers.wire import Channel, Message, staged_message
+
+Write = Callable[[Path], Stamps]
+"""Puts a checkpoint's files into an empty directory; returns the stamps of those that are links."""
+
+
+class Handover:
+    """The checkpoints of one trainer that are on their way to the storage."""
+
+    def __init__(
+        self, *, job: TrainerJob, order: LaunchOrder, rank: int, channel: Channel, scratch: Path
+    ) -> None:
+        """
+        Args:
+            job: what is trained.
+            order: in which generation.
+            rank: this trainer's.
+            channel: to its agent.
+            scratch: directory on the node for files on their way.
+        """
+        self._attempt = order.attempt
+        self._rank = rank
+        self._channel = channel
+        self._stagings = Stagings(scratch=scratch, near=job.near_staging)
+        self._max_in_flight = job.max_in_flight
+        self._next = order.first_checkpoint
+        self._in_flight: set[int] = set()
+
+    def give(
+        self,
+        write: Write,
+        *,
+        source: Path | None = None,
+        step: int,
+        metrics: Mapping[str, Any],
+        positions: Mapping[str, Any],
+        with_it: list[Message],
+    ) -> None:
+        """Give a checkpoint away. Waits only while too many are on their way.
+
+        Args:
+            write: makes the files.
+            source: where they are taken from; None if they are made anew.
+            step: last reported.
+            metrics: reported at that step.
+            positions: data set → where this rank stands in it.
+            with_it: messages to be sent before.
+
+        Raises:
+            CheckpointError: there is no room for the files.
+            EOFError: the agent is gone.
+        """
+        self.wait(at_most=self._max_in_flight - 1)
+        number = self._next
+        staging = self._stagings.new(
+            directory_name(number, self._attempt), self._rank, source=source
+        )
+        try:
+            stamps = write(staging)
+        except OSError as error:
+            if is_full(error):
+                shutil.rmtree(staging, ignore_errors=True)
+                raise _no_room(error, staging) from error
+            raise
+        self._next += 1
+        self._in_flight.add(number)
+        staged = staged_message(number, str(staging), stamps, step, metrics, positions)
+        # All at once, and last: on a busy machine the agent may run before this returns. From here
+        # on the checkpoint is the agent's, whatever becomes of this process.
+        self._channel.send(*with_it, staged)
+
+    def wait(self, *, at_most: int) -> None:
+        """Wait until no more checkpoints than this are on their way.
+
+        Raises:
+            EOFError: the agent is gone.
+        """
+        while len(self._in_flight) > at_most:
+            _, number = self._channel.receive()
+            self._in_flight.discard(number)
+
+
+def _no_room(error: OSError, staging: Path) -> CheckpointError:
+    return CheckpointError(
+        f"No room for a checkpoint in {staging.parent} ({error.strerror}). Those before it are "
+        "intact. Make room there, or set TMPDIR or RunConfig(storage_path=…) to a larger disk."
+    )
