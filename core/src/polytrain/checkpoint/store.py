@@ -96,11 +96,15 @@ class CheckpointStore:
 
         Raises:
             SnapshotChangedError: a file was written to since it was staged.
-            CheckpointError: nothing was staged.
+            CheckpointError: nothing was staged, or a file of the manifest's name.
             OSError: the storage refused.
         """
         if not staged.is_dir():
             raise CheckpointError(f"Rank {rank} has nothing staged for {directory}.")
+        if (staged / MANIFEST_NAME).exists():
+            raise CheckpointError(
+                f"A checkpoint's manifest is called {MANIFEST_NAME}; give your file another name."
+            )
         stored = []
         for file in sorted(path for path in staged.rglob("*") if path.is_file()):
             name = file.relative_to(staged).as_posix()
@@ -172,6 +176,9 @@ class CheckpointStore:
         Raises:
             OSError: the storage refused.
         """
+        read = self._read(manifest.directory)
+        if isinstance(read, str):
+            return (read,)
         wrong = differences(manifest, self._sizes(manifest.directory))
         return wrong or tuple(
             f"{file.name} has another content than was written"
@@ -184,11 +191,11 @@ class CheckpointStore:
 
         On a file system everything does; of objects only the sizes are compared.
         """
+        names = [MANIFEST_NAME, *(file.name for file in manifest.files)]
         if not self.location.is_local:
             sizes = self._sizes(manifest.directory)
-            return {file.name: (sizes.get(file.name, -1),) for file in manifest.files}
+            return {name: (sizes.get(name, -1),) for name in names}
         root = Path(self.location_of(manifest.directory).address)
-        names = [MANIFEST_NAME, *(file.name for file in manifest.files)]
         try:
             statuses = {name: (root / name).stat() for name in names}
         except FileNotFoundError:
@@ -215,7 +222,11 @@ class CheckpointStore:
         """
         paths = [path.split("/") for path in self._storage.list(_CHECKPOINTS)]
         committed = {path[1] for path in paths if path[2:] == [MANIFEST_NAME]}
-        for name in {path[1] for path in paths} - committed:
+        names = {path[1] for path in paths}
+        if self.location.is_local:
+            # No path tells of a directory in which nothing has been finished.
+            names |= {path.name for path in Path(self.location.address, _CHECKPOINTS).glob("*")}
+        for name in names - committed:
             parsed = parse_directory_name(name)
             if parsed is not None and parsed[1] < before:
                 self._storage.delete_below(f"{_CHECKPOINTS}/{name}")

@@ -1,0 +1,73 @@
+"""What tests of checkpoints make them of: staged files, stored parts, manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from polytrain.checkpoint.manifest import Attempt, Manifest, StoredFile, directory_name
+from polytrain.checkpoint.staging import Stagings
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.storage.location import Location
+
+ATTEMPT = Attempt(claim=1, generation=0)
+
+
+def store_in(path: Path) -> CheckpointStore:
+    """The checkpoints of a run in this directory, whose storage gives up at the first error."""
+    return CheckpointStore(location=Location.of(path, patience_s=0))
+
+
+def stage(
+    store: CheckpointStore, number: int, rank: int = 0, *, attempt: Attempt = ATTEMPT, **files: str
+) -> Path:
+    """Stage one rank's part of a checkpoint: names and their text."""
+    assert store.near_staging is not None
+    stagings = Stagings(scratch=store.near_staging, near=store.near_staging)
+    staging = stagings.new(directory_name(number, attempt), rank)
+    for name, text in files.items():
+        (staging / name).write_text(text)
+    return staging
+
+
+def store_part(
+    store: CheckpointStore, number: int, rank: int = 0, *, attempt: Attempt = ATTEMPT, **files: str
+) -> tuple[StoredFile, ...]:
+    """Stage one rank's part, and store it in the checkpoint's directory."""
+    staging = stage(store, number, rank, attempt=attempt, **files)
+    return store.store_part(directory_name(number, attempt), rank, staging, {})
+
+
+def manifest(number: int, files: Iterable[StoredFile] = (), **changes: Any) -> Manifest:
+    """A manifest of these files."""
+    fields: Mapping[str, Any] = {
+        "attempt": ATTEMPT,
+        "step": 1,
+        "metrics": {},
+        "backend": "reference",
+        "written_by": "one rank",
+        "versions": {"python": "3.11"},
+        "created": "2024-02-29T12:00:00+00:00",
+        "world_size": 1,
+        "positions": {},
+    }
+    return Manifest(number=number, files=tuple(files), **{**fields, **changes})
+
+
+def commit(store: CheckpointStore, number: int, **files: str) -> Manifest:
+    """Commit a checkpoint of one rank with these files: names and their text."""
+    made = manifest(number, store_part(store, number, 0, attempt=ATTEMPT, **files))
+    store.commit(made)
+    return made
+
+
+def directory_of(store: CheckpointStore, made: Manifest) -> Path:
+    """Where a checkpoint's files lie."""
+    return Path(store.location_of(made.directory).address)
+
+
+def directories(store: CheckpointStore) -> list[str]:
+    """Names of all directories beside the checkpoints' own, in order."""
+    checkpoints = Path(store.location.address, "checkpoints")
+    return sorted(path.name for path in checkpoints.iterdir()) if checkpoints.is_dir() else []
