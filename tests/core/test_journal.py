@@ -7,17 +7,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from polytrain.errors import Failure, FailureKind
 from polytrain.policy.failure import FailurePolicy
-from polytrain.run.events import AgentsPlaced, Event, Exited, Failed, Offered
-from polytrain.run.journal import Journal
+from polytrain.run.events import AgentsPlaced, Event, Exited, Failed, Offered, Reported
+from polytrain.run.journal import JOURNAL, Journal
+from polytrain.run.ledger import Ledger
 from polytrain.run.machine import begin, step
 from polytrain.run.states import State
+from polytrain.storage.location import Location
 from polytrain_plugins import Offer
 
 
+def journal_in(path: Path, *, claim: int = 1) -> Journal:
+    return Journal(Location.of(path).open(), claim=claim, ledger=Ledger())
+
+
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in (path / JOURNAL).read_text().splitlines()]
 
 
 def write_run(journal: Journal, *events: Event) -> None:
@@ -36,10 +44,10 @@ GONE = Exited(generation=0, rank=0, how="exited with code 0", killed=False)
 
 
 def test_every_transition_is_told_with_its_reason(tmp_path: Path) -> None:
-    path, before = tmp_path / "journal.jsonl", time.time()
-    with Journal(path) as journal:
+    before = time.time()
+    with journal_in(tmp_path) as journal:
         write_run(journal, AgentsPlaced(), Offered(generation=0, rank=0, offer=Offer()), FAILED)
-    written = lines(path)
+    written = lines(tmp_path)
     assert [(line["event"], line["phase"]) for line in written] == [
         ("Begun", "Placing"),
         ("AgentsPlaced", "Gathering"),
@@ -53,32 +61,65 @@ def test_every_transition_is_told_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_a_restart_counts_the_generation(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path) as journal:
+    with journal_in(tmp_path) as journal:
         write_run(journal, AgentsPlaced(), FAILED, GONE)
-    assert [line["generation"] for line in lines(path)] == [0, 0, 0, 1]
-    assert "failure 1 of max_failures=1" in lines(path)[-1]["reason"]
+    assert [line["generation"] for line in lines(tmp_path)] == [0, 0, 0, 1]
+    assert "failure 1 of max_failures=1" in lines(tmp_path)[-1]["reason"]
 
 
 def test_what_changes_nothing_is_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
     late = Offered(generation=7, rank=0, offer=Offer())
-    with Journal(path) as journal:
+    with journal_in(tmp_path) as journal:
         write_run(journal, AgentsPlaced(), late)
-    assert [line["event"] for line in lines(path)] == ["Begun", "AgentsPlaced"]
+    assert [line["event"] for line in lines(tmp_path)] == ["Begun", "AgentsPlaced"]
 
 
 def test_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
     """What has been written survives the driver's death."""
-    path = tmp_path / "journal.jsonl"
-    with Journal(path) as journal:
+    with journal_in(tmp_path) as journal:
         write_run(journal, AgentsPlaced())
-        assert len(lines(path)) == 2
+        assert len(lines(tmp_path)) == 2
+
+
+def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
+    with journal_in(tmp_path, claim=3) as journal:
+        journal.opened(anew=True, identity={"backend": "reference"}, world_size=2)
+        journal.launched(generation=0, step=40, start="/run/checkpoint")
+        journal.reported(
+            Reported(generation=0, rank=0, step=41, metrics={"loss": 0.5, "text": "a\nb\u2028é"})
+        )
+        journal.concluded(succeeded=False, reason="no restart is left")
+    written = lines(tmp_path)
+    assert {line["claim"] for line in written} == {3}
+    assert [{k: v for k, v in line.items() if k not in ("claim", "time")} for line in written] == [
+        {
+            "event": "Opened",
+            "anew": True,
+            "identity": {"backend": "reference"},
+            "world_size": 2,
+        },
+        {"event": "Launched", "generation": 0, "step": 40, "start": "/run/checkpoint"},
+        {"event": "Reported", "step": 41, "metrics": {"loss": 0.5, "text": "a\nb\u2028é"}},
+        {"event": "Concluded", "succeeded": False, "reason": "no restart is left"},
+    ]
 
 
 def test_a_journal_is_appended_to(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    for _ in range(2):
-        with Journal(path) as journal:
+    for claim in (1, 2):
+        with journal_in(tmp_path, claim=claim) as journal:
             write_run(journal)
-    assert len(lines(path)) == 2
+    assert [line["claim"] for line in lines(tmp_path)] == [1, 2]
+
+
+def test_a_line_that_a_dying_driver_has_torn_spoils_no_other(tmp_path: Path) -> None:
+    with journal_in(tmp_path) as journal:
+        write_run(journal, AgentsPlaced())
+    file = tmp_path / JOURNAL
+    file.write_bytes(file.read_bytes()[:-20])
+    with journal_in(tmp_path, claim=2) as journal:
+        write_run(journal)
+    first, torn, last = file.read_text().splitlines()
+    assert json.loads(first)["claim"] == 1
+    assert json.loads(last)["claim"] == 2
+    with pytest.raises(ValueError, match="char"):
+        json.loads(torn)

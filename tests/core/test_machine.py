@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.core.play import Play, exited, offered, raised, reported, storage_failure
 
-from polytrain.errors import Failure, FailureKind
-from polytrain.policy.failure import FailurePolicy
+from polytrain.errors import FailureKind
 from polytrain.run.actions import (
-    Action,
-    AddPart,
     Conclude,
     EndAttempt,
     Kill,
@@ -23,90 +21,12 @@ from polytrain.run.events import (
     AgentsPlaced,
     Done,
     Event,
-    Exited,
-    Failed,
+    HandedIn,
     Joined,
-    Offered,
-    PartStored,
     PlacementFailed,
-    Reported,
 )
-from polytrain.run.machine import begin, step
-from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, State, Training
+from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, Training
 from polytrain_plugins import Offer
-
-
-class Play:
-    """A machine that is fed events and remembers what it asked for."""
-
-    def __init__(self, world_size: int, *, max_failures: int = 0) -> None:
-        policy = FailurePolicy(max_failures=max_failures)
-        first = begin(State(world_size=world_size, policy=policy))
-        self.state = first.state
-        self.actions: list[Action] = list(first.actions)
-        self.latest: tuple[Action, ...] = first.actions
-        self.reason = first.reason
-
-    def tell(self, *events: Event) -> Play:
-        """Feed the events; `latest` holds the actions that the last of them led to."""
-        for event in events:
-            transition = step(self.state, event)
-            self.state, self.latest = transition.state, transition.actions
-            self.reason = transition.reason
-            self.actions += transition.actions
-        return self
-
-    def launched(self) -> Play:
-        """Every agent is there and the trainers have been forked."""
-        return self.tell(AgentsPlaced())
-
-    def training(self) -> Play:
-        """Every rank of the living generation has offered and joined."""
-        ranks = range(self.state.world_size)
-        generation = self.state.generation
-        self.tell(*(offered(rank, generation) for rank in ranks))
-        return self.tell(*(Joined(generation=generation, rank=rank) for rank in ranks))
-
-    def leaving(self) -> Play:
-        """Every rank of the living generation is done."""
-        generation = self.state.generation
-        ranks = range(self.state.world_size)
-        return self.tell(*(Done(generation=generation, rank=rank) for rank in ranks))
-
-    def conclusion(self) -> Conclude:
-        """How the run ended."""
-        [conclude] = [action for action in self.actions if isinstance(action, Conclude)]
-        return conclude
-
-
-def offered(rank: int, generation: int = 0) -> Offered:
-    return Offered(generation=generation, rank=rank, offer=Offer(host="host", port=1000 + rank))
-
-
-def exited(
-    rank: int, generation: int = 0, *, killed: bool, how: str = "killed by SIGKILL"
-) -> Exited:
-    return Exited(generation=generation, rank=rank, how=how, killed=killed)
-
-
-def raised(rank: int, message: str = "ValueError: no", generation: int = 0) -> Failed:
-    failure = Failure(kind=FailureKind.USER_ERROR, rank=rank, message=message)
-    return Failed(generation=generation, failure=failure)
-
-
-def storage_failure(rank: int | None, generation: int = 0) -> Failed:
-    failure = Failure(kind=FailureKind.STORAGE, rank=rank, message="OSError: disk full")
-    return Failed(generation=generation, failure=failure)
-
-
-def reported(rank: int, step: int, generation: int = 0) -> Reported:
-    return Reported(generation=generation, rank=rank, step=step, metrics={"loss": 1.0})
-
-
-def part(rank: int, generation: int = 0) -> PartStored:
-    return PartStored(
-        generation=generation, rank=rank, checkpoint=0, step=1, metrics={}, positions={}, files=()
-    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5])
@@ -247,6 +167,7 @@ def test_steps_are_counted_anew_in_every_generation() -> None:
         offered(0),
         Joined(generation=0, rank=0),
         reported(0, 3),
+        HandedIn(generation=0, rank=0, checkpoint=4),
         Done(generation=0, rank=0),
         raised(0),
         storage_failure(0),
@@ -261,15 +182,6 @@ def test_events_of_a_dead_generation_are_ignored(stale: Event) -> None:
     play.tell(stale)
     assert play.state == before
     assert play.latest == ()
-
-
-def test_a_part_of_a_checkpoint_counts_whenever_it_was_stored() -> None:
-    play = Play(2, max_failures=1).launched().training()
-    assert play.tell(part(0)).latest == (AddPart(part=part(0)),)
-    assert play.tell(exited(1, killed=False), part(1)).latest == (AddPart(part=part(1)),)
-    play.tell(exited(0, killed=True)).training()
-    assert play.state.generation == 1
-    assert play.tell(part(0)).latest == (AddPart(part=part(0)),)
 
 
 def test_a_lost_agent_is_placed_again_before_the_next_launch() -> None:

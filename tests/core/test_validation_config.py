@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.object_storage import Bucket
 
 from polytrain import (
     CheckpointConfig,
@@ -66,6 +67,28 @@ def test_scaling_that_makes_no_sense(problems: Any, config: Any, field: str) -> 
             RunConfig(checkpoint_config=CheckpointConfig(checkpoint_score_order="up")),
             "CheckpointConfig.checkpoint_score_order",
         ),
+        (
+            RunConfig(checkpoint_config=CheckpointConfig(written_by="rank 0")),
+            "CheckpointConfig.written_by",
+        ),
+        (
+            RunConfig(checkpoint_config=CheckpointConfig(upload="later")),
+            "CheckpointConfig.upload",
+        ),
+        (
+            RunConfig(checkpoint_config=CheckpointConfig(upload=None)),
+            "CheckpointConfig.upload",
+        ),
+        (
+            RunConfig(checkpoint_config=CheckpointConfig(max_in_flight=0)),
+            "CheckpointConfig.max_in_flight",
+        ),
+        (
+            RunConfig(checkpoint_config=CheckpointConfig(report_timeout_s=-1)),
+            "CheckpointConfig.report_timeout_s",
+        ),
+        (RunConfig(storage_timeout_s="long"), "RunConfig.storage_timeout_s"),
+        (RunConfig(storage_path=5), "RunConfig.storage_path"),
         ({"name": "run"}, "run_config"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -94,16 +117,44 @@ def test_storage_that_cannot_be_written_is_refused_before_anything_starts(
     assert (tmp_path / "file").read_text() == "not a directory"
 
 
-def test_storage_on_a_url_is_refused(
+def test_storage_that_workers_cannot_reach_is_refused(problems: Any) -> None:
+    run = RunConfig(storage_path="memory://runs", progress=False)
+    problem = problems(run_config=run).only("RunConfig.storage_path")
+    assert "'memory://runs/" in problem.what
+    assert "num_workers=0" in problem.remedy
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated(problems: Any) -> None:
+    run = RunConfig(storage_path="s3://key:very-secret@bucket/runs", progress=False)
+    problem = problems(run_config=run).only("RunConfig.storage_path")
+    assert "password" in problem.what
+    assert "very-secret" not in f"{problem}"
+
+
+def test_an_address_of_no_known_kind_is_told(
     problems: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = problems.of(lambda: trainer_in("s3://bucket/runs").fit())
-    assert "'s3://bucket/runs' is a URL" in found.only("RunConfig.storage_path").what
+    found = problems.of(lambda: trainer_in("nonsense://bucket/runs").fit())
+    assert "nonsense" in found.only("RunConfig.storage_path").what
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_not_written_over(problems: Any, tmp_path: Path) -> None:
+def test_a_bucket_that_is_not_there_is_told(problems: Any, bucket: Bucket) -> None:
+    found = problems.of(lambda: trainer_in("s3://another-bucket/runs").fit())
+    assert "'s3://another-bucket/runs' can't be written to" in (
+        found.only("RunConfig.storage_path").what
+    )
+
+
+def test_trying_out_a_bucket_leaves_no_file_in_it(bucket: Bucket) -> None:
+    trainer_in(f"s3://{bucket.name}/runs")
+    found = bucket.client.list_objects_v2(Bucket=bucket.name).get("Contents", ())
+    # Arrow marks directories by empty objects.
+    assert [entry["Key"] for entry in found if not entry["Key"].endswith("/")] == []
+
+
+def test_a_directory_that_is_no_run_is_not_written_over(problems: Any, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious").touch()
     problem = problems.of(lambda: trainer_in(tmp_path, "mine").fit()).only("RunConfig.name")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import socket
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polytrain.checkpoint.manifest import Attempt
+from polytrain.checkpoint.parts import StagedPart
 from polytrain.errors import FailureKind
-from polytrain.run.events import Done, Event, Failed, Joined, Offered, Reported
+from polytrain.run.events import Done, Event, Failed, HandedIn, Joined, Offered, Reported
 from polytrain.workers.placement import Place, members
 from polytrain.workers.wire import (
     FrameBuffer,
@@ -24,8 +27,10 @@ from polytrain.workers.wire import (
     raised_message,
     report_message,
     roster_message,
+    settled_message,
     staged_message,
     to_event,
+    to_part,
     world_from,
 )
 from polytrain_plugins import Offer
@@ -87,6 +92,10 @@ OFFER = Offer(host="10.0.0.1", port=4242, details={"token": b"\0\xff", "nested":
                 metrics={"loss": 0.5, "by class": {"a": [1, 2]}, "none": None},
             ),
         ),
+        (
+            staged_message(3, "/staging", {}, 40, {}, {}),
+            HandedIn(generation=2, rank=5, checkpoint=3),
+        ),
         (done_message(), Done(generation=2, rank=5)),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -120,10 +129,32 @@ def test_an_exception_about_an_undecodable_file_name_arrives() -> None:
     assert event.failure.message.startswith("FileNotFoundError: no file 'caf")
 
 
-def test_a_staged_part_names_checkpoint_step_and_metrics() -> None:
-    position = {"train": {"epoch": 1, "position": 10**12}}
-    told = over_the_wire(staged_message(3, 40, {"loss": 1}, position))
-    assert told == ["staged", 3, 40, {"loss": 1}, position]
+STAGED = staged_message(
+    3,
+    "/staging/of 3",
+    {"model é.pt": 2**62 + 1},
+    40,
+    {"loss": 1},
+    {"train": {"epoch": 1, "position": 10**12}},
+)
+
+
+def test_a_staged_part_tells_all_that_its_checkpoint_will_say() -> None:
+    attempt = Attempt(claim=4, generation=2)
+    assert to_part(over_the_wire(STAGED), attempt=attempt, rank=5) == StagedPart(
+        attempt=attempt,
+        rank=5,
+        checkpoint=3,
+        staged=Path("/staging/of 3"),
+        stamps={"model é.pt": 2**62 + 1},
+        step=40,
+        metrics={"loss": 1},
+        positions={"train": {"epoch": 1, "position": 10**12}},
+    )
+
+
+def test_a_trainer_hears_which_checkpoint_is_settled() -> None:
+    assert over_the_wire(settled_message(7)) == ["settled", 7]
 
 
 def test_an_unknown_message_is_an_error() -> None:

@@ -34,7 +34,7 @@ def test_resource_that_the_cluster_lacks(quiet: RunConfig) -> None:
         make_trainer("reference", nothing, scaling_config=scaling, run_config=quiet)
 
 
-def test_name_that_is_taken(quiet: RunConfig, tmp_path: Path) -> None:
+def test_directory_that_is_no_run(quiet: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "higgs").mkdir()
     (tmp_path / "higgs" / "precious").write_text("data")
     run = RunConfig(name="higgs", storage_path=tmp_path)

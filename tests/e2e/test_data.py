@@ -26,6 +26,7 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
+from polytrain.checkpoint.manifest import MANIFEST_NAME
 
 ROWS = 101
 """A prime number: no world size divides it."""
@@ -288,7 +289,7 @@ def test_a_stream_goes_on_after_a_crash(quiet: RunConfig, tmp_path: Path, worker
                 "run_path": str(Path(str(quiet.storage_path)) / run),
                 "notes": str(notes),
                 "fails_after": 4 if run == "a" else 0,
-                "wait_for": "checkpoints/checkpoint_000003/manifest.json",
+                "wait_for": f"checkpoints/checkpoint_000003-*/{MANIFEST_NAME}",
             },
             datasets={"train": data},
             scaling_config=ScalingConfig(num_workers=size),

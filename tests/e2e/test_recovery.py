@@ -92,9 +92,14 @@ def test_journal_tells_the_story(quiet: RunConfig) -> None:
     ).fit()
     lines = (Path(result.path) / "journal.jsonl").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
-    assert any("rank 0: killed by SIGKILL" in entry["reason"] for entry in entries)
-    assert [e["generation"] for e in entries] == sorted(e["generation"] for e in entries)
-    assert entries[-1]["phase"] == "Concluded"
+    transitions = [entry for entry in entries if "phase" in entry]
+    assert any("rank 0: killed by SIGKILL" in entry["reason"] for entry in transitions)
+    generations = [entry["generation"] for entry in transitions]
+    assert generations == sorted(generations)
+    assert set(generations) == {0, 1}
+    assert transitions[-1]["phase"] == "Concluded"
+    assert entries[0]["event"] == "Opened"
+    assert (entries[-1]["event"], entries[-1]["succeeded"]) == ("Concluded", True)
     assert len(result.history) == STEPS
 
 
