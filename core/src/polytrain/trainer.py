@@ -154,23 +154,22 @@ class Trainer:
         request, location = self._request, _location(self._request.run, self._backend)
         _raise_if_any((*_resume_problems(resume), *_storage_problems(request, location)))
         identity = self._identity()
-        past = None if resume == "never" else self._gone_on_with(location, identity)
-        if past is not None and past.succeeded:
-            logger.warning(
-                "The run in %s is finished: its result is returned. fit(resume='never') starts "
-                "it over.",
-                location.address,
-            )
-            config = request.run.checkpoint_config
-            return recorded(location, past, config=config, backend=self._backend)
         with contextlib.ExitStack() as stack:
-            impatient = replace(location, patience_s=0)
-            claim = stack.enter_context(claimed(location.open(), impatient.open()))
-            if past is not None:
-                # Its last driver may have written more before it gave the run up.
-                past = past_of(location.open())
-            run = self._run(location, identity, claim, past, stack)
-            result = run_to_end(run)
+            past = self._past(location, identity, resume)
+            if past is None or not past.succeeded:
+                impatient = replace(location, patience_s=0)
+                claim = stack.enter_context(claimed(location.open(), impatient.open()))
+                # Whose it was until now may have written more.
+                past = self._past(location, identity, resume)
+            if past is not None and past.succeeded:
+                logger.warning(
+                    "The run in %s is finished: its result is returned. fit(resume='never') "
+                    "starts it over.",
+                    location.address,
+                )
+                config = request.run.checkpoint_config
+                return recorded(location, past, config=config, backend=self._backend)
+            result = run_to_end(self._run(location, identity, claim, past, stack))
         if result.error is not None:
             raise result.error from _root_exception(result.error)
         return result
@@ -182,9 +181,11 @@ class Trainer:
             datasets={dataset.name: dataset.config for dataset in self._datasets},
         )
 
-    def _gone_on_with(self, location: Location, identity: Mapping[str, Any]) -> Chronicle | None:
-        """What there is of the run; None if nothing is."""
-        past = past_of(location.open())
+    def _past(
+        self, location: Location, identity: Mapping[str, Any], resume: str
+    ) -> Chronicle | None:
+        """What there is of the run to go on with; None if nothing is."""
+        past = None if resume == "never" else past_of(location.open())
         if past is not None:
             # A finished run that is to be longer isn't finished: that is for a new one.
             changeable = () if past.succeeded else self._backend.changeable

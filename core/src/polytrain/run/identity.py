@@ -47,7 +47,10 @@ def differences(
         now: as the user asks for it.
         changeable: options of the backend that may differ.
     """
-    remedy = "Give what it was begun with, choose another name, or call fit(resume='never')"
+    remedy = (
+        "Give what it was begun with, or begin another run under another name, with restore_from=… "
+        "if it is to go on from this one's checkpoint"
+    )
     for key, field in (("backend", "backend"), ("training function", "train_loop_per_worker")):
         if before[key] != now[key]:
             what = {True: "a training function", False: "none"}

@@ -1,0 +1,164 @@
+"""Checkpoints of a run on workers: who writes them, who waits, which parts make one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polytrain
+from polytrain import (
+    Checkpoint,
+    CheckpointConfig,
+    FailureKind,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
+
+LARGE = 4_000_000
+"""Bytes of a file that is linked rather than copied."""
+
+
+def fit(quiet: RunConfig, function: Any, config: Mapping[str, Any], **checkpoints: Any) -> Result:
+    return make_trainer(
+        "reference",
+        function,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(
+            quiet, name="run", checkpoint_config=CheckpointConfig(**checkpoints)
+        ),
+    ).fit()
+
+
+def report_parts(config: Mapping[str, Any]) -> None:
+    """Every rank writes a part of its own, as often as the config says for it."""
+    rank = polytrain.get_context().get_world_rank()
+    for step in range(config["reports"][rank]):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, f"part-{rank}").write_text(f"{rank} {step}")
+            Path(directory, "shared").write_text(config.get("shared", str(rank)))
+            if not config.get("shared"):
+                Path(directory, "shared").unlink()
+            polytrain.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
+    while rank in config.get("linger", ()):
+        time.sleep(0.1)
+
+
+def test_every_ranks_part_is_in_one_directory(quiet: RunConfig) -> None:
+    config = {"reports": [3, 3], "shared": "the same"}
+    result = fit(quiet, report_parts, config, written_by="every_rank", num_to_keep=2)
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as directory:
+        assert Path(directory, "part-0").read_text() == "0 2"
+        assert Path(directory, "part-1").read_text() == "1 2"
+        assert Path(directory, "shared").read_text() == "the same"
+        told = json.loads(Path(directory, "polytrain-manifest.json").read_text())["manifest"]
+    assert told["written_by"] == "every rank"
+    assert {file["name"]: file["rank"] for file in told["files"]} == {
+        "part-0": 0,
+        "part-1": 1,
+        "shared": 0,
+    }
+    assert len(list(Path(result.path, "checkpoints").iterdir())) == 2
+
+
+def test_parts_that_contradict_each_other_end_the_run(quiet: RunConfig) -> None:
+    def report(config: Mapping[str, Any]) -> None:
+        rank = polytrain.get_context().get_world_rank()
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "model").write_text(f"of rank {rank}")
+            polytrain.report({}, checkpoint=Checkpoint.from_directory(directory))
+
+    with pytest.raises(TrainingFailedError, match="Ranks 0 and 1 both wrote 'model'") as raised:
+        fit(quiet, report, {}, written_by="every_rank")
+    assert raised.value.failures[0].kind is FailureKind.UNMATCHED_PARTS
+    assert raised.value.result is not None
+    assert raised.value.result.checkpoint is None
+
+
+def test_a_rank_that_ends_without_its_report_is_named(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError) as raised:
+        fit(quiet, report_parts, {"reports": [3, 2]}, written_by="every_rank")
+    message = raised.value.failures[0].message
+    assert "rank 1 has reported 2 of them, and rank 0 3; rank 1 has ended" in message
+    # What all have reported counts.
+    assert raised.value.result is not None
+    assert raised.value.result.checkpoint is not None
+    assert Path(raised.value.result.checkpoint.path, "part-1").read_text() == "1 1"
+
+
+def test_a_rank_that_stays_behind_is_named_in_time(quiet: RunConfig) -> None:
+    config = {"reports": [1, 4], "linger": [0]}
+    with pytest.raises(TrainingFailedError) as raised:
+        fit(quiet, report_parts, config, written_by="every_rank", report_timeout_s=1)
+    message = raised.value.failures[0].message
+    assert "rank 0 has reported 1 of them, and rank 1" in message
+    assert "for 1 s nothing came of rank 0" in message
+
+
+def test_a_synchronous_report_returns_when_the_checkpoint_is_committed(quiet: RunConfig) -> None:
+    def train(config: Mapping[str, Any]) -> None:
+        rank = polytrain.get_context().get_world_rank()
+        for step in range(3):
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "model").write_bytes(os.urandom(config["bytes"]))
+                checkpoint = Checkpoint.from_directory(directory)
+                polytrain.report({"step": step}, checkpoint=checkpoint, upload="sync")
+            manifests = list(Path(config["run"]).glob("checkpoints/*/polytrain-manifest.json"))
+            assert rank or len(manifests) == step + 1
+
+    config = {"run": str(Path(str(quiet.storage_path), "run")), "bytes": LARGE}
+    result = fit(quiet, train, config)
+    assert len(result.best_checkpoints) == 3
+
+
+def test_the_callers_directory_is_its_own(quiet: RunConfig) -> None:
+    def train(config: Mapping[str, Any]) -> None:
+        directory = Path(config["directory"])
+        if polytrain.get_context().get_world_rank():
+            return
+        for step in range(4):
+            # In place, as a user does that has one directory for all checkpoints.
+            with (directory / "model").open("wb") as file:
+                file.write(bytes([step]) * config["bytes"])
+            polytrain.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
+            assert (directory / "model").stat().st_size == config["bytes"]
+
+    own = Path(str(quiet.storage_path), "own")
+    own.mkdir()
+    (own / "tokenizer").write_text("written once")
+    result = fit(quiet, train, {"directory": str(own), "bytes": LARGE})
+    assert (own / "tokenizer").read_text() == "written once"
+    # Whatever is written over before it is stored is no checkpoint; all others are whole.
+    assert result.checkpoint is not None
+    assert Path(result.checkpoint.path, "model").read_bytes() == b"\3" * LARGE
+    for checkpoint, metrics in result.best_checkpoints:
+        checkpoint.verify()
+        assert Path(checkpoint.path, "model").read_bytes() == bytes([metrics["step"]]) * LARGE
+        assert Path(checkpoint.path, "tokenizer").read_text() == "written once"
+    # Nor does what becomes of the caller's files later reach those that are committed.
+    (own / "model").write_bytes(b"x" * LARGE)
+    result.checkpoint.verify()
+
+
+def test_what_is_not_a_checkpoint_is_refused_at_the_report(quiet: RunConfig) -> None:
+    def train(config: Mapping[str, Any]) -> None:
+        gone = Checkpoint.from_directory(tempfile.mkdtemp())
+        os.rmdir(gone.path)
+        polytrain.report({}, checkpoint=gone if config["gone"] else "a path")  # type: ignore[arg-type]
+
+    with pytest.raises(TrainingFailedError, match="Report it before it is deleted"):
+        fit(quiet, train, {"gone": True})
+    with pytest.raises(TrainingFailedError, match=r"Pass Checkpoint\.from_directory"):
+        fit(dataclasses.replace(quiet, storage_path=f"{quiet.storage_path}/2"), train, {"gone": 0})

@@ -1,0 +1,277 @@
+"""A run goes on where it was: in another process, at another world size, after a driver's death."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+from tests.e2e.driver import run_driver, start_driver
+
+import polytrain
+from polytrain import (
+    Checkpoint,
+    CheckpointConfig,
+    DataConfig,
+    InvalidJobError,
+    Result,
+    RunConfig,
+    RunOwnedError,
+    ScalingConfig,
+    make_trainer,
+)
+from polytrain.testing.processes import eventually, title
+
+ROWS = 64
+TABLE = pa.table({"x": list(range(ROWS))})
+
+
+def add_up(config: Mapping[str, Any]) -> None:
+    """Add up the rows of some epochs; stop as if interrupted after some batches, if told to."""
+    checkpoint = polytrain.get_checkpoint()
+    total, batches = 0, 0
+    if checkpoint is not None:
+        with checkpoint.as_directory() as directory:
+            total, batches = json.loads(Path(directory, "state").read_text())
+    shard = polytrain.get_dataset_shard("train")
+    while batches < config["batches"]:
+        for batch in shard.iter_batches(global_batch_size=8, batch_format="arrow"):
+            total += sum(batch["x"].to_pylist())
+            batches += 1
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "state").write_text(json.dumps([total, batches]))
+                polytrain.report(
+                    {"total": total, "batches": batches},
+                    checkpoint=Checkpoint.from_directory(directory),
+                )
+            if batches == config.get("stop_at"):
+                raise KeyboardInterrupt
+            if batches == config["batches"]:
+                return
+
+
+def trainer(config: RunConfig, *, workers: int = 0, **options: Any) -> Any:
+    arguments: dict[str, Any] = {
+        "train_loop_config": {"batches": 16},
+        "datasets": {"train": TABLE},
+        "dataset_config": {"train": DataConfig(shuffle=True, seed=7)},
+        "scaling_config": ScalingConfig(num_workers=workers),
+        "run_config": dataclasses.replace(config, name="sums"),
+    }
+    return make_trainer("reference", add_up, **{**arguments, **options})
+
+
+def interrupt(config: RunConfig, *, at: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        trainer(config, train_loop_config={"batches": 16, "stop_at": at}).fit()
+
+
+def test_a_run_goes_on_at_its_newest_checkpoint(quiet: RunConfig) -> None:
+    interrupt(quiet, at=5)
+    interrupt(quiet, at=11)
+    result = trainer(quiet).fit()
+    assert result.metrics == {"total": 2 * sum(range(ROWS)), "batches": 16}
+    assert [metrics["batches"] for metrics in result.history] == list(range(1, 17))
+    assert result.restarts == 2
+    uninterrupted = trainer(
+        dataclasses.replace(quiet, storage_path=f"{quiet.storage_path}/2")
+    ).fit()
+    assert result.history == uninterrupted.history
+
+
+def test_it_goes_on_with_another_number_of_workers(quiet: RunConfig) -> None:
+    interrupt(quiet, at=5)
+    result = trainer(quiet, workers=2).fit()
+    # Each rank adds up its half of what is left: rows that both would count come twice.
+    assert [metrics["batches"] for metrics in result.history] == list(range(1, 17))
+    manifest = json.loads(Path(result.checkpoint.path, "polytrain-manifest.json").read_text())
+    assert manifest["manifest"]["world_size"] == 2
+    assert manifest["manifest"]["attempt"] == {"claim": 2, "generation": 0}
+
+
+def test_a_finished_run_says_so_and_returns_its_result(
+    quiet: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = trainer(quiet).fit()
+    again = trainer(quiet, workers=2).fit()
+    assert "is finished: its result is returned" in caplog.text
+    assert (again.history, again.checkpoint) == (first.history, first.checkpoint)
+    assert again.best_checkpoints == first.best_checkpoints
+
+
+def test_starting_over_leaves_what_was_there_and_does_not_count_it(quiet: RunConfig) -> None:
+    first = trainer(quiet).fit()
+    again = trainer(quiet, train_loop_config={"batches": 2}).fit(resume="never")
+    assert [metrics["batches"] for metrics in again.history] == [1, 2]
+    assert len(again.best_checkpoints) == 2
+    first.checkpoint.verify()
+    assert Result.from_path(again.path).history == again.history
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"dataset_config": {"train": DataConfig(shuffle=True, seed=8)}}, r"\['train'\]\.seed"),
+        ({"datasets": {"train": TABLE, "valid": TABLE}}, "datasets: they were train"),
+        ({"datasets": {"train": TABLE.slice(1)}}, "datasets, for the run"),
+    ],
+)
+def test_what_makes_going_on_meaningless_is_refused(
+    quiet: RunConfig, changed: Mapping[str, Any], named: str
+) -> None:
+    interrupt(quiet, at=5)
+    with pytest.raises(InvalidJobError, match=named):
+        trainer(quiet, **changed).fit()
+    # Refused is not lost.
+    assert trainer(quiet).fit().metrics["batches"] == 16
+
+
+def test_other_options_are_refused_and_a_longer_run_is_another_run(quiet: RunConfig) -> None:
+    def declarative(**options: Any) -> Result:
+        return make_trainer(
+            "reference",
+            datasets={"train": pa.table({"x": [1.0, 2.0], "y": [1.0, 2.0]})},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=dataclasses.replace(quiet, name="line"),
+            **{"label": "y", "rounds": 3, **options},
+        ).fit()
+
+    declarative()
+    with pytest.raises(InvalidJobError, match=r"learning_rate: the run was begun with 0\.1, now"):
+        declarative(learning_rate=0.5)
+    with pytest.raises(InvalidJobError, match=r"rounds: the run was begun with 3.*restore_from"):
+        declarative(rounds=4)
+
+
+def test_another_backend_is_refused(quiet: RunConfig) -> None:
+    interrupt(quiet, at=5)
+    other = make_trainer(
+        "torch",
+        add_up,
+        train_loop_config={"batches": 16},
+        datasets={"train": TABLE},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=dataclasses.replace(quiet, name="sums"),
+    )
+    with pytest.raises(InvalidJobError, match="backend: the run was begun with 'reference'"):
+        other.fit()
+
+
+def test_a_damaged_checkpoint_is_passed_over_by_the_next_driver(
+    quiet: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupt(quiet, at=5)
+    checkpoints = sorted(Path(str(quiet.storage_path), "sums", "checkpoints").iterdir())
+    damaged = checkpoints[-1] / "state"
+    damaged.write_text(damaged.read_text().replace("5", "6"))
+    result = trainer(quiet).fit()
+    assert f"{checkpoints[-1]} is no checkpoint" in caplog.text
+    assert "state has another content than was written" in caplog.text
+    assert result.metrics == {"total": 2 * sum(range(ROWS)), "batches": 16}
+    assert not damaged.exists()
+
+
+def test_a_second_driver_is_refused_while_the_first_one_works(quiet: RunConfig) -> None:
+    def train() -> None:
+        if polytrain.get_context().get_attempt() == 0 and not refused:
+            refused.append(1)
+            with pytest.raises(RunOwnedError, match=rf"process {os.getpid()} on \S+, since 20"):
+                driver()
+        polytrain.report({"refused": len(refused)})
+
+    def driver() -> Result:
+        config = dataclasses.replace(quiet, name="owned")
+        inline = ScalingConfig(num_workers=0)
+        return make_trainer("reference", train, scaling_config=inline, run_config=config).fit()
+
+    refused: list[int] = []
+    assert driver().metrics == {"refused": 1}
+
+
+SCRIPT = """
+import json, tempfile, polytrain_plugins
+from pathlib import Path
+from polytrain import Checkpoint, Result
+
+def train(config):
+    checkpoint = polytrain.get_checkpoint()
+    done = int(Path(checkpoint.path, "step").read_text()) if checkpoint else 0
+    for step in range(done + 1, 7):
+        if step == config["stay_at"]:
+            time.sleep(1000)
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step))
+            polytrain.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
+
+class Tell:
+    @polytrain_plugins.hookimpl
+    def polytrain_checkpoint_committed(self, checkpoint):
+        print("committed", checkpoint.step, flush=True)
+
+result = make_trainer(
+    "reference", train, train_loop_config={"stay_at": STAY_AT},
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(name="run", storage_path="runs", progress=False, observers=(Tell(),)),
+).fit()
+print(json.dumps([list(result.history), result.restarts]), flush=True)
+"""
+
+
+@pytest.fixture
+def killed_driver(tmp_path: Path) -> Path:
+    """The directory of a run whose driver got SIGKILL when its third checkpoint was committed."""
+    driver = start_driver(tmp_path, "STAY_AT = 4\n" + SCRIPT)
+    try:
+        assert driver.stdout is not None
+        for expected in (1, 2, 3):
+            assert driver.stdout.readline() == f"committed {expected}\n"
+        children = psutil.Process(driver.pid).children(recursive=True)
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate()
+        ours = [p for p in children if "polytrain.workers" in title(p) or "Agent" in title(p)]
+        eventually(lambda: not any(process.is_running() for process in ours), seconds=30)
+    finally:
+        driver.kill()
+    return tmp_path
+
+
+def test_a_killed_driver_leaves_nobody_and_loses_nothing(killed_driver: Path) -> None:
+    run = killed_driver / "runs" / "run"
+    interrupted = Result.from_path(run)
+    assert [metrics["step"] for metrics in interrupted.history] == [1, 2, 3]
+    assert interrupted.checkpoint is not None
+    assert Path(interrupted.checkpoint.path, "step").read_text() == "3"
+    code, output, errors = run_driver(killed_driver, "STAY_AT = 0\n" + SCRIPT)
+    assert code == 0, errors
+    history, restarts = json.loads(output.splitlines()[-1])
+    assert [metrics["step"] for metrics in history] == [1, 2, 3, 4, 5, 6]
+    assert restarts == 1
+    assert output.startswith("committed 4\n")
+
+
+def test_a_result_is_read_without_ray(quiet: RunConfig, tmp_path: Path) -> None:
+    config = dataclasses.replace(quiet, checkpoint_config=CheckpointConfig(num_to_keep=2))
+    result = trainer(config).fit()
+    path = tmp_path / "read.py"
+    path.write_text(
+        "import json, sys\n"
+        "from polytrain import Result\n"
+        f"result = Result.from_path({result.path!r})\n"
+        "assert 'ray' not in sys.modules\n"
+        "print(json.dumps([list(result.history), result.checkpoint.path, result.ledger.wall_s]))\n"
+    )
+    told = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    history, checkpoint, wall_s = json.loads(told.stdout)
+    assert history == list(result.history)
+    assert checkpoint == result.checkpoint.path
+    assert wall_s == pytest.approx(result.ledger.wall_s)
