@@ -83,7 +83,7 @@ def test_files_that_were_not_stored_where_the_driver_looks_are_not_committed(
 ) -> None:
     """A worker's node has another directory under the same path."""
     elsewhere = store_part(store_in(tmp_path / "node"), 0, model="weights")
-    with pytest.raises(CheckpointError, match=r"model is missing.*that all nodes mount"):
+    with pytest.raises(OSError, match=r"model is missing.*that all nodes mount"):
         store.commit(manifest(0, elsewhere))
     assert store.find(since_claim=1).manifests == ()
 
@@ -100,7 +100,7 @@ def test_without_its_manifest_it_is_no_checkpoint(store: CheckpointStore) -> Non
     assert found.manifests == (kept,)
     assert sorted(found.uncommitted) == [directory_name(n, ATTEMPT) for n in (1, 3)]
 
-    store.clear_staging()
+    store.clear_staging(before=NEXT)
     store.sweep(before=NEXT)
     assert directories(store) == [kept.directory]
     assert store.near_staging is not None
@@ -136,7 +136,7 @@ def test_what_is_not_a_runs_own_is_not_swept_away(store: CheckpointStore) -> Non
 def test_sweeping_where_nothing_was_saved_is_fine(store: CheckpointStore) -> None:
     run = Path(store.location.address)
     run.mkdir()
-    store.clear_staging()
+    store.clear_staging(before=NEXT)
     store.sweep(before=NEXT)
     assert list(run.iterdir()) == []
 

@@ -50,10 +50,6 @@ class Scratch:
         os.close(self._lock)
         _remove_unless_held(self.path)
 
-    def staging(self, name: str, rank: int) -> Path:
-        """Where the part of one rank of a checkpoint is made."""
-        return self.path / f"{name}-rank_{rank}"
-
     @contextlib.contextmanager
     def one_at_a_time(self, name: str) -> Iterator[None]:
         """Let no other process of this node do the thing of this name meanwhile."""

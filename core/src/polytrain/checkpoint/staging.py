@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from polytrain.checkpoint.manifest import Attempt, parse_directory_name
+
 STAGING = "staging"
 """Directory of a run for this, where its storage is a directory."""
+
+_OF_RANK = "-rank_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +35,7 @@ class Stagings:
                 files that are still to be written.
         """
         root = self._root(self.scratch if source is None else source)
-        staging = root / f"{name}-rank_{rank}"
+        staging = staged_in(root, name, rank)
         # A report that raised may have left something of the same number.
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
@@ -41,3 +46,25 @@ class Stagings:
             return self.scratch
         self.near.mkdir(parents=True, exist_ok=True)
         return self.near if self.near.stat().st_dev == source.stat().st_dev else self.scratch
+
+
+def staged_in(root: Path, name: str, rank: int) -> Path:
+    """Where the part of one rank of a checkpoint is below a staging directory.
+
+    Args:
+        root: the staging directory.
+        name: of the checkpoint's directory.
+        rank: whose part.
+    """
+    return root / f"{name}{_OF_RANK}{rank}"
+
+
+def clear(root: Path, *, before: Attempt) -> None:
+    """Delete what trainers of earlier attempts, which are over, have left staged."""
+    for staged in root.glob("*"):
+        parsed = parse_directory_name(staged.name.partition(_OF_RANK)[0])
+        if parsed is not None and parsed[1] < before:
+            shutil.rmtree(staged, ignore_errors=True)
+    # Another attempt's may be in it.
+    with contextlib.suppress(OSError):
+        root.rmdir()

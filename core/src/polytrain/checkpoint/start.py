@@ -15,6 +15,7 @@ from polytrain.checkpoint.manifest import (
     differences,
     parse_manifest,
 )
+from polytrain.checkpoint.staging import staged_in
 from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
@@ -141,7 +142,7 @@ def fetch(
             _get(storage, name, unfinished)
     else:
         for file in files:
-            staged = near / f"{location.name}-rank_{file.rank}" / file.name if near else None
+            staged = staged_in(near, location.name, file.rank) / file.name if near else None
             if staged is None or not _taken_over(staged, file, unfinished / file.name):
                 _expect(_get(storage, file.name, unfinished), file, location)
     unfinished.rename(target)

@@ -12,7 +12,6 @@ directory, so what a process does that was taken for dead does no harm.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,12 +29,16 @@ from polytrain.checkpoint.manifest import (
     parse_manifest,
 )
 from polytrain.checkpoint.snapshot import Stamps, is_unchanged
-from polytrain.checkpoint.staging import STAGING
+from polytrain.checkpoint.staging import STAGING, clear
 from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
+from polytrain.storage.patience import patiently
 from polytrain.storage.protocol import Storage
 
 _CHECKPOINTS = "checkpoints"
+
+_SHOWN_WITHIN_S = 60.0
+"""What another node has written is seen on a network file system after this, at the latest."""
 
 _READERS = 16
 """Manifests that are read at a time; object storages take their time for each."""
@@ -124,16 +127,13 @@ class CheckpointStore:
         """Write the manifest, if the files are there that it tells of.
 
         Raises:
-            CheckpointError: they aren't.
-            OSError: the storage refused.
+            OSError: they aren't, or the storage refused.
         """
-        lacking = differences(manifest, self._sizes(manifest.directory))
-        if lacking:
-            raise CheckpointError(
-                f"What the workers have stored isn't in {self.location_of(manifest.directory)}: "
-                f"{'; '.join(lacking[:3])}. Is RunConfig.storage_path on a file system that all "
-                "nodes mount?"
-            )
+        patiently(
+            lambda: self._expect_files(manifest),
+            patience_s=min(self.location.patience_s, _SHOWN_WITHIN_S),
+            what=manifest.directory,
+        )
         path = f"{_CHECKPOINTS}/{manifest.directory}/{MANIFEST_NAME}"
         self._storage.write(path, manifest.to_json().encode())
 
@@ -231,10 +231,19 @@ class CheckpointStore:
             if parsed is not None and parsed[1] < before:
                 self._storage.delete_below(f"{_CHECKPOINTS}/{name}")
 
-    def clear_staging(self) -> None:
-        """Delete what trainers have staged in the storage. None of them may be alive."""
+    def clear_staging(self, *, before: Attempt) -> None:
+        """Delete what trainers of earlier attempts, which are over, have staged in the storage."""
         if self.near_staging is not None:
-            shutil.rmtree(self.near_staging, ignore_errors=True)
+            clear(self.near_staging, before=before)
+
+    def _expect_files(self, manifest: Manifest) -> None:
+        lacking = differences(manifest, self._sizes(manifest.directory))
+        if lacking:
+            place = self.location_of(manifest.directory).address
+            raise OSError(
+                f"what the workers have stored isn't in {place} ({'; '.join(lacking[:3])}): is "
+                "RunConfig.storage_path on a file system that all nodes mount?"
+            )
 
     def _sizes(self, directory: str) -> dict[str, int]:
         root = f"{_CHECKPOINTS}/{directory}"

@@ -155,7 +155,7 @@ class Controller:
         keeper = self.keeper
         attempt = Attempt(claim=keeper.claim, generation=generation)
         keeper.forget_parts()
-        keeper.store.clear_staging()
+        keeper.store.clear_staging(before=attempt)
         start = keeper.start()
         # What came after the checkpoint is done, and reported, once more.
         self.history = [report for report in self.history if report.step <= start.step]

@@ -210,7 +210,7 @@ def _tidy(run: Run) -> None:
     impatient = CheckpointStore(location=replace(run.location, patience_s=0))
     last = Attempt(claim=run.claim.number + 1, generation=0)
     try:
-        impatient.clear_staging()
+        impatient.clear_staging(before=last)
         impatient.sweep(before=last)
     except OSError as error:
         logger.warning("What wasn't committed can't be deleted: %s", error)

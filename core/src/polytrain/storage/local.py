@@ -86,10 +86,8 @@ class LocalStorage:
     def put(self, file: Path, path: str, *, give_up: bool) -> str:
         def put() -> str:
             target = self._root / path
-            if give_up and _only_here(file, self._existing(target.parent)):
-                digest = _digest_durably(file)
-                file.replace(target)
-            else:
+            digest = _moved(file, target) if give_up else None
+            if digest is None:
                 with self._unfinished(path) as unfinished:
                     digest = _copy_durably(file, unfinished)
                     unfinished.replace(target)
@@ -200,10 +198,21 @@ def _files_below(directory: str) -> Iterator[tuple[str, int]]:
                     yield entry.path, entry.stat().st_size
 
 
-def _only_here(file: Path, directory: Path) -> bool:
-    """Whether a file has no other name, and can be given one in this directory."""
+def _moved(file: Path, target: Path) -> str | None:
+    """Move a file that has no other name, and return its digest; None if it has to be copied."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     status = file.stat()
-    return status.st_nlink == 1 and status.st_dev == directory.stat().st_dev
+    if status.st_nlink != 1 or status.st_dev != target.parent.stat().st_dev:
+        return None
+    digest = _digest_durably(file)
+    try:
+        file.replace(target)
+    except OSError as error:
+        # The same device, mounted twice.
+        if error.errno != errno.EXDEV:
+            raise
+        return None
+    return digest
 
 
 def _created_without_links(path: Path, data: bytes) -> bool:
