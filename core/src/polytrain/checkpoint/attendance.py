@@ -10,13 +10,14 @@ class Attendance:
     """Counts the parts that each rank of one generation has handed in.
 
     A rank may be slow. It is behind once another has gone on to a later checkpoint, or has ended,
-    and a time has passed since; or as soon as it has ended itself.
+    and for a time nothing has come of it; or as soon as it has ended itself.
     """
 
     world_size: int
     patience_s: float
     _counts: dict[int, int] = field(default_factory=dict)
     _done: set[int] = field(default_factory=set)
+    _fewest: int = 0
     _behind_since: float | None = None
 
     def handed_in(self, rank: int, *, now: float) -> None:
@@ -56,9 +57,10 @@ class Attendance:
         moved_on = self._count(ahead) - self._count(behind) > 1 or (
             ahead in self._done and self._count(ahead) > self._count(behind)
         )
+        goes_on, self._fewest = self._count(behind) > self._fewest, self._count(behind)
         if not moved_on:
             self._behind_since = None
-        elif self._behind_since is None:
+        elif self._behind_since is None or goes_on:
             self._behind_since = now
 
     def _extremes(self) -> tuple[int, int]:
