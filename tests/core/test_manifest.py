@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polytrain.checkpoint.manifest import (
@@ -16,6 +18,9 @@ from polytrain.checkpoint.manifest import (
     Manifest,
     StoredFile,
     differences,
+    directory_name,
+    merged,
+    parse_directory_name,
     parse_manifest,
 )
 
@@ -109,3 +114,115 @@ def test_a_missing_and_a_short_file_are_named() -> None:
         "model.pt has 7 bytes instead of 10",
         "optimizer/état 1 is missing",
     )
+
+
+TEXT = MANIFEST.to_json()
+edits = st.one_of(
+    st.tuples(st.just("replace"), st.integers(0, len(TEXT) - 1), st.characters()),
+    st.tuples(st.just("insert"), st.integers(0, len(TEXT)), st.characters()),
+    st.tuples(st.just("delete"), st.integers(0, len(TEXT) - 1), st.just("")),
+    # What is likely to be read all the same.
+    st.tuples(
+        st.just("replace"), st.integers(0, len(TEXT) - 1), st.sampled_from('0123456789eE.-+" abf')
+    ),
+)
+
+
+@settings(max_examples=2000)
+@given(edit=edits)
+def test_a_change_of_one_character_is_noticed_or_means_the_same(
+    edit: tuple[str, int, str],
+) -> None:
+    what, place, character = edit
+    changed = TEXT[:place] + character + TEXT[place + (what != "insert") :]
+    try:
+        read = parse_manifest(changed)
+    except ValueError:
+        return
+    assert read == MANIFEST
+
+
+@given(flipped=st.integers(0, 8 * len(TEXT.encode()) - 1))
+def test_a_flipped_bit_is_noticed_or_means_the_same(flipped: int) -> None:
+    content = bytearray(TEXT.encode())
+    content[flipped // 8] ^= 1 << flipped % 8
+    try:
+        read = parse_manifest(bytes(content))
+    except ValueError:
+        return
+    assert read == MANIFEST
+
+
+def files(rank: int, contents: Mapping[str, str]) -> list[StoredFile]:
+    return [
+        StoredFile(name=name, size=len(content), sha256=content, rank=rank)
+        for name, content in contents.items()
+    ]
+
+
+@given(
+    parts=st.dictionaries(
+        st.integers(0, 4),
+        st.dictionaries(st.sampled_from("abc"), st.sampled_from(["x", "yy"]), max_size=3),
+    )
+)
+def test_the_parts_of_all_ranks_make_one_directory_or_the_two_at_odds_are_named(
+    parts: dict[int, dict[str, str]],
+) -> None:
+    held: dict[str, dict[str, int]] = {}
+    for rank in sorted(parts):
+        for name, content in parts[rank].items():
+            held.setdefault(name, {}).setdefault(content, rank)
+    stored = {rank: files(rank, contents) for rank, contents in parts.items()}
+    if all(len(contents) == 1 for contents in held.values()):
+        told = {(file.name, file.sha256, file.rank) for file in merged(stored)}
+        assert told == {(n, c, rank) for n, by in held.items() for c, rank in by.items()}
+        assert len(merged(stored)) == len(held)
+        return
+    with pytest.raises(ValueError, match="names of their own") as caught:
+        merged(stored)
+    named = re.match(r"Ranks (\d+) and (\d+) both wrote '(.)'", str(caught.value))
+    assert named is not None
+    one, other, name = int(named[1]), int(named[2]), named[3]
+    assert parts[one][name] != parts[other][name]
+
+
+attempts = st.builds(Attempt, claim=st.integers(1, 10**9), generation=st.integers(0, 10**9))
+
+
+@given(number=st.integers(0, 10**9), attempt=attempts)
+def test_a_directory_is_told_by_its_name(number: int, attempt: Attempt) -> None:
+    assert parse_directory_name(directory_name(number, attempt)) == (number, attempt)
+
+
+@given(
+    numbers=st.lists(st.integers(0, 10**6 - 1), unique=True, max_size=8),
+    attempt=attempts,
+)
+def test_names_of_one_attempt_sort_as_their_numbers(numbers: list[int], attempt: Attempt) -> None:
+    names = sorted(directory_name(number, attempt) for number in numbers)
+    assert names == [directory_name(number, attempt) for number in sorted(numbers)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "checkpoint_000001",
+        "checkpoint_1-1.0",
+        "checkpoint_000001-1",
+        "checkpoint_000001-1.0.tmp",
+        ".checkpoint_000001-1.0",
+        "checkpoint_000001-1.0\n",
+        "checkpoint_-00001-1.0",
+        "mine",
+    ],
+)
+def test_another_directory_is_none_of_the_runs(name: str) -> None:
+    assert parse_directory_name(name) is None
+
+
+@given(attempts=st.lists(attempts, max_size=5))
+def test_of_two_attempts_that_of_the_later_driver_is_later(attempts: list[Attempt]) -> None:
+    by_numbers = sorted(attempts, key=lambda attempt: (attempt.claim, attempt.generation))
+    assert sorted(attempts) == by_numbers
