@@ -61,7 +61,7 @@ def differences(
             return
     for name in sorted(before["options"].keys() | now["options"].keys()):
         was, is_ = before["options"].get(name), now["options"].get(name)
-        if was != is_ and name not in changeable:
+        if not _same(was, is_) and name not in changeable:
             yield Problem(field=name, what=_changed(was, is_), remedy=remedy)
     if before["datasets"].keys() != now["datasets"].keys():
         was, is_ = (", ".join(sorted(told["datasets"])) or "none" for told in (before, now))
@@ -77,11 +77,7 @@ def differences(
 
 def options_of(identity: Mapping[str, Any]) -> Mapping[str, Any]:
     """The backend's options that an identity knows in full."""
-    return {
-        name: value
-        for name, value in identity["options"].items()
-        if not (isinstance(value, Mapping) and _TYPE in value)
-    }
+    return {name: value for name, value in identity["options"].items() if _is_full(value)}
 
 
 _TYPE = "python type"
@@ -97,6 +93,18 @@ def _plain(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [_plain(inner) for inner in value]
         return {_TYPE: f"{type(value).__module__}.{type(value).__qualname__}"}
+
+
+def _is_full(value: Any) -> bool:
+    """Whether a plain value stands for no object that isn't one."""
+    if isinstance(value, Mapping):
+        return _TYPE not in value and all(map(_is_full, value.values()))
+    return not isinstance(value, list) or all(map(_is_full, value))
+
+
+def _same(was: Any, is_: Any) -> bool:
+    # NaN is unequal to itself.
+    return bool(was == is_) or json.dumps(was, sort_keys=True) == json.dumps(is_, sort_keys=True)
 
 
 def _changed(was: Any, is_: Any) -> str:
