@@ -12,7 +12,7 @@ from typing import Any
 
 from polytrain.checkpoint.start import StartingPoint, fetch, starting_point, verify
 from polytrain.errors import CheckpointError
-from polytrain.storage.location import Location
+from polytrain.storage.location import Location, without_credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,4 +92,6 @@ class Checkpoint:
             raise self._unreadable(error) from error
 
     def _unreadable(self, error: Exception) -> CheckpointError:
-        return CheckpointError(f"The checkpoint {self.path} can't be read: {error}")
+        return CheckpointError(
+            f"The checkpoint {without_credentials(self.path)} can't be read: {error}"
+        )

@@ -6,6 +6,7 @@ It is only ever appended to, by one driver after another; `chronicle` reads it.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -15,6 +16,8 @@ from polytrain.run.events import Event, Reported
 from polytrain.run.ledger import Ledger
 from polytrain.run.machine import Transition
 from polytrain.storage.protocol import Log, Storage
+
+logger = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
 
@@ -42,7 +45,11 @@ class Journal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._log.__exit__(kind, error, traceback)
+        try:
+            self._log.__exit__(kind, error, traceback)
+        except OSError as unwritten:
+            # What matters is synced where it matters; something else ends the run here.
+            logger.warning("The end of the journal can't be written: %s", unwritten)
 
     def opened(self, *, anew: bool, identity: Mapping[str, Any], world_size: int) -> None:
         """A driver has begun.

@@ -12,6 +12,12 @@ from polytrain.storage.protocol import Storage
 
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 
+_SECRET = re.compile(
+    r"([^=]*(?:secret|password|passwd|token|signature|account_?key|access_?key)[^=]*|sig)=.*",
+    re.IGNORECASE | re.DOTALL,
+)
+"""An option of an address that is nobody's business."""
+
 PATIENCE_S = 600.0
 """How long a storage may be out by default, before what needs it fails."""
 
@@ -67,6 +73,11 @@ class Location:
         Raises:
             OSError: there is nothing at such an address; the message says what is known.
         """
+        if holds_credentials(self.address):
+            raise PermissionError(
+                f"{without_credentials(self.address)!r} has a password or another secret in it, "
+                "which would end up in logs. Leave it to the environment"
+            )
         if self.is_local:
             return LocalStorage(Path(self.address), patience_s=self.patience_s)
         # Arrow takes a while to import.
@@ -87,7 +98,10 @@ class Location:
         except SourceError as error:
             raise FileNotFoundError(str(error)) from error
         return RemoteStorage(
-            found.filesystem, found.path, root=self.address, patience_s=self.patience_s
+            arrow_filesystem(found.filesystem),
+            found.path,
+            root=self.address,
+            patience_s=self.patience_s,
         )
 
 
@@ -98,16 +112,37 @@ def is_address(location: str) -> bool:
 
 def holds_credentials(location: str) -> bool:
     """Whether an address has a password in it, which would end up in logs."""
+    return without_credentials(location) != location
+
+
+def without_credentials(location: str) -> str:
+    """The address, to be shown: with an ellipsis for users with passwords, and for secrets."""
     found = _ADDRESS.match(location)
     if found is None:
-        return False
-    user, at, _ = found["rest"].partition("/")[0].rpartition("@")
-    return bool(at) and ":" in user
+        return location
+    rest, mark, options = found["rest"].partition("?")
+    end = _end_of_password(rest)
+    shown = [_SECRET.sub(r"\1=…", option) for option in options.split("&")]
+    return f"{found['scheme']}://{'…' if end else ''}{rest[end:]}{mark}{'&'.join(shown)}"
+
+
+def _end_of_password(rest: str) -> int:
+    """Where the user and the password end, of what follows the scheme; 0 if there are none."""
+    authority, _, path = rest.partition("/")
+    user, at, _ = authority.rpartition("@")
+    if at:
+        return len(user) if ":" in user else 0
+    # A slash in a password has to be written as %2F, and isn't always.
+    _, colon, port = authority.partition(":")
+    is_port = port.isdigit() or authority.startswith("[")
+    return rest.rindex("@") if colon and not is_port and "@" in path else 0
 
 
 def is_of_one_process(location: str, filesystem: Any) -> bool:
     """Whether only this process can reach it, as with fsspec's `memory://`."""
-    protocol = getattr(filesystem, "protocol", ())
+    # Arrow has fsspec's in a handler; some of fsspec's own are around another.
+    given = getattr(getattr(filesystem, "handler", None), "fs", filesystem)
+    protocol = getattr(getattr(given, "fs", given), "protocol", ())
     protocols = (protocol,) if isinstance(protocol, str) else protocol
     return location.startswith("memory://") or "memory" in protocols
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import pyarrow as pa
 import pyarrow.fs as pafs
 
 from polytrain.storage.patience import patiently
@@ -77,9 +77,16 @@ class RemoteStorage:
         # Everybody writes under a name of his own, and looks around only then. Of two who try at
         # once the later writer sees the earlier one's; if both see each other's, both give way.
         own = f"{path}.{secrets.token_hex(8)}"
-        self.write(own, data)
         directory = path.rpartition("/")[0]
-        if any(name.startswith(path) and name != own for name in self.list(directory)):
+        try:
+            self.write(own, data)
+            others = {name for name in self.list(directory) if name.startswith(path)} - {own}
+        except OSError:
+            # Nobody is to take it for somebody's.
+            with contextlib.suppress(OSError):
+                self._filesystem.delete_file(self._path(own))
+            raise
+        if others:
             self.delete(own)
             return None
         return own
@@ -126,9 +133,10 @@ class RemoteStorage:
         return RemoteLog(self, path, series)
 
     def read_log(self, path: str) -> str:
-        return "".join(
-            self.read(segment).decode(errors="replace") for segment in sorted(self.list(path))
-        )
+        segments = [self.read(segment) for segment in sorted(self.list(path))]
+        # The last line of one may have no end, because its writer had one.
+        whole = (text if text.endswith(b"\n") else text + b"\n" for text in segments)
+        return b"".join(whole).decode(errors="replace")
 
     def _path(self, path: str) -> str:
         return f"{self._base}/{path}" if path else self._base
@@ -159,20 +167,24 @@ class RemoteLog:
         self._prefix = f"{path}/{series}"
         self._segments = 0
         self._lines: list[str] = []
-        self._lock = threading.Lock()
+        self._syncing = threading.Lock()
+        self._is_out = False
 
     def write(self, text: str) -> None:
-        with self._lock:
-            self._lines.append(text)
+        self._lines.append(text)
 
     def sync(self) -> None:
-        with self._lock:
-            if not self._lines:
+        with self._syncing:
+            lines = self._lines[:]
+            if not lines:
                 return
-            text, self._lines = "".join(self._lines), []
             segment = f"{self._prefix}-{self._segments:06d}"
+            self._is_out = True
+            self._storage.write(segment, "".join(lines).encode())
+            # Not before: what couldn't be written is for the next time.
+            self._is_out = False
             self._segments += 1
-        self._storage.write(segment, text.encode())
+            del self._lines[: len(lines)]
 
     def __enter__(self) -> RemoteLog:
         return self
@@ -183,17 +195,24 @@ class RemoteLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.sync()
+        # A storage that has been waited for isn't waited for again.
+        if not self._is_out:
+            self.sync()
 
 
 def arrow_filesystem(given: Any) -> Any:
     """A `pyarrow.fs.FileSystem` of one, or of what fsspec calls so; None of anything else."""
+    if isinstance(given, pafs.PyFileSystem) and isinstance(given.handler, pafs.FSSpecHandler):
+        given = given.handler.fs
     if isinstance(given, pafs.FileSystem):
         return given
-    try:
-        return pafs.PyFileSystem(pafs.FSSpecHandler(given)) if hasattr(given, "protocol") else None
-    except (TypeError, pa.ArrowException):
+    # Whoever has one of its file systems has imported it.
+    fsspec = sys.modules.get("fsspec")
+    if fsspec is None or not isinstance(given, fsspec.AbstractFileSystem):
         return None
+    from polytrain.storage.of_fsspec import FsspecHandler
+
+    return pafs.PyFileSystem(FsspecHandler(given))
 
 
 def _copied(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> str:

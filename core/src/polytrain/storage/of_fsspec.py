@@ -1,0 +1,63 @@
+"""fsspec's file systems as Arrow's, such that an error is never taken for an empty place.
+
+fsspec's `exists`, `isdir`, `isfile` and `find`, on which Arrow's own handler builds, say of
+whatever fails that it isn't there. Its `rm` takes names for patterns, and its listings are
+remembered, though other processes write too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+
+class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships no types
+    """What a run's storage needs, of calls that tell failures and absences apart."""
+
+    def get_file_info_selector(self, selector: Any) -> list[Any]:
+        self.fs.invalidate_cache()
+        return [self._create_file_info(path, info) for path, info in self._below(selector.base_dir)]
+
+    def open_input_stream(self, path: str) -> Any:
+        self.fs.invalidate_cache()
+        return pa.PythonFile(self.fs.open(path, mode="rb"), mode="r")
+
+    def delete_file(self, path: str) -> None:
+        self.fs.rm_file(path)
+
+    def delete_dir(self, path: str) -> None:
+        self.fs.invalidate_cache()
+        directories = [path]
+        for inner, info in self._below(path):
+            if info["type"] == "directory":
+                directories.append(inner)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    self.fs.rm_file(inner)
+        for directory in reversed(directories):
+            # Where there are directories at all.
+            with contextlib.suppress(OSError, NotImplementedError):
+                self.fs.rmdir(directory)
+
+    def _below(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Whatever is in a directory and below, each directory before what is in it."""
+        pending = [path.rstrip("/")]
+        while pending:
+            directory = pending.pop()
+            try:
+                entries = self.fs.ls(directory, detail=True)
+            except FileNotFoundError:
+                continue
+            for info in entries:
+                *above, name = info["name"].rstrip("/").split("/")
+                # What stands for the directory itself, as object storages have it.
+                if "/".join(above).strip("/") != directory.strip("/"):
+                    continue
+                inner = f"{directory}/{name}"
+                yield inner, info
+                if info["type"] == "directory":
+                    pending.append(inner)
