@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from polytrain.storage.location import Location, holds_credentials, is_address, is_of_one_process
+from polytrain.storage.location import (
+    Location,
+    holds_credentials,
+    is_of_one_process,
+    without_credentials,
+)
 from polytrain_plugins import Problem
 
 _FIELD = "RunConfig.storage_path"
@@ -24,7 +29,8 @@ def storage_problems(location: Location, *, num_workers: int) -> Iterator[Proble
     if holds_credentials(location.address):
         yield Problem(
             field=_FIELD,
-            what="the address has a password in it, which would end up in logs",
+            what=f"{without_credentials(location.address)!r} has a password or another secret in "
+            "it, which would end up in logs",
             remedy="Put it into the environment, for example into AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY, or pass RunConfig(storage_filesystem=…)",
         )
@@ -65,7 +71,8 @@ def _address_problems(location: Location) -> Iterator[Problem]:
     if location.filesystem is not None:
         from polytrain.storage.remote import arrow_filesystem
 
-        if arrow_filesystem(location.filesystem) is None or is_address(location.address):
+        is_path = "://" not in location.address and not location.address.startswith("~")
+        if arrow_filesystem(location.filesystem) is None or not is_path:
             yield Problem(
                 field="RunConfig.storage_filesystem",
                 what=f"a {type(location.filesystem).__name__} with the path {location.address!r}",
