@@ -154,6 +154,9 @@ class Controller:
     def _launch(self, generation: int) -> None:
         keeper = self.keeper
         attempt = Attempt(claim=keeper.claim, generation=generation)
+        # A commit that is still on its way is what to go on from.
+        self.chores.finish()
+        self._take_results()
         keeper.forget_parts()
         keeper.store.clear_staging(before=attempt)
         start = keeper.start()
