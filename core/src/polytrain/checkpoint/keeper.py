@@ -96,13 +96,20 @@ class CheckpointKeeper:
         manifest = committed.manifest
         self.checkpoints.append(manifest)
         self._stamps[manifest.directory] = committed.stamps
-        doomed = [*self._damaged]
+        doomed = [*self._damaged, *self.superseded()]
         self._damaged.clear()
-        for old in expendable(self.checkpoints, self.config):
-            self.checkpoints.remove(old)
-            self._stamps.pop(old.directory, None)
-            doomed.append(old.directory)
         return self._info(manifest), doomed
+
+    def superseded(self) -> list[str]:
+        """The directories of checkpoints that needn't be kept, which don't count from now on.
+
+        The newest must be known to be intact.
+        """
+        old = expendable(self.checkpoints, self.config)
+        for manifest in old:
+            self.checkpoints.remove(manifest)
+            self._stamps.pop(manifest.directory, None)
+        return [manifest.directory for manifest in old]
 
     def start(self) -> StartingPoint:
         """What the next attempt goes on from: the newest checkpoint that verifies.

@@ -164,6 +164,9 @@ class Controller:
         self.history = [report for report in self.history if report.step <= start.step]
         self.journal.launched(generation=generation, step=start.step, start=start.path)
         self.chores.give(partial(_sweep, keeper, attempt))
+        # A driver that died had no time for these.
+        for directory in keeper.superseded():
+            self.chores.give(partial(_delete, keeper, directory))
         if keeper.kind is CheckpointKind.EVERY_RANK:
             self._attendance = Attendance(keeper.world_size, keeper.config.report_timeout_s)
         self.output.flush()
