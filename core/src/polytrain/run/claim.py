@@ -62,7 +62,10 @@ class _Owner:
         if not self.machine or self.machine != _this_machine():
             return False
         try:
-            return bool(psutil.Process(self.pid).create_time() != self.process_started)
+            process = psutil.Process(self.pid)
+            # Nobody may have asked for its exit code yet.
+            ended = process.status() == psutil.STATUS_ZOMBIE
+            return bool(ended or process.create_time() != self.process_started)
         except psutil.NoSuchProcess:
             return True
 
