@@ -55,7 +55,7 @@ class FindProblems:
 @pytest.fixture
 def problems(monkeypatch: pytest.MonkeyPatch) -> FindProblems:
     """Finds out what is wrong with a job by itself, whether or not a cluster is up by now."""
-    monkeypatch.setattr("polytrain.trainer._cluster_problems", lambda scaling: ())
+    monkeypatch.setattr("polytrain.request.cluster_problems_now", lambda scaling: ())
     return FindProblems()
 
 

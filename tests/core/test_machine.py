@@ -140,7 +140,7 @@ def test_the_same_exception_at_the_same_step_is_not_met_a_third_time() -> None:
         play.training()
         play.tell(reported(1, 7, generation), raised(1, generation=generation))
         play.tell(exited(0, generation, killed=True), exited(1, generation, killed=True))
-    assert "same exception at step 7" in play.conclusion().reason
+    assert "same error at step 7" in play.conclusion().reason
     assert Launch(generation=2) not in play.actions
 
 

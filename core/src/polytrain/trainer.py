@@ -5,37 +5,34 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
-import secrets
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.checkpoint.start import StartingPoint, starting_point, verify
 from polytrain.config import DataConfig, RunConfig, ScalingConfig
-from polytrain.data.assignment import RunDataset
-from polytrain.data.checking import described, grouped, position_problems, ready
-from polytrain.errors import CheckpointError, TrainingFailedError
+from polytrain.data.checking import position_problems, ready
+from polytrain.errors import TrainingFailedError
+from polytrain.request import (
+    Request,
+    checked,
+    cluster_problems_now,
+    damage_problems,
+    job_of,
+    location_of,
+    resume_problems,
+    start_of,
+    storage_problems_of,
+)
 from polytrain.result import Result, recorded
 from polytrain.run.chronicle import Chronicle
 from polytrain.run.claim import Claim, claimed
 from polytrain.run.fit import Run, keeper_of, past_of, run_to_end
 from polytrain.run.identity import differences, identity_of
-from polytrain.storage.checking import storage_problems
 from polytrain.storage.location import Location
-from polytrain.validation import (
-    backend_problems,
-    cluster_problems,
-    config_problems,
-    function_problems,
-    missing_options,
-    unknown_options,
-    wrong_type,
-)
-from polytrain_plugins import Backend, DatasetInfo, InvalidJobError, Job, Problem, load_backend
+from polytrain.validation import missing_options, unknown_options
+from polytrain_plugins import Backend, InvalidJobError, Problem, load_backend
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +75,8 @@ def make_trainer(
     if unknown or missing:
         names = {problem.field for problem in unknown}
         known = {name: value for name, value in options.items() if name not in names}
-        request = _Request.of(train_loop_per_worker, **arguments)
-        _, others = _check(None if missing else cls(**known), request)
+        request = Request.of(train_loop_per_worker, **arguments)
+        _, others = checked(None if missing else cls(**known), request)
         raise InvalidJobError((*unknown, *missing, *others))
     return Trainer(cls(**options), train_loop_per_worker, **arguments)
 
@@ -120,7 +117,7 @@ class Trainer:
         if not isinstance(given, Backend):
             _raise_if_any((_no_backend(given),))
         self._backend = backend
-        self._request = _Request.of(
+        self._request = Request.of(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
             datasets=datasets,
@@ -129,7 +126,7 @@ class Trainer:
             run_config=run_config,
             restore_from=restore_from,
         )
-        self._datasets, problems = _check(backend, self._request)
+        self._datasets, problems = checked(backend, self._request)
         _raise_if_any(problems)
 
     def fit(self, *, resume: Literal["auto", "never"] = "auto") -> Result:
@@ -151,8 +148,8 @@ class Trainer:
             TrainingFailedError: if training failed and was not, or no more, restarted.
             KeyboardInterrupt: on Ctrl-C, after everything has been released.
         """
-        request, location = self._request, _location(self._request.run, self._backend)
-        _raise_if_any((*_resume_problems(resume), *_storage_problems(request, location)))
+        request, location = self._request, location_of(self._request.run, self._backend)
+        _raise_if_any((*resume_problems(resume), *storage_problems_of(request, location)))
         identity = self._identity()
         with contextlib.ExitStack() as stack:
             past = self._past(location, identity, resume)
@@ -208,17 +205,17 @@ class Trainer:
             world_size=max(1, request.scaling.num_workers),
             claim=claim,
             past=past,
-            origin=_start(request),
+            origin=start_of(request),
         )
         start = keeper.start()
         if not start.own:
-            _raise_if_any(tuple(_damage_problems(start)))
+            _raise_if_any(tuple(damage_problems(start)))
         if request.scaling.num_workers > 0:
             from polytrain.workers.cluster import running_ray
 
             stack.enter_context(running_ray())
-            _raise_if_any(tuple(_cluster_problems(request.scaling)))
-        demand = self._backend.demand(_job(request, self._datasets))
+            _raise_if_any(tuple(cluster_problems_now(request.scaling)))
+        demand = self._backend.demand(job_of(request, self._datasets))
         datasets, problems = ready(self._datasets, demand, request.scaling)
         _raise_if_any(problems)
         run = Run(
@@ -241,42 +238,6 @@ class Trainer:
         return run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """What the user asked for, besides the backend."""
-
-    training_function: Callable[..., Any] | None
-    training_config: Mapping[str, Any] | None
-    datasets: Any
-    dataset_configs: Any
-    scaling: ScalingConfig
-    run: RunConfig
-    restore_from: Any
-
-    @classmethod
-    def of(
-        cls,
-        function: Callable[..., Any] | None,
-        *,
-        train_loop_config: Mapping[str, Any] | None,
-        datasets: Mapping[str, Any] | None,
-        dataset_config: Mapping[str, DataConfig] | None,
-        scaling_config: ScalingConfig | None,
-        run_config: RunConfig | None,
-        restore_from: Checkpoint | str | Path | None,
-    ) -> _Request:
-        """The request of these arguments, with defaults for those that were left out."""
-        return cls(
-            training_function=function,
-            training_config=train_loop_config,
-            datasets={} if datasets is None else datasets,
-            dataset_configs={} if dataset_config is None else dataset_config,
-            scaling=ScalingConfig() if scaling_config is None else scaling_config,
-            run=RunConfig() if run_config is None else run_config,
-            restore_from=restore_from,
-        )
-
-
 _TRAINER_ARGUMENTS = (
     "train_loop_per_worker",
     "train_loop_config",
@@ -286,129 +247,6 @@ _TRAINER_ARGUMENTS = (
     "run_config",
     "restore_from",
 )
-
-
-def _check(
-    backend: Backend | None, request: _Request
-) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
-    """Describe the data, and collect everything that is wrong. Starts nothing.
-
-    Args:
-        backend: None if its own options don't suffice to make it.
-        request: everything else.
-    """
-    problems = list(config_problems(request.scaling, request.run))
-    if problems:
-        # What follows reads the configuration; what is wrong with it has been said.
-        storage = getattr(request.run, "storage_path", None)
-        run = RunConfig(storage_path=storage if isinstance(storage, str | Path) else None)
-        request = replace(request, scaling=ScalingConfig(), run=run)
-    problems += _storage_problems(request, _location(request.run, backend))
-    problems += _cluster_problems(request.scaling)
-    declarative = backend is not None and backend.capabilities.declarative
-    datasets, wrong_data = described(
-        request.datasets,
-        request.dataset_configs,
-        needs_train=declarative and request.training_function is None,
-        num_workers=max(1, request.scaling.num_workers),
-    )
-    problems += wrong_data
-    problems += _start_problems(request)
-    if backend is not None:
-        problems += function_problems(request.training_function, request.training_config, backend)
-        job = _job(request, datasets)
-        problems += backend_problems(backend, job)
-        if not problems:
-            # Reads a column, and asks a backend whose options are known to be right.
-            datasets, wrong_groups = grouped(
-                datasets, backend.demand(job), num_workers=job.num_workers
-            )
-            problems += wrong_groups
-    return datasets, tuple(problems)
-
-
-def _start(request: _Request) -> StartingPoint:
-    given = request.restore_from
-    if given is None:
-        return StartingPoint()
-    if isinstance(given, Checkpoint):
-        return starting_point(Location.of(given.path, given.filesystem, patience_s=0))
-    return starting_point(Location.of(given, patience_s=0))
-
-
-def _start_problems(request: _Request) -> Iterable[Problem]:
-    given: Any = request.restore_from
-    if given is not None and not isinstance(given, Checkpoint | str | Path):
-        yield wrong_type("restore_from", given, Checkpoint)
-        return
-    try:
-        _start(request)
-    except (OSError, ValueError) as error:
-        yield _unreadable_start(error)
-
-
-def _damage_problems(start: StartingPoint) -> Iterable[Problem]:
-    """Whether what a run is begun with is what was committed; reads all of it."""
-    try:
-        verify(start)
-    except (OSError, CheckpointError) as error:
-        yield _unreadable_start(error)
-
-
-def _unreadable_start(error: Exception) -> Problem:
-    return Problem(
-        field="restore_from",
-        what=f"it can't be read: {error}",
-        remedy="Pass a checkpoint of a run, such as Result.checkpoint, or its directory",
-    )
-
-
-def _storage_problems(request: _Request, location: Location) -> Iterable[Problem]:
-    return storage_problems(location, num_workers=request.scaling.num_workers)
-
-
-def _resume_problems(resume: Any) -> Iterable[Problem]:
-    if resume not in ("auto", "never"):
-        yield Problem(
-            field="resume",
-            what=f"{resume!r} is unknown",
-            remedy="Give 'auto' to go on with a run of the same name, or 'never' to start it over",
-        )
-
-
-def _cluster_problems(scaling: ScalingConfig) -> Iterable[Problem]:
-    """What a running Ray can tell; nothing while there is none."""
-    if scaling.num_workers == 0 or "ray" not in sys.modules:
-        return ()
-    from polytrain.workers.cluster import is_running, node_totals
-
-    return cluster_problems(scaling, node_totals()) if is_running() else ()
-
-
-def _job(request: _Request, datasets: tuple[RunDataset, ...]) -> Job:
-    names = map(str, request.datasets) if isinstance(request.datasets, Mapping) else ()
-    known = {dataset.name: dataset.source.info for dataset in datasets}
-    return Job(
-        num_workers=max(1, request.scaling.num_workers),
-        use_gpu=request.scaling.use_gpu,
-        cpus_per_worker=request.scaling.cpus_per_worker,
-        has_training_function=request.training_function is not None,
-        datasets={name: known.get(name, DatasetInfo(name=name)) for name in names},
-    )
-
-
-def _location(config: RunConfig, backend: Backend | None) -> Location:
-    runs = Location.of(
-        config.storage_path or "~/polytrain_results",
-        config.storage_filesystem,
-        patience_s=config.storage_timeout_s,
-    )
-    return runs.below(config.name or _new_name(backend))
-
-
-def _new_name(backend: Backend | None) -> str:
-    made_from = backend.name if backend is not None else "run"
-    return f"{made_from}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def _no_backend(given: Any) -> Problem:
