@@ -74,6 +74,48 @@ def test_a_nested_metric_is_found_by_its_path() -> None:
     assert numbers(ranked(checkpoints, config)) == [1, 0, 3, 2]
 
 
+def test_a_metric_whose_name_has_a_slash_is_found_too() -> None:
+    config = CheckpointConfig(checkpoint_score_attribute="valid/auc")
+    checkpoints = [Saved(0, {"valid/auc": 0.9, "valid": {"auc": 0.1}})]
+    checkpoints += [Saved(1, {"valid": {"auc": 0.5}})]
+    assert numbers(ranked(checkpoints, config)) == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {},
+        {"valid": {}},
+        {"valid": None},
+        {"valid": [0.5]},
+        {"valid": "auc"},
+        {"valid": {"auc": None}},
+        {"valid": {"auc": math.nan}},
+        {"valid": {"auc": {"mean": 1.0}}},
+        {"auc": 1.0},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("order", ["max", "min"])
+def test_what_has_no_nested_metric_is_worse_than_any_number(
+    order: Order, metrics: Mapping[str, Any]
+) -> None:
+    config = CheckpointConfig(checkpoint_score_attribute="valid/auc", checkpoint_score_order=order)
+    checkpoints = [Saved(0, {"valid": {"auc": -math.inf}}), Saved(1, {"valid": {"auc": math.inf}})]
+    assert numbers(ranked([*checkpoints, Saved(2, metrics)], config))[-1] == 2
+
+
+@pytest.mark.parametrize(("order", "expected"), [("max", [3, 2, 1, 0]), ("min", [1, 2, 3, 0])])
+def test_an_infinity_is_a_number(order: Order, expected: list[int]) -> None:
+    assert numbers(ranked(saved(math.nan, -math.inf, 0, math.inf), by_score(order))) == expected
+
+
+def test_the_newest_is_kept_until_a_newer_one_is_committed() -> None:
+    first, second, third = saved(9, 1, 2)
+    assert expendable([first, second], by_score(keep=1)) == []
+    assert expendable([first, second, third], by_score(keep=1)) == [second]
+
+
 def test_everything_is_kept_by_default() -> None:
     assert expendable(saved(*range(100)), CheckpointConfig()) == []
 
@@ -107,3 +149,24 @@ def test_no_kept_checkpoint_but_the_newest_is_worse_than_a_deleted_one(
     assert set(places) - set(numbers(deleted)) == {*places[:keep], *newest}
     for better, worse in pairwise(places):
         assert badness(scores[better], order) <= badness(scores[worse], order)
+
+
+@given(
+    scores=st.lists(scores, min_size=1, max_size=12),
+    keep=st.integers(1, 5),
+    order=st.sampled_from(["max", "min"]),
+)
+def test_deleting_after_every_commit_keeps_the_best_of_all(
+    scores: list[Any], keep: int, order: Order
+) -> None:
+    """None is deleted that would have been among the best in the end."""
+    config, everything = by_score(order, keep=keep), saved(*scores)
+    kept: list[Saved] = []
+    for checkpoint in everything:
+        kept.append(checkpoint)
+        deleted = expendable(kept, config)
+        assert checkpoint not in deleted
+        kept = [other for other in kept if other not in deleted]
+        assert len(kept) <= keep + 1
+    best = ranked(everything, config)[:keep]
+    assert set(numbers(kept)) == {*numbers(best), everything[-1].number}
