@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 
@@ -30,6 +31,8 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._seen: dict[Path, int] = {}
+        self._stamped: dict[tuple[int, int], int] = {}
+        """Device and inode → the stamp that the file was given."""
 
     def take(self, source: Path, target: Path) -> dict[str, int]:
         """Link or copy the files of a directory into another, which must be there.
@@ -50,7 +53,7 @@ class Snapshots:
             (target / inside).mkdir(exist_ok=True)
             for name in names:
                 # The list of files of a checkpoint that this was made from is not this one's.
-                if name == MANIFEST_NAME:
+                if name == MANIFEST_NAME and inside == Path():
                     continue
                 file, snapshot = Path(directory, name), target / inside / name
                 stamp = self._link(file, snapshot)
@@ -58,8 +61,8 @@ class Snapshots:
                     shutil.copyfile(file, snapshot)
                 else:
                     stamps[(inside / name).as_posix()] = stamp
-        while len(self._seen) > _REMEMBERED:
-            del self._seen[next(iter(self._seen))]
+        _forget_the_oldest(self._seen)
+        _forget_the_oldest(self._stamped)
         return stamps
 
     def _link(self, file: Path, target: Path) -> int | None:
@@ -69,11 +72,16 @@ class Snapshots:
         self._seen[file] = status.st_ino
         if rewritten or status.st_size < _COPIED_BELOW:
             return None
-        stamp = status.st_mtime_ns + 1
+        identity = status.st_dev, status.st_ino
+        # A file with several names, or one that several reports share, keeps the stamp that it has.
+        keeps = self._stamped.pop(identity, None) == status.st_mtime_ns
+        stamp = status.st_mtime_ns + (0 if keeps else 1)
         try:
             os.link(file.resolve(), target)
-            os.utime(target, ns=(status.st_atime_ns, stamp))
+            if not keeps:
+                os.utime(target, ns=(status.st_atime_ns, stamp))
             if is_unchanged(target.stat(), stamp):
+                self._stamped[identity] = stamp
                 return stamp
         except OSError:
             # Another file system, or one without links, or somebody else's file.
@@ -81,6 +89,11 @@ class Snapshots:
         # Or times are too coarse to tell.
         target.unlink(missing_ok=True)
         return None
+
+
+def _forget_the_oldest(known: dict[Any, int]) -> None:
+    while len(known) > _REMEMBERED:
+        del known[next(iter(known))]
 
 
 def is_unchanged(status: os.stat_result, stamp: int | None) -> bool:
