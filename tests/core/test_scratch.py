@@ -117,9 +117,14 @@ def test_a_child_of_the_holder_does_not_hold(temporary: Path) -> None:
     """A lock would outlive its process in one that it has started."""
     scratch = Scratch.hold("run")
     child = subprocess.Popen(
-        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False
+        [sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        close_fds=False,
     )
     try:
+        assert child.stdout is not None
+        child.stdout.readline()
         scratch.release()
         assert runs(temporary) == []
     finally:
@@ -130,7 +135,7 @@ def test_whoever_holds_has_a_directory_whoever_tidies_up(temporary: Path) -> Non
     """Runs begin and end on one node all the time."""
 
     def begin_and_end(number: int) -> None:
-        for turn in range(50):
+        for turn in range(200):
             scratch = Scratch.hold(f"run-{(number + turn) % 3}")
             file = scratch.path / f"snapshot-{number}"
             file.write_text(f"{turn}")

@@ -60,7 +60,9 @@ class Scratch:
 
 def _locked(directory: Path) -> int:
     while True:
-        directory.mkdir(mode=0o700, exist_ok=True)
+        # Not `exist_ok`: that asks whether it is a directory after somebody has tidied it away.
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
         try:
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
