@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,29 +15,35 @@ from polytrain.storage.location import Location
 ATTEMPT = Attempt(claim=1, generation=0)
 
 
-def store_in(path: Path) -> CheckpointStore:
-    """The checkpoints of a run in this directory, whose storage gives up at the first error."""
-    return CheckpointStore(location=Location.of(path, patience_s=0))
+def store_in(place: Path | Location) -> CheckpointStore:
+    """The checkpoints of a run in this place; a directory's storage gives up at the first error."""
+    if isinstance(place, Location):
+        return CheckpointStore(location=place)
+    return CheckpointStore(location=Location.of(place, patience_s=0))
 
 
 def stage(
     store: CheckpointStore, number: int, rank: int = 0, *, attempt: Attempt = ATTEMPT, **files: str
 ) -> Path:
-    """Stage one rank's part of a checkpoint: names and their text."""
+    """Stage one rank's part of a checkpoint beside a store: names and their text."""
     assert store.near_staging is not None
-    stagings = Stagings(scratch=store.near_staging, near=store.near_staging)
-    staging = stagings.new(directory_name(number, attempt), rank)
-    for name, text in files.items():
-        (staging / name).write_text(text)
-    return staging
+    return _staged(store.near_staging, directory_name(number, attempt), rank, files)
 
 
 def store_part(
     store: CheckpointStore, number: int, rank: int = 0, *, attempt: Attempt = ATTEMPT, **files: str
 ) -> tuple[StoredFile, ...]:
-    """Stage one rank's part, and store it in the checkpoint's directory."""
-    staging = stage(store, number, rank, attempt=attempt, **files)
-    return store.store_part(directory_name(number, attempt), rank, staging, {})
+    """Store one rank's part in the checkpoint's directory."""
+    name = directory_name(number, attempt)
+    with tempfile.TemporaryDirectory(prefix="polytrain-test-") as scratch:
+        return store.store_part(name, rank, _staged(Path(scratch), name, rank, files), {})
+
+
+def _staged(scratch: Path, name: str, rank: int, files: Mapping[str, str]) -> Path:
+    staging = Stagings(scratch=scratch, near=None).new(name, rank)
+    for file, text in files.items():
+        (staging / file).write_text(text)
+    return staging
 
 
 def manifest(number: int, files: Iterable[StoredFile] = (), **changes: Any) -> Manifest:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,12 @@ import pytest
 from tests.core.checkpoints import ATTEMPT, directories, store_in, store_part
 
 from polytrain.checkpoint.keeper import CheckpointKeeper
-from polytrain.checkpoint.manifest import Attempt, directory_name
+from polytrain.checkpoint.manifest import MANIFEST_NAME, Attempt, directory_name
+from polytrain.checkpoint.start import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config import CheckpointConfig
 from polytrain.run.events import PartStored
+from polytrain.storage.location import Location
 from polytrain_plugins import CheckpointInfo, CheckpointKind
 
 
@@ -22,7 +26,7 @@ class Kept:
 
     def __init__(
         self,
-        path: Path,
+        path: Path | Location,
         *,
         attempt: Attempt = ATTEMPT,
         kind: CheckpointKind = CheckpointKind.ONE_RANK,
@@ -164,3 +168,161 @@ def test_a_checkpoint_outlives_a_sweep_and_the_rest_does_not(tmp_path: Path) -> 
     every.store.sweep(before=Attempt(claim=1, generation=1))
     assert directories(every.store) == names(0)
     assert every.keeper.newest_intact() is not None
+
+
+def test_the_parts_of_a_dead_generation_are_forgotten(tmp_path: Path) -> None:
+    every = every_rank(tmp_path)
+    every.take(every.part(0, rank=0))
+    every.keeper.forget_parts()
+    every.attempt = Attempt(claim=1, generation=1)
+    number = every.keeper.next_number
+    assert number == 1, "a number isn't used twice"
+    # Whatever number they give it: half of it is the dead generation's.
+    assert every.take(every.part(0, rank=1)) is None
+    assert every.take(every.part(number, rank=0)) is None
+    committed = every.take(every.part(number, rank=1))
+    assert committed is not None
+    assert committed.step == 10
+    assert [m.attempt for m in every.keeper.checkpoints] == [every.attempt]
+
+
+@pytest.mark.parametrize("other", ["before", "after"])
+def test_a_checkpoint_that_was_dropped_never_comes_to_be(tmp_path: Path, other: str) -> None:
+    every = every_rank(tmp_path)
+    if other == "before":
+        every.take(every.part(0, rank=1))
+    every.keeper.drop(0)
+    if other == "after":
+        every.take(every.part(0, rank=1))
+    assert every.keeper.newest_intact() is None
+    every.take(every.part(1, rank=0))
+    assert every.take(every.part(1, rank=1)) is not None
+    assert [m.number for m in every.keeper.checkpoints] == [1]
+
+
+def test_ranks_that_write_the_same_file_with_different_content_are_named(tmp_path: Path) -> None:
+    every = every_rank(tmp_path)
+    every.take(every.part(0, rank=1, name="model"))
+    with pytest.raises(ValueError, match=r"Ranks 0 and 1 both wrote 'model'.*names of their own"):
+        every.take(every.part(0, rank=0, name="model"))
+    assert every.keeper.newest_intact() is None
+    assert every.store.find(since_claim=1).manifests == ()
+
+
+def test_ranks_that_stand_at_different_rows_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    every = every_rank(tmp_path)
+    positions = [{"train": {"epoch": 0, "start": start}} for start in (8, 12)]
+    parts = [replace(every.part(0, rank=rank), positions=positions[rank]) for rank in (0, 1)]
+    every.take(parts[1])
+    assert caplog.text == ""
+    assert every.take(parts[0]) is not None
+    assert "Ranks 0 and 1 reported checkpoint 0 at different rows" in caplog.text
+    assert every.keeper.start().positions == positions[0]
+
+
+def test_a_run_begins_where_it_was_told_to_and_goes_on_from_its_own(tmp_path: Path) -> None:
+    one = Kept(tmp_path)
+    origin = StartingPoint(location=Location.of(tmp_path / "another run"), step=5)
+    one.keeper.origin = origin
+    assert one.keeper.start() == origin
+    info = one.save(1)
+    start = one.keeper.start()
+    assert (start.path, start.step, start.own) == (info.path, 10, True)
+    assert [file.name for file in start.files or ()] == ["model-0"]
+
+
+def spoil(info: CheckpointInfo, how: str) -> str:
+    """Damage a checkpoint; return what is wrong with it."""
+    file = Path(info.path, "model-0")
+    match how:
+        case "missing":
+            file.unlink()
+            return "model-0 is missing"
+        case "short":
+            file.write_text("")
+            return "model-0 has 0 bytes instead of 6"
+        case "changed":
+            file.write_text("9 of 9")
+            return "model-0 has another content than was written"
+        case "torn":
+            manifest = Path(info.path, MANIFEST_NAME)
+            manifest.write_text(manifest.read_text()[:100])
+            return "its manifest can't be read"
+    raise AssertionError(how)
+
+
+HOW = ["missing", "short", "changed", "torn"]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_damaged_checkpoint_is_told_and_deleted_after_the_next_commit(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    one = Kept(tmp_path)
+    first, second, third = (one.save(number, loss=number) for number in range(3))
+    told = {info.path: spoil(info, how) for info in (second, third)}
+    assert one.keeper.start().path == first.path
+    for path, wrong in told.items():
+        assert any(path in line and wrong in line for line in caplog.text.splitlines())
+    assert [info.path for info in one.keeper.best()] == [first.path]
+    assert directories(one.store) == names(0, 1, 2), "nothing goes before something newer is there"
+    caplog.clear()
+    one.save(3)
+    assert directories(one.store) == names(0, 3)
+    assert one.keeper.newest_intact() is not None
+    assert caplog.text == "", "it is told once"
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_another_driver_tells_of_what_is_damaged_and_cleans_it_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    before = Kept(tmp_path)
+    first, second = before.save(0), before.save(1)
+    wrong = spoil(second, how)
+    attempt = Attempt(claim=2, generation=0)
+    now = Kept(tmp_path, attempt=attempt)
+    now.keeper.take_over(now.store.find(since_claim=1))
+    assert now.keeper.start().path == first.path
+    assert second.path in caplog.text
+    assert wrong in caplog.text
+    now.save(now.keeper.next_number)
+    left = directories(now.store)
+    assert left == [*names(0), directory_name(now.keeper.checkpoints[-1].number, attempt)]
+
+
+def test_a_driver_goes_on_with_the_checkpoints_of_those_before(tmp_path: Path) -> None:
+    before = Kept(tmp_path)
+    infos = [before.save(number, loss=number) for number in (0, 3)]
+    attempt = Attempt(claim=2, generation=0)
+    now = Kept(tmp_path, attempt=attempt, num_to_keep=1)
+    now.keeper.take_over(now.store.find(since_claim=1))
+    assert now.keeper.next_number == 4
+    assert now.keeper.newest_intact() == infos[1]
+    assert [info.path for info in now.keeper.best()] == [infos[1].path, infos[0].path]
+    now.save(4)
+    assert directories(now.store) == names(4, attempt=attempt), "its retention is the run's now"
+
+
+def test_a_file_that_was_only_touched_is_no_damage(tmp_path: Path) -> None:
+    one = Kept(tmp_path)
+    info = one.save(0)
+    file = Path(info.path, "model-0")
+    file.write_text(file.read_text())
+    assert one.keeper.newest_intact() == info
+
+
+def test_what_a_storage_cannot_tell_is_read_again_on_distrust() -> None:
+    """Of an object no more than the size is looked at, as long as nothing went wrong."""
+    location = Location.of(f"memory://{uuid.uuid4()}", patience_s=0)
+    one = Kept(location)
+    first, second = one.save(0), one.save(1)
+    storage = location.open()
+    [model] = [path for path in storage.list("") if path.startswith(f"checkpoints/{names(1)[0]}/m")]
+    storage.write(model, b"9 of 9")
+    one.keeper.distrust()
+    assert one.keeper.newest_intact() == first
+    assert [info.path for info in one.keeper.best()] == [first.path]
+    assert second.path.startswith("memory://")
