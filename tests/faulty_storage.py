@@ -36,7 +36,7 @@ def never(number: int, call: Call) -> None:
 
 
 class Short(Exception):
-    """What a fault raises so that only half of the data is written."""
+    """What a fault raises so that only half of the data is written, or read."""
 
     def __init__(self, *, is_silent: bool) -> None:
         super().__init__(is_silent)
@@ -44,12 +44,12 @@ class Short(Exception):
 
     @classmethod
     def loudly(cls) -> Short:
-        """Then the write fails."""
+        """Then the call fails."""
         return cls(is_silent=False)
 
     @classmethod
     def silently(cls) -> Short:
-        """Then the write says that all is well."""
+        """Then nobody is told."""
         return cls(is_silent=True)
 
 
@@ -151,7 +151,8 @@ class FaultyFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec ship
         return _File(self._local(path).open(mode), path, self.faults)
 
     def _local(self, path: str) -> Path:
-        return self._root / self._strip_protocol(path).lstrip("/")
+        stripped: str = self._strip_protocol(path)
+        return self._root / stripped.lstrip("/")
 
     def _entry(self, local: Path) -> dict[str, Any]:
         name = local.relative_to(self._root).as_posix()
@@ -173,7 +174,13 @@ class _File(AbstractContextManager["_File"]):
         return self._file.closed
 
     def read(self, size: int = -1) -> bytes:
-        self._faults.take("read", self._path)
+        try:
+            self._faults.take("read", self._path)
+        except Short as short:
+            data = self._file.read(size)
+            if not short.is_silent:
+                raise out() from None
+            return data[: len(data) // 2]
         return self._file.read(size)
 
     def write(self, data: bytes) -> int:

@@ -8,10 +8,12 @@ a while. Whoever was taken for dead finds a higher number before it commits anyt
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import random
+import secrets
 import socket
 import threading
 from collections.abc import Iterator
@@ -19,8 +21,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-
-import psutil
 
 from polytrain.errors import RunOwnedError
 from polytrain.storage.protocol import Storage
@@ -32,6 +32,9 @@ _BEAT_EVERY_S = 5.0
 _DEAD_AFTER_S = 30.0
 """Seconds without a beat, as the waiting driver's clock has them."""
 
+_held: set[str] = set()
+"""Tokens of the claims that this process holds or wants."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Owner:
@@ -39,7 +42,12 @@ class _Owner:
 
     host: str
     pid: int
-    process_started: float
+    process_started: int
+    """Ticks since the machine's boot: the time of day may be corrected."""
+
+    token: str
+    """Of this claim alone."""
+
     machine: str
     """Tells machines, their boots and their process namespaces apart; empty if nothing does."""
 
@@ -52,30 +60,23 @@ class _Owner:
         return cls(
             host=socket.gethostname(),
             pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
+            process_started=_started(os.getpid()) or 0,
+            token=secrets.token_hex(8),
             machine=_this_machine(),
             since=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
-    def is_known_to_be_dead(self) -> bool:
-        """Whether its process was on this machine, and is no more."""
+    def lives(self) -> bool | None:
+        """Whether its process still works on the run; None if that can't be known here."""
         if not self.machine or self.machine != _this_machine():
-            return False
+            return None
+        if self.pid == os.getpid():
+            # What couldn't be released is over all the same.
+            return self.token in _held
         try:
-            process = psutil.Process(self.pid)
-            # Nobody may have asked for its exit code yet.
-            ended = process.status() == psutil.STATUS_ZOMBIE
-            return bool(ended or process.create_time() != self.process_started)
-        except psutil.NoSuchProcess:
-            return True
-
-    def is_known_to_live(self) -> bool:
-        """Whether its process is on this machine."""
-        return (
-            bool(self.machine)
-            and self.machine == _this_machine()
-            and not (self.is_known_to_be_dead())
-        )
+            return _started(self.pid) == self.process_started
+        except PermissionError:
+            return None
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -84,9 +85,12 @@ class _Owner:
 class Claim:
     """This driver's claim on a run, while it is held."""
 
-    def __init__(self, storage: Storage, number: int, path: str, owner: _Owner) -> None:
+    def __init__(
+        self, storage: Storage, impatient: Storage, number: int, path: str, owner: _Owner
+    ) -> None:
         self.number = number
         self._storage = storage
+        self._impatient = impatient
         self._path = path
         self._owner = owner
         self._ended = threading.Event()
@@ -103,8 +107,8 @@ class Claim:
         number, owner = _newest(self._storage)
         if number > self.number:
             raise RunOwnedError(
-                f"The run in {self._storage.root} was taken over by {owner}: this process gave no "
-                f"sign of life for {_DEAD_AFTER_S:g} s."
+                f"The run in {self._storage.root} was taken over by {owner or 'another driver'}: "
+                f"this process gave no sign of life for {_DEAD_AFTER_S:g} s."
             )
 
     def release(self) -> None:
@@ -120,7 +124,7 @@ class Claim:
 
     def _write(self, owner: _Owner) -> None:
         try:
-            self._storage.write(self._path, json.dumps(asdict(owner)).encode())
+            self._impatient.write(self._path, json.dumps(asdict(owner)).encode())
         except OSError as error:
             # Whoever finds it unchanged waits until it is over.
             logger.warning("The claim %s can't be renewed: %s", self._path, error)
@@ -132,50 +136,77 @@ def claimed(storage: Storage, impatient: Storage) -> Iterator[Claim]:
 
     Args:
         storage: the run's.
-        impatient: the same, but its calls aren't repeated when they fail.
+        impatient: the same, but its calls aren't repeated when they fail: a beat that comes late
+            is as good as none.
 
     Raises:
         RunOwnedError: another driver works on it.
         OSError: the storage refused.
     """
     owner = _Owner.this_process()
-    watched: tuple[int, _Owner] | None = None
-    waited = 0.0
+    _held.add(owner.token)
+    try:
+        number, path = _taken(storage, owner)
+        claim = Claim(storage, impatient, number, path, owner)
+        try:
+            yield claim
+        finally:
+            claim.release()
+    finally:
+        _held.discard(owner.token)
+
+
+def _taken(storage: Storage, owner: _Owner) -> tuple[int, str]:
+    """Number and path of the new claim."""
+    watch = _Watch(storage.root)
     while True:
         number, other = _newest(storage)
-        if other is None or other.released or other.is_known_to_be_dead():
+        # A number without an owner is one whose owner has just given way: whoever came next isn't
+        # to be passed by.
+        if number == 0 or (other is not None and watch.finds_over(number, other)):
             path = _create(storage, number + 1, owner)
             if path is not None:
-                break
-            pause = random.uniform(0.1, 0.5)
-        else:
-            if other.is_known_to_live() or (
-                watched is not None and watched[0] == number and watched[1].beats != other.beats
-            ):
-                raise RunOwnedError(
-                    f"The run in {storage.root} is being worked on by {other}. Wait for it to end, "
-                    "or give RunConfig another name."
-                )
-            if watched is None or watched[0] != number:
-                watched, waited = (number, other), 0.0
-                logger.warning(
-                    "The run in %s belongs to %s. Waiting up to %g s for a sign of life of it.",
-                    storage.root,
-                    other,
-                    _DEAD_AFTER_S,
-                )
-            if waited >= _DEAD_AFTER_S:
-                path = _create(storage, number + 1, owner)
-                if path is not None:
-                    break
-            pause = 1.0
-            waited += pause
-        threading.Event().wait(pause)
-    claim = Claim(impatient, number + 1, path, owner)
-    try:
-        yield claim
-    finally:
-        claim.release()
+                return number + 1, path
+        threading.Event().wait(watch.pause_s)
+
+
+class _Watch:
+    """Looks for signs of life of an owner."""
+
+    def __init__(self, root: str) -> None:
+        self.pause_s = 0.0
+        """Seconds until the next look."""
+
+        self._root = root
+        self._watched: tuple[int, int] | None = None
+        self._waited = 0.0
+
+    def finds_over(self, number: int, owner: _Owner) -> bool:
+        """Whether a claim is over.
+
+        Raises:
+            RunOwnedError: it isn't.
+        """
+        self.pause_s = random.uniform(0.1, 0.5)
+        lives = owner.lives()
+        if owner.released or lives is False:
+            return True
+        is_watched = self._watched is not None and self._watched[0] == number
+        if lives or (is_watched and self._watched != (number, owner.beats)):
+            raise RunOwnedError(
+                f"The run in {self._root} is being worked on by {owner}. Wait for it to end, or "
+                "give RunConfig another name."
+            )
+        if not is_watched:
+            self._watched, self._waited = (number, owner.beats), 0.0
+            logger.warning(
+                "The run in %s belongs to %s. Waiting up to %g s for a sign of life of it.",
+                self._root,
+                owner,
+                _DEAD_AFTER_S,
+            )
+        self._waited += self.pause_s
+        return self._waited >= _DEAD_AFTER_S
 
 
 def _create(storage: Storage, number: int, owner: _Owner) -> str | None:
@@ -186,14 +217,17 @@ def _newest(storage: Storage) -> tuple[int, _Owner | None]:
     """The highest number, and who holds it; 0 and None if there is no claim."""
     by_number: dict[int, list[str]] = {}
     for path in storage.list(_CLAIMS):
-        by_number.setdefault(int(Path(path).name.partition(".")[0]), []).append(path)
+        number = Path(path).name.partition(".")[0]
+        # NFS leaves files of its own beside those that are replaced while they are read.
+        if number.isdigit():
+            by_number.setdefault(int(number), []).append(path)
     if not by_number:
         return 0, None
-    number = max(by_number)
+    newest = max(by_number)
     # Of several, which tried at once, all but one are about to give way.
-    owners = [owner for path in sorted(by_number[number]) if (owner := _read(storage, path))]
+    owners = [owner for path in sorted(by_number[newest]) if (owner := _read(storage, path))]
     living = [owner for owner in owners if not owner.released]
-    return number, next(iter(living or owners), None)
+    return newest, next(iter(living or owners), None)
 
 
 def _read(storage: Storage, path: str) -> _Owner | None:
@@ -203,7 +237,26 @@ def _read(storage: Storage, path: str) -> _Owner | None:
         return None
     except (ValueError, TypeError):
         # Torn. Whoever wrote it may be alive all the same.
-        return _Owner(host="an unknown host", pid=0, process_started=0, machine="", since="?")
+        return _Owner(
+            host="an unknown host", pid=0, process_started=0, token="", machine="", since="?"
+        )
+
+
+def _started(pid: int) -> int | None:
+    """When a process was started, in ticks since the boot; None if it is none any more.
+
+    Raises:
+        PermissionError: that is none of our business.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        # Those of others may be hidden.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 0)
+        return None
+    # One that nobody has asked for its exit code yet is a zombie.
+    return None if status[0] in "ZX" else int(status[19])
 
 
 def _this_machine() -> str:
