@@ -28,7 +28,7 @@ from polytrain.request import (
 from polytrain.result import Result, recorded
 from polytrain.run.chronicle import Chronicle
 from polytrain.run.claim import Claim, claimed
-from polytrain.run.fit import Run, keeper_of, past_of, run_to_end
+from polytrain.run.fit import Run, keeper_of, past_of, run_to_end, storage_needed
 from polytrain.run.identity import differences, identity_of
 from polytrain.storage.location import Location
 from polytrain.validation import missing_options, unknown_options
@@ -152,20 +152,21 @@ class Trainer:
         _raise_if_any((*resume_problems(resume), *storage_problems_of(request, location)))
         identity = self._identity()
         with contextlib.ExitStack() as stack:
-            past = self._past(location, identity, resume)
-            if past is None or not past.succeeded:
-                impatient = replace(location, patience_s=0)
-                claim = stack.enter_context(claimed(location.open(), impatient.open()))
-                # Whose it was until now may have written more.
+            with storage_needed(location):
                 past = self._past(location, identity, resume)
-            if past is not None and past.succeeded:
-                logger.warning(
-                    "The run in %s is finished: its result is returned. fit(resume='never') "
-                    "starts it over.",
-                    location.address,
-                )
-                config = request.run.checkpoint_config
-                return recorded(location, past, config=config, backend=self._backend)
+                if past is None or not past.succeeded:
+                    impatient = replace(location, patience_s=0)
+                    claim = stack.enter_context(claimed(location.open(), impatient.open()))
+                    # Whose it was until now may have written more.
+                    past = self._past(location, identity, resume)
+                if past is not None and past.succeeded:
+                    logger.warning(
+                        "The run in %s is finished: its result is returned. fit(resume='never') "
+                        "starts it over.",
+                        location.address,
+                    )
+                    config = request.run.checkpoint_config
+                    return recorded(location, past, config=config, backend=self._backend)
             result = run_to_end(self._run(location, identity, claim, past, stack))
         if result.error is not None:
             raise result.error from _root_exception(result.error)
@@ -198,16 +199,18 @@ class Trainer:
         stack: contextlib.ExitStack,
     ) -> Run:
         request = self._request
-        keeper = keeper_of(
-            self._backend,
-            config=request.run,
-            location=location,
-            world_size=max(1, request.scaling.num_workers),
-            claim=claim,
-            past=past,
-            origin=start_of(request),
-        )
-        start = keeper.start()
+        origin = start_of(request)
+        with storage_needed(location):
+            keeper = keeper_of(
+                self._backend,
+                config=request.run,
+                location=location,
+                world_size=max(1, request.scaling.num_workers),
+                claim=claim,
+                past=past,
+                origin=origin,
+            )
+            start = keeper.start()
         if not start.own:
             _raise_if_any(tuple(damage_problems(start)))
         if request.scaling.num_workers > 0:

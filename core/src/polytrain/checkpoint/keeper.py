@@ -85,8 +85,7 @@ class CheckpointKeeper:
             CheckpointError: the files aren't there.
             OSError: the storage refused.
         """
-        self.store.commit(manifest)
-        return Committed(manifest=manifest, stamps=self.store.stamps(manifest))
+        return Committed(manifest=manifest, stamps=self.store.commit(manifest))
 
     def committed(self, committed: Committed) -> tuple[CheckpointInfo, list[str]]:
         """Note a commit; return the checkpoint, and the directories to delete now.

@@ -13,6 +13,7 @@ from polytrain.checkpoint.snapshot import Stamps
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 from polytrain.errors import Failure, FailureKind
 from polytrain.run.events import Failed, PartStored, PartVoid
+from polytrain.storage.location import Location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def stored_part(store: CheckpointStore, part: StagedPart) -> PartStored | PartVo
         )
     except Exception as error:  # whatever a storage raises ends the attempt, not the watcher
         failure = Failure(
-            kind=FailureKind.STORAGE, rank=part.rank, message=storage_message(error, store)
+            kind=FailureKind.STORAGE, rank=part.rank, message=storage_message(error, store.location)
         )
         return Failed(generation=generation, failure=failure)
     return PartStored(
@@ -62,13 +63,11 @@ def stored_part(store: CheckpointStore, part: StagedPart) -> PartStored | PartVo
     )
 
 
-def storage_message(error: Exception, store: CheckpointStore) -> str:
-    """What a storage has raised, in words for the user."""
+def storage_message(error: Exception, location: Location) -> str:
+    """What the storage of a run has raised, in words for the user."""
     text = f"{type(error).__name__}: {error}"
     if is_full(error):
-        return (
-            f"{text}. {store.location.address} is full; the checkpoints before this one are intact"
-        )
+        return f"{text}. {location.address} is full; the checkpoints that are there are intact"
     return text
 
 

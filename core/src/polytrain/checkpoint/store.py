@@ -123,11 +123,15 @@ class CheckpointStore:
             stored.append(StoredFile(name=name, size=status.st_size, sha256=digest, rank=rank))
         return tuple(stored)
 
-    def commit(self, manifest: Manifest) -> None:
+    def commit(self, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
         """Write the manifest, if the files are there that it tells of.
 
+        Returns:
+            The stamps of the checkpoint's files.
+
         Raises:
-            OSError: they aren't, or the storage refused.
+            CheckpointError: it isn't there afterwards.
+            OSError: the files aren't there, or the storage refused.
         """
         patiently(
             lambda: self._expect_files(manifest),
@@ -135,7 +139,15 @@ class CheckpointStore:
             what=manifest.directory,
         )
         path = f"{_CHECKPOINTS}/{manifest.directory}/{MANIFEST_NAME}"
-        self._storage.write(path, manifest.to_json().encode())
+        text = manifest.to_json().encode()
+        self._storage.write(path, text)
+        stamps = self.stamps(manifest)
+        if not self.location.is_local and stamps[MANIFEST_NAME] != (len(text),):
+            # Older checkpoints are deleted for this one.
+            raise CheckpointError(
+                f"The storage hasn't got the {len(text)} bytes of {path} that it said it wrote"
+            )
+        return stamps
 
     def find(self, *, since_claim: int) -> Found:
         """Read the index: all manifests, and which of them the files agree with.

@@ -216,7 +216,7 @@ class Controller:
             failure = Failure(
                 kind=FailureKind.STORAGE,
                 rank=None,
-                message=storage_message(error, self.keeper.store),
+                message=storage_message(error, self.keeper.store.location),
             )
             return Failed(generation=manifest.attempt.generation, failure=failure)
 

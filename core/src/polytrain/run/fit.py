@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +19,7 @@ from rich.console import Console
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.keeper import CheckpointKeeper
 from polytrain.checkpoint.manifest import Attempt
+from polytrain.checkpoint.parts import storage_message
 from polytrain.checkpoint.start import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config import RunConfig, ScalingConfig
@@ -172,6 +173,20 @@ def past_of(storage: Storage) -> Chronicle | None:
     return read_chronicle(storage.read_log(JOURNAL))
 
 
+@contextlib.contextmanager
+def storage_needed(location: Location) -> Iterator[None]:
+    """Make what a run's storage raises a failure of the run, before or after training too.
+
+    Raises:
+        TrainingFailedError: the storage can't be used.
+    """
+    try:
+        yield
+    except OSError as error:
+        failed = _storage_failed(location, error)
+        raise TrainingFailedError(failed.reason, failed.failures) from error
+
+
 def run_to_end(run: Run) -> Result:
     """Run, release everything, and return the result, which has an error if the run failed."""
     observers = Observers(_observers(run.config))
@@ -198,11 +213,13 @@ def _concluded(run: Run, controller: Controller) -> Conclude:
         return controller.conclude()
     except OSError as error:
         # Neither the journal nor the index: without them nobody could go on with the run.
-        failure = Failure(
-            kind=FailureKind.STORAGE, rank=None, message=f"{type(error).__name__}: {error}"
-        )
-        reason = f"the storage of the run, {run.location.address}, has failed"
-        return Conclude(succeeded=False, reason=reason, failures=(failure,))
+        return _storage_failed(run.location, error)
+
+
+def _storage_failed(location: Location, error: OSError) -> Conclude:
+    failure = Failure(kind=FailureKind.STORAGE, rank=None, message=storage_message(error, location))
+    reason = f"the storage of the run, {location.address}, has failed"
+    return Conclude(succeeded=False, reason=reason, failures=(failure,))
 
 
 def _tidy(run: Run) -> None:
@@ -220,7 +237,8 @@ def _controller(run: Run, observers: Observers, stack: contextlib.ExitStack) -> 
     storage = run.location.open()
     ledger = Ledger() if run.past is None else run.past.ledger
     journal = stack.enter_context(Journal(storage, claim=run.claim.number, ledger=ledger))
-    journal.opened(anew=run.past is None, identity=run.identity, world_size=run.world_size)
+    with storage_needed(run.location):
+        journal.opened(anew=run.past is None, identity=run.identity, world_size=run.world_size)
     output = stack.enter_context(TrainerOutput(_logs(run, storage, stack)))
     group = _group(run)
     chores = stack.enter_context(Chores(wake=group.wake, at_once=run.scaling.num_workers == 0))
@@ -315,13 +333,14 @@ def _result(run: Run, controller: Controller, conclusion: Conclude) -> Result:
         error = TrainingFailedError(conclusion.reason, conclusion.failures)
         # If it failed from its storage, the user has waited for that long enough.
         keeper.store = CheckpointStore(location=replace(run.location, patience_s=0))
+    newest = None
     try:
-        newest = keeper.newest_intact()
-    except OSError as unreadable:
+        with storage_needed(run.location):
+            newest = keeper.newest_intact()
+    except TrainingFailedError as unreadable:
         if error is None:
             raise
-        logger.warning("The run's checkpoints can't be read now: %s", unreadable)
-        newest = None
+        logger.warning("The run's checkpoints can't be read now: %s", unreadable.failures[0])
     result = Result(
         metrics=history[-1] if history else {},
         history=history,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import tenacity
+if TYPE_CHECKING:
+    import tenacity
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ def patiently(call: Callable[[], Answer], *, patience_s: float, what: str) -> An
     Raises:
         OSError: it still didn't work, or never will.
     """
+    # Trainers, which import this indirectly, never call a storage.
+    import tenacity
 
     def tell(state: tenacity.RetryCallState) -> None:
         if state.attempt_number == 1 and state.outcome is not None:

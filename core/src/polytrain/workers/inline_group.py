@@ -20,7 +20,8 @@ from polytrain.data.assignment import RunDataset, holding
 from polytrain.data.opening import open_shards
 from polytrain.data.spec import Held, ShardSpec
 from polytrain.data.stream import StreamSpec
-from polytrain.run.events import AgentsPlaced, Event, Exited
+from polytrain.errors import CheckpointError, Failure, FailureKind
+from polytrain.run.events import AgentsPlaced, Event, Exited, Failed
 from polytrain.workers.group import Handler
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.placement import Place, members
@@ -110,7 +111,15 @@ class InlineGroup:
 
     def _run(self, order: LaunchOrder, handle: Handler) -> None:
         scratch = Path(self._scratch.name)
-        order = replace(order, start=brought_near(order.start, scratch))
+        try:
+            order = replace(order, start=brought_near(order.start, scratch))
+        except (OSError, CheckpointError) as error:
+            failure = Failure(
+                kind=FailureKind.STORAGE, rank=0, message=f"{type(error).__name__}: {error}"
+            )
+            handle(Failed(generation=order.generation, failure=failure))
+            self._exited(order, handle, how="never started")
+            return
         channel = _InlineChannel(
             take=lambda message: self._take(message, order, handle), inbox=self._inbox
         )
@@ -126,7 +135,10 @@ class InlineGroup:
                 channel=channel,
                 scratch=scratch,
             )
-        handle(Exited(generation=order.generation, rank=0, how="returned", killed=self._killed))
+        self._exited(order, handle, how="returned")
+
+    def _exited(self, order: LaunchOrder, handle: Handler, *, how: str) -> None:
+        handle(Exited(generation=order.generation, rank=0, how=how, killed=self._killed))
 
     def _take(self, message: Message, order: LaunchOrder, handle: Handler) -> None:
         handle(to_event(message, generation=order.generation, rank=0))
