@@ -21,8 +21,8 @@ class Ledger:
     """Seconds by what they were spent on. The time between two drivers of a run isn't counted."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    _phase: str | None = None
-    _since: float = 0.0
+    _phase: str | None = field(default=None, repr=False)
+    _since: float = field(default=0.0, repr=False)
 
     @property
     def wall_s(self) -> float:
