@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 
 from polytrain.checkpoint.parts import stored_part
+from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.start import brought_near
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.data.assignment import RunDataset, holding
@@ -55,7 +55,7 @@ class InlineGroup:
     ) -> None:
         self._job = job
         self._store = store
-        self._scratch = tempfile.TemporaryDirectory(prefix="polytrain-")
+        self._scratch = Scratch.hold(secrets.token_hex(8))
         self._specs = specs
         self._holdings = [
             holding(dataset, spec, 1, 0)
@@ -107,10 +107,10 @@ class InlineGroup:
         """Nobody sleeps: what is done meanwhile is done in the caller's thread."""
 
     def close(self) -> None:
-        self._scratch.cleanup()
+        self._scratch.release()
 
     def _run(self, order: LaunchOrder, handle: Handler) -> None:
-        scratch = Path(self._scratch.name)
+        scratch = self._scratch.path
         try:
             order = replace(order, start=brought_near(order.start, scratch))
         except (OSError, CheckpointError) as error:
