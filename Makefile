@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint test conformance bench-startup bench-report bench-recovery bench-ingest bench-resume \
+.PHONY: help install demo lint test conformance crash bench-startup bench-report bench-recovery bench-ingest bench-resume \
 	bench-plan bench-checkpoint bench-index clean
 
 help: ## list the targets
@@ -45,6 +45,9 @@ test: install ## lint, then every test (ARGS="-k name" to choose)
 
 conformance: install ## the conformance kit over every backend
 	@$(BIN)/pytest tests/conformance $(ARGS)
+
+crash: install ## runs killed at every line that deals with checkpoints, each gone on with
+	@$(BIN)/python -m tests.crash.run $(ARGS)
 
 bench-startup: $(VENV)/.stamp-bench ## time to the first distributed step, against Ray Train
 	@$(BIN)/python tests/benchmarks/bench_startup.py $(ARGS)

@@ -1,0 +1,31 @@
+"""Runs are killed at any line, and go on: a sample of what `make crash` tries in full."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+INLINE, IN_BUCKET, WITH_WORKERS = 60, 4, 4
+
+
+def test_whoever_dies_wherever_the_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    crash_test = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.crash.run", "--directory", str(tmp_path)),
+            *("--inline", str(INLINE), "--bucket", str(IN_BUCKET), "--ray", str(WITH_WORKERS)),
+            *("--visits", "1"),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert crash_test.returncode == 0, crash_test.stdout + crash_test.stderr
+    [in_all] = [line for line in crash_test.stdout.splitlines() if line.startswith("in all")]
+    points, killed, carried_on, wrong = map(int, in_all.split()[2:])
+    assert points >= INLINE + IN_BUCKET + WITH_WORKERS
+    # A process on Ray may not come by its point a second time: things happen at the same time.
+    assert killed >= points - WITH_WORKERS
+    assert (carried_on, wrong) == (killed, 0)
