@@ -76,9 +76,10 @@ def _locked(directory: Path) -> int:
 
 def _remove_unless_held(directory: Path) -> None:
     try:
-        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        # Made anew if whoever was about to hold the directory, or to remove it, has died.
+        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
-        # Somebody is about to lock it, or has just removed it.
+        # Somebody has just removed it.
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
