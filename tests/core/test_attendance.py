@@ -26,17 +26,20 @@ class Watched:
     """When each rank handed in its latest part; when all began, if it hasn't."""
 
     done: set[int] = field(default_factory=set)
+    waiting: set[int] = field(default_factory=set)
+    """Those that have said that they would wait for their latest checkpoint."""
 
     def __post_init__(self) -> None:
         self.attendance = Attendance(self.world_size, PATIENCE_S)
         self.counts = [0] * self.world_size
         self.latest = [self.now] * self.world_size
 
-    def hand_in(self, *ranks: int) -> None:
+    def hand_in(self, *ranks: int, waits: bool = False) -> None:
         for rank in ranks:
+            (self.waiting.add if waits else self.waiting.discard)(rank)
             self.counts[rank] += 1
             self.latest[rank] = self.now
-            self.attendance.handed_in(rank, now=self.now)
+            self.attendance.handed_in(rank, waits=waits, now=self.now)
 
     def end(self, *ranks: int) -> None:
         for rank in ranks:
@@ -48,9 +51,9 @@ class Watched:
 
     @property
     def left_behind(self) -> bool:
-        """Whether another rank has gone on to a later checkpoint than one is at, or has ended."""
-        ended = max((self.counts[rank] for rank in self.done), default=0)
-        return max(self.counts) - min(self.counts) > 1 or ended > min(self.counts)
+        """Whether a rank has gone on to a later checkpoint than one is at, waits, or has ended."""
+        stand_still = max((self.counts[rank] for rank in self.done | self.waiting), default=0)
+        return max(self.counts) - min(self.counts) > 1 or stand_still > min(self.counts)
 
 
 def reports(message: str) -> list[tuple[int, int]]:
@@ -78,9 +81,9 @@ def assert_true(watched: Watched, complaint: tuple[int, str]) -> None:
 
 happenings = st.lists(
     st.tuples(
-        st.sampled_from(["hand in", "hand in", "hand in", "end"]),
+        st.sampled_from(["hand in", "hand in", "hand in", "hand in and wait", "end"]),
         st.integers(0, 3),
-        st.sampled_from([0.0, 0.1, PATIENCE_S / 2, PATIENCE_S]),
+        st.sampled_from([0.0, 0.125, PATIENCE_S / 2, PATIENCE_S]),
     ),
     max_size=30,
 )
@@ -97,10 +100,10 @@ def test_whatever_is_said_is_true_and_it_is_said_in_the_end(
         rank = number % world_size
         if rank in watched.done:
             continue
-        if what == "hand in":
-            watched.hand_in(rank)
-        else:
+        if what == "end":
             watched.end(rank)
+        else:
+            watched.hand_in(rank, waits=what == "hand in and wait")
         complaint = watched.complaint()
         if complaint is not None:
             assert_true(watched, complaint)
@@ -145,6 +148,20 @@ def test_a_rank_may_take_its_time_while_nobody_goes_on() -> None:
     watched = Watched(2)
     watched.hand_in(0)
     watched.now += 100 * PATIENCE_S
+    assert watched.complaint() is None
+
+
+def test_a_rank_that_another_waits_for_has_a_time_to_catch_up() -> None:
+    """Both may wait: one for the commit, the other for the first one in a collective."""
+    watched = Watched(2)
+    watched.hand_in(0, waits=True)
+    watched.now += 0.99 * PATIENCE_S
+    assert watched.complaint() is None
+    watched.now += 0.01 * PATIENCE_S
+    complaint = watched.complaint()
+    assert complaint is not None
+    assert reports(complaint[1]) == [(1, 0), (0, 1)]
+    watched.hand_in(1)
     assert watched.complaint() is None
 
 

@@ -167,7 +167,7 @@ def test_steps_are_counted_anew_in_every_generation() -> None:
         offered(0),
         Joined(generation=0, rank=0),
         reported(0, 3),
-        HandedIn(generation=0, rank=0, checkpoint=4),
+        HandedIn(generation=0, rank=0, checkpoint=4, waits=False),
         Done(generation=0, rank=0),
         raised(0),
         storage_failure(0),

@@ -52,7 +52,7 @@ def test_what_has_become_of_a_checkpoint_counts_whenever_it_is_told(
 
 
 def test_a_part_that_is_handed_in_is_counted() -> None:
-    handed_in = HandedIn(generation=0, rank=1, checkpoint=4)
+    handed_in = HandedIn(generation=0, rank=1, checkpoint=4, waits=False)
     play = Play(2).launched().training().tell(handed_in)
     assert play.latest == (CountPart(part=handed_in),)
 

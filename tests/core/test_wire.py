@@ -93,8 +93,8 @@ OFFER = Offer(host="10.0.0.1", port=4242, details={"token": b"\0\xff", "nested":
             ),
         ),
         (
-            staged_message(3, "/staging", {}, 40, {}, {}),
-            HandedIn(generation=2, rank=5, checkpoint=3),
+            staged_message(3, "/staging", {}, 40, {}, {}, waits=True),
+            HandedIn(generation=2, rank=5, checkpoint=3, waits=True),
         ),
         (done_message(), Done(generation=2, rank=5)),
     ],
@@ -136,6 +136,7 @@ STAGED = staged_message(
     40,
     {"loss": 1},
     {"train": {"epoch": 1, "position": 10**12}},
+    waits=False,
 )
 
 

@@ -98,12 +98,20 @@ def test_a_rank_that_ends_without_its_report_is_named(quiet: RunConfig) -> None:
     assert Path(raised.value.result.checkpoint.path, "part-1").read_text() == "1 1"
 
 
-def test_a_rank_that_stays_behind_is_named_in_time(quiet: RunConfig) -> None:
+@pytest.mark.parametrize(
+    ("options", "reports"),
+    [({"max_in_flight": 2}, 3), ({"max_in_flight": 1}, 2), ({"upload": "sync"}, 2)],
+    ids=["goes on", "waits with its next", "waits"],
+)
+def test_a_rank_that_stays_behind_is_named_in_time(
+    quiet: RunConfig, options: Mapping[str, Any], reports: int
+) -> None:
+    """Whatever the other one does, which its peer may be waiting for in turn."""
     config = {"reports": [1, 4], "linger": [0]}
     with pytest.raises(TrainingFailedError) as raised:
-        fit(quiet, report_parts, config, written_by="every_rank", report_timeout_s=1)
+        fit(quiet, report_parts, config, written_by="every_rank", report_timeout_s=1, **options)
     message = raised.value.failures[0].message
-    assert "rank 0 has reported 1 of them, and rank 1" in message
+    assert f"rank 0 has reported 1 of them, and rank 1 {reports};" in message
     assert "for 1 s nothing came of rank 0" in message
 
 

@@ -108,7 +108,7 @@ class CheckpointConfig:
 
     report_timeout_s: float = 600.0
     """Where every rank writes a part: seconds that one may be behind after another has gone on to
-    its next checkpoint, or has ended."""
+    its next checkpoint, has ended, or waits for this one to be committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,20 +9,22 @@ from dataclasses import dataclass, field
 class Attendance:
     """Counts the parts that each rank of one generation has handed in.
 
-    A rank may be slow. It is behind once another has gone on to a later checkpoint, or has ended,
-    and for a time nothing has come of it; or as soon as it has ended itself.
+    A rank may be slow. It is behind once another has gone on to a later checkpoint, waits for this
+    one or has ended, and for a time nothing has come of it; or as soon as it has ended itself.
     """
 
     world_size: int
     patience_s: float
     _counts: dict[int, int] = field(default_factory=dict)
     _done: set[int] = field(default_factory=set)
+    _waiting: set[int] = field(default_factory=set)
     _fewest: int = 0
     _behind_since: float | None = None
 
-    def handed_in(self, rank: int, *, now: float) -> None:
-        """A rank has handed in its part of the next checkpoint."""
+    def handed_in(self, rank: int, *, waits: bool, now: float) -> None:
+        """A rank has handed in its part of the next checkpoint, and maybe waits for its commit."""
         self._counts[rank] = self._count(rank) + 1
+        (self._waiting.add if waits else self._waiting.discard)(rank)
         self._look(now)
 
     def done(self, rank: int, *, now: float) -> None:
@@ -55,7 +57,7 @@ class Attendance:
     def _look(self, now: float) -> None:
         behind, ahead = self._extremes()
         moved_on = self._count(ahead) - self._count(behind) > 1 or (
-            ahead in self._done and self._count(ahead) > self._count(behind)
+            self._stands_still(ahead) and self._count(ahead) > self._count(behind)
         )
         goes_on, self._fewest = self._count(behind) > self._fewest, self._count(behind)
         if not moved_on:
@@ -67,7 +69,10 @@ class Attendance:
         """The rank that is most behind, one that can't catch up first; and one that is ahead."""
         ranks = range(self.world_size)
         behind = min(ranks, key=lambda rank: (self._count(rank), rank not in self._done))
-        return behind, max(ranks, key=lambda rank: (self._count(rank), rank in self._done))
+        return behind, max(ranks, key=lambda rank: (self._count(rank), self._stands_still(rank)))
+
+    def _stands_still(self, rank: int) -> bool:
+        return rank in self._done or rank in self._waiting
 
     def _count(self, rank: int) -> int:
         return self._counts.get(rank, 0)

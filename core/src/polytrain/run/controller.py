@@ -126,7 +126,8 @@ class Controller:
                 self._publish(report)
             case CountPart(part=part):
                 if self._attendance is not None:
-                    self._attendance.handed_in(part.rank, now=time.monotonic())
+                    now = time.monotonic()
+                    self._attendance.handed_in(part.rank, waits=part.waits, now=now)
                     self._look_who_is_behind()
             case AddPart(part=part):
                 self._add_part(part)

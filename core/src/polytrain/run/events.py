@@ -59,6 +59,9 @@ class HandedIn:
     checkpoint: int
     """The checkpoint's number in the run."""
 
+    waits: bool
+    """Whether it makes no other before this one is committed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStored:

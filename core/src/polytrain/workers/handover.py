@@ -50,8 +50,9 @@ class Handover:
         metrics: Mapping[str, Any],
         positions: Mapping[str, Any],
         with_it: list[Message],
+        waits: bool,
     ) -> None:
-        """Give a checkpoint away. Waits only while too many are on their way.
+        """Give a checkpoint away.
 
         Args:
             write: makes the files.
@@ -60,12 +61,14 @@ class Handover:
             metrics: reported at that step.
             positions: data set → where this rank stands in it.
             with_it: messages to be sent before.
+            waits: return only when it is committed, or won't ever be; otherwise that is waited for
+                only while too many are on their way.
 
         Raises:
             CheckpointError: there is no room for the files.
             EOFError: the agent is gone.
         """
-        self.wait(at_most=self._max_in_flight - 1)
+        self._wait(at_most=self._max_in_flight - 1)
         number = self._next
         staging = self._stagings.new(
             directory_name(number, self._attempt), self._rank, source=source
@@ -79,17 +82,23 @@ class Handover:
             raise
         self._next += 1
         self._in_flight.add(number)
-        staged = staged_message(number, str(staging), stamps, step, metrics, positions)
+        staged = staged_message(
+            number,
+            str(staging),
+            stamps,
+            step,
+            metrics,
+            positions,
+            waits=waits or self._max_in_flight == 1,
+        )
         # All at once, and last: on a busy machine the agent may run before this returns. From here
         # on the checkpoint is the agent's, whatever becomes of this process.
         self._channel.send(*with_it, staged)
+        if waits:
+            self._wait(at_most=0)
 
-    def wait(self, *, at_most: int) -> None:
-        """Wait until no more checkpoints than this are on their way.
-
-        Raises:
-            EOFError: the agent is gone.
-        """
+    def _wait(self, *, at_most: int) -> None:
+        """Wait until no more checkpoints than this are on their way."""
         while len(self._in_flight) > at_most:
             _, number = self._channel.receive()
             self._in_flight.discard(number)

@@ -221,9 +221,8 @@ class TrainerSession:
             metrics=self._last_metrics,
             positions=positions,
             with_it=with_it,
+            waits=waits,
         )
-        if waits:
-            self._handover.wait(at_most=0)
 
 
 def _directory_of(checkpoint: Any) -> Path | None:

@@ -127,9 +127,12 @@ def staged_message(
     step: int,
     metrics: Mapping[str, Any],
     positions: Mapping[str, Any],
+    *,
+    waits: bool,
 ) -> Message:
     """The rank's part of this checkpoint lies in this directory, complete."""
-    return ["staged", checkpoint, staged, dict(stamps), step, dict(metrics), dict(positions)]
+    plain = [dict(stamps), step, dict(metrics), dict(positions)]
+    return ["staged", checkpoint, staged, *plain, waits]
 
 
 def done_message() -> Message:
@@ -144,7 +147,7 @@ def raised_message(error: BaseException, pickled: bytes | None) -> Message:
 
 def to_part(message: Message, *, attempt: Attempt, rank: int) -> StagedPart:
     """The part of a checkpoint that a message of this kind is about."""
-    _, checkpoint, staged, stamps, step, metrics, positions = message
+    _, checkpoint, staged, stamps, step, metrics, positions, _ = message
     return StagedPart(
         attempt=attempt,
         rank=rank,
@@ -167,8 +170,8 @@ def to_event(message: Message, *, generation: int, rank: int) -> Event:
             return Joined(generation=generation, rank=rank)
         case ["report", step, metrics]:
             return Reported(generation=generation, rank=rank, step=step, metrics=metrics)
-        case ["staged", checkpoint, *_]:
-            return HandedIn(generation=generation, rank=rank, checkpoint=checkpoint)
+        case ["staged", checkpoint, *_, waits]:
+            return HandedIn(generation=generation, rank=rank, checkpoint=checkpoint, waits=waits)
         case ["done"]:
             return Done(generation=generation, rank=rank)
         case ["raised", summary, text, pickled]:
