@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.core.checkpoints import ATTEMPT, directories, directory_of, manifest, store_in
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME, Attempt, directory_name
-from polytrain.checkpoint.snapshot import Snapshots, is_unchanged
+from polytrain.checkpoint.snapshot import Snapshots, Stamp, Stamps, is_unchanged
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 
 LARGE = 1 << 18
@@ -43,7 +43,7 @@ class Taker:
         self._snapshots = Snapshots()
         self._taken = 0
 
-    def take(self, source: Path) -> tuple[Path, dict[str, int]]:
+    def take(self, source: Path) -> tuple[Path, dict[str, Stamp]]:
         """The snapshot, and its stamps."""
         target = self._path / f"snapshot-{self._taken}"
         target.mkdir()
@@ -65,7 +65,7 @@ def content(directory: Path) -> dict[str, bytes]:
     }
 
 
-def unchanged(snapshot: Path, stamps: dict[str, int], name: str) -> bool:
+def unchanged(snapshot: Path, stamps: Stamps, name: str) -> bool:
     return is_unchanged((snapshot / name).stat(), stamps.get(name))
 
 
@@ -152,6 +152,17 @@ def test_a_linked_file_that_is_written_to_in_place_is_noticed(
     file.write_bytes(bytes(LARGE))
     snapshot, stamps = taker.take(source)
     write(file)
+    assert not unchanged(snapshot, stamps, "model")
+
+
+def test_a_truncated_file_is_noticed_before_its_time_is_another(taker: Taker, source: Path) -> None:
+    """Some file systems set it last, and large files take a while."""
+    file = source / "model"
+    file.write_bytes(bytes(LARGE))
+    snapshot, stamps = taker.take(source)
+    status = file.stat()
+    file.write_bytes(b"")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert not unchanged(snapshot, stamps, "model")
 
 

@@ -132,7 +132,7 @@ def test_an_exception_about_an_undecodable_file_name_arrives() -> None:
 STAGED = staged_message(
     3,
     "/staging/of 3",
-    {"model é.pt": 2**62 + 1},
+    {"model é.pt": [2**40, 2**62 + 1]},
     40,
     {"loss": 1},
     {"train": {"epoch": 1, "position": 10**12}},
@@ -147,7 +147,7 @@ def test_a_staged_part_tells_all_that_its_checkpoint_will_say() -> None:
         rank=5,
         checkpoint=3,
         staged=Path("/staging/of 3"),
-        stamps={"model é.pt": 2**62 + 1},
+        stamps={"model é.pt": [2**40, 2**62 + 1]},
         step=40,
         metrics={"loss": 1},
         positions={"train": {"epoch": 1, "position": 10**12}},

@@ -3,14 +3,15 @@
 Large files are hard links, which takes no time whatever their size. A link shares the content with
 the caller, who may write to it; to notice that, the snapshot moves the file's modification time by
 a nanosecond, and whoever stores it looks whether that is still there (`is_unchanged`). A write sets
-it to the kernel's clock, which stands at the old time or is milliseconds ahead.
+it to the kernel's clock, which stands at the old time or is milliseconds ahead, before it changes
+anything; truncating does so after it, but then the size is another one.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,11 @@ _COPIED_BELOW = 1 << 16
 _REMEMBERED = 4096
 """Files of earlier reports that are recognised."""
 
-Stamps = Mapping[str, int]
-"""Name of a linked file → the modification time that it was given, in nanoseconds."""
+Stamp = Sequence[int]
+"""A linked file's size in bytes, and the modification time that it was given, in nanoseconds."""
+
+Stamps = Mapping[str, Stamp]
+"""Name of a linked file → its stamp."""
 
 
 class Snapshots:
@@ -31,10 +35,10 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._seen: dict[Path, int] = {}
-        self._stamped: dict[tuple[int, int], int] = {}
+        self._stamped: dict[tuple[int, int], Stamp] = {}
         """Device and inode → the stamp that the file was given."""
 
-    def take(self, source: Path, target: Path) -> dict[str, int]:
+    def take(self, source: Path, target: Path) -> dict[str, Stamp]:
         """Link or copy the files of a directory into another, which must be there.
 
         A file that the caller writes anew in place, rather than after deleting the old one, is
@@ -65,7 +69,7 @@ class Snapshots:
         _forget_the_oldest(self._stamped)
         return stamps
 
-    def _link(self, file: Path, target: Path) -> int | None:
+    def _link(self, file: Path, target: Path) -> Stamp | None:
         """Make a link, and return its stamp; None if a copy has to do."""
         status = file.stat()
         rewritten = self._seen.pop(file, None) == status.st_ino
@@ -74,12 +78,13 @@ class Snapshots:
             return None
         identity = status.st_dev, status.st_ino
         # A file with several names, or one that several reports share, keeps the stamp that it has.
-        keeps = self._stamped.pop(identity, None) == status.st_mtime_ns
-        stamp = status.st_mtime_ns + (0 if keeps else 1)
+        keeps = self._stamped.pop(identity, None) == (status.st_size, status.st_mtime_ns)
+        time = status.st_mtime_ns + (0 if keeps else 1)
+        stamp = status.st_size, time
         try:
             os.link(file.resolve(), target)
             if not keeps:
-                os.utime(target, ns=(status.st_atime_ns, stamp))
+                os.utime(target, ns=(status.st_atime_ns, time))
             if is_unchanged(target.stat(), stamp):
                 self._stamped[identity] = stamp
                 return stamp
@@ -91,11 +96,11 @@ class Snapshots:
         return None
 
 
-def _forget_the_oldest(known: dict[Any, int]) -> None:
+def _forget_the_oldest(known: dict[Any, Any]) -> None:
     while len(known) > _REMEMBERED:
         del known[next(iter(known))]
 
 
-def is_unchanged(status: os.stat_result, stamp: int | None) -> bool:
+def is_unchanged(status: os.stat_result, stamp: Stamp | None) -> bool:
     """Whether nobody has written to a file since its snapshot; a copy has no stamp."""
-    return stamp is None or status.st_mtime_ns == stamp
+    return stamp is None or (status.st_size, status.st_mtime_ns) == tuple(stamp)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -123,7 +123,7 @@ def report_message(step: int, metrics: Mapping[str, Any]) -> Message:
 def staged_message(
     checkpoint: int,
     staged: str,
-    stamps: Mapping[str, int],
+    stamps: Mapping[str, Sequence[int]],
     step: int,
     metrics: Mapping[str, Any],
     positions: Mapping[str, Any],
