@@ -17,6 +17,7 @@ from polytrain.checkpoint.manifest import (
     Attempt,
     Manifest,
     StoredFile,
+    UnknownFormatError,
     differences,
     directory_name,
     merged,
@@ -98,9 +99,17 @@ def test_a_manifest_that_lacks_a_field_is_refused(field: str) -> None:
         parse_manifest(json.dumps(fields))
 
 
-def test_another_format_is_refused_by_its_number() -> None:
+def test_another_format_is_refused_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as another_version:
+        another_version.setattr("polytrain.checkpoint.manifest.FORMAT", 99)
+        written = MANIFEST.to_json()
+    with pytest.raises(UnknownFormatError, match="manifest format 99"):
+        parse_manifest(written)
+
+
+def test_a_number_that_nobody_wrote_is_damage() -> None:
     fields = {**json.loads(MANIFEST.to_json()), "format": 99}
-    with pytest.raises(ValueError, match="manifest format 99"):
+    with pytest.raises(ValueError, match="isn't what was written"):
         parse_manifest(json.dumps(fields))
 
 

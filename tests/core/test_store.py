@@ -283,3 +283,13 @@ def test_a_checkpoint_is_verified(store: CheckpointStore) -> None:
     (directory_of(store, made) / "model").write_text("weightS")
     with pytest.raises(CheckpointError, match=r"model.*another content"):
         checkpoint.verify()
+
+
+def test_what_another_version_has_written_is_not_taken_for_damaged(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as another_version:
+        another_version.setattr("polytrain.checkpoint.manifest.FORMAT", 3)
+        commit(store, 0, model="weights")
+    with pytest.raises(CheckpointError, match=r"another version.*format 3.*resume='never'"):
+        store.find(since_claim=1)

@@ -79,22 +79,28 @@ class Manifest:
     def to_json(self) -> str:
         """The manifest as JSON text. NaN and infinities are written as Python's json does."""
         body = asdict(self)
-        return json.dumps({"format": FORMAT, "sha256": _digest(body), "manifest": body}, indent=1)
+        digest = _digest(FORMAT, body)
+        return json.dumps({"format": FORMAT, "sha256": digest, "manifest": body}, indent=1)
+
+
+class UnknownFormatError(ValueError):
+    """A manifest that another version of polytrain has written: nothing is wrong with it."""
 
 
 def parse_manifest(text: str | bytes) -> Manifest:
     """Read a manifest.
 
     Raises:
-        ValueError: if it is torn, has been changed, or is of another format; the message says.
+        UnknownFormatError: if it is of another format.
+        ValueError: if it is torn or has been changed; the message says.
     """
     try:
         fields = json.loads(text)
         version, body = fields["format"], fields.get("manifest")
-        if version != FORMAT:
-            raise ValueError(f"manifest format {version}, this version reads {FORMAT}")
-        if fields["sha256"] != _digest(body):
+        if fields["sha256"] != _digest(version, body):
             raise ValueError("its content isn't what was written")
+        if version != FORMAT:
+            raise UnknownFormatError(f"manifest format {version}, this version reads {FORMAT}")
         files = tuple(StoredFile(**file) for file in body.pop("files"))
         attempt = Attempt(**body.pop("attempt"))
         return Manifest(**body, attempt=attempt, files=files)
@@ -155,5 +161,5 @@ def parse_directory_name(name: str) -> tuple[int, Attempt] | None:
     return number, Attempt(claim=claim, generation=generation)
 
 
-def _digest(body: Any) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+def _digest(version: Any, body: Any) -> str:
+    return hashlib.sha256(json.dumps([version, body], sort_keys=True).encode()).hexdigest()

@@ -24,6 +24,7 @@ from polytrain.checkpoint.manifest import (
     Attempt,
     Manifest,
     StoredFile,
+    UnknownFormatError,
     differences,
     parse_directory_name,
     parse_manifest,
@@ -156,6 +157,7 @@ class CheckpointStore:
             since_claim: drivers' claims below this one are of a run that was started over.
 
         Raises:
+            CheckpointError: another version has written some of them.
             OSError: the storage refused.
         """
         files: dict[str, dict[str, int]] = {}
@@ -274,6 +276,13 @@ class CheckpointStore:
             manifest = parse_manifest(
                 self._storage.read(f"{_CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
             )
+        except UnknownFormatError as error:
+            # What can't be read isn't damaged, and mustn't be deleted as if it were.
+            place = self.location_of(directory).address
+            raise CheckpointError(
+                f"{place} was written by another version of polytrain ({error}). Go on with that "
+                "one, or call fit(resume='never')."
+            ) from error
         except (FileNotFoundError, ValueError) as error:
             return f"its manifest can't be read: {error}"
         return manifest if manifest.directory == directory else "its manifest is another one's"
