@@ -188,12 +188,12 @@ def _is_torn(path: Path) -> bool:
 
 
 def _files_below(directory: str) -> Iterator[tuple[str, int]]:
-    with os.scandir(directory) as entries:
+    # What is being replaced or deleted just now isn't there.
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 yield from _files_below(entry.path)
             elif not entry.name.startswith(_UNFINISHED):
-                # What is being replaced or deleted just now isn't there.
                 with contextlib.suppress(FileNotFoundError):
                     yield entry.path, entry.stat().st_size
 
