@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,25 @@ class Read(NamedTuple):
     """In bytes."""
 
 
+class Outage:
+    """A time in which a server has no answers."""
+
+    def __init__(self) -> None:
+        self._refused: list[str] = []
+        self._asked = threading.Condition()
+
+    def refuse(self, path: str) -> None:
+        """Note what was asked for in vain."""
+        with self._asked:
+            self._refused.append(path)
+            self._asked.notify_all()
+
+    def wait_for_requests(self, count: int, *, about: str) -> None:
+        """Wait until so many requests have been made in vain that have this in their path."""
+        with self._asked:
+            self._asked.wait_for(lambda: sum(about in path for path in self._refused) >= count)
+
+
 @dataclass(kw_only=True)
 class S3Server:
     """A server that runs."""
@@ -30,6 +50,9 @@ class S3Server:
     url: str
     reads: list[Read] = field(default_factory=list)
     """What has been read of objects, in the order of the answers."""
+
+    outage: Outage | None = None
+    """The present one."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -89,6 +112,15 @@ class S3Server:
                 "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
             }
 
+    @contextmanager
+    def out_of_order(self) -> Iterator[Outage]:
+        """Be there, and answer that this isn't a good time."""
+        self.outage = Outage()
+        try:
+            yield self.outage
+        finally:
+            self.outage = None
+
     def reset(self) -> None:
         """Forget all buckets, users and reads."""
         connection = HTTPConnection(urlsplit(self.url).netloc)
@@ -130,15 +162,17 @@ def s3_server() -> Iterator[S3Server]:
         server = S3Server(url=f"http://{host}:{port}")
         assert threads._server is not None
         # moto itself keeps account of requests, not of what it answers.
-        threads._server.app = _watched(threads._server.app, server.reads)
+        threads._server.app = _watched(threads._server.app, server)
         yield server
     finally:
         threads.stop()
         log.setLevel(level)
 
 
-def _watched(application: Callable[..., Any], reads: list[Read]) -> Callable[..., Any]:
+def _watched(application: Callable[..., Any], server: S3Server) -> Callable[..., Any]:
     """The same WSGI application; before it answers with an object's content, that is noted."""
+    # S3 is consistent; moto's threads trip over what others change meanwhile.
+    one_at_a_time = threading.Lock()
 
     def watched(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
         def start(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
@@ -147,9 +181,17 @@ def _watched(application: Callable[..., Any], reads: list[Read]) -> Callable[...
             _, _, key = path.lstrip("/").partition("/")
             if environ["REQUEST_METHOD"] == "GET" and key and status[:3] in ("200", "206"):
                 sizes = {name.lower(): value for name, value in headers}
-                reads.append(Read(key, int(sizes["content-length"])))
+                server.reads.append(Read(key, int(sizes["content-length"])))
             return start_response(status, headers, *rest)
 
-        return application(environ, start)
+        outage = server.outage
+        if outage is None:
+            with one_at_a_time:
+                return application(environ, start)
+        # Taken as a whole: closing a connection with something in it would break it off.
+        environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+        outage.refuse(environ["PATH_INFO"])
+        start_response("503 Service Unavailable", [("Content-Length", "0")])
+        return []
 
     return watched

@@ -1,0 +1,324 @@
+"""A training goes on or fails with the cause, whichever call to its storage fails, and however."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from tests.committed import Committed, intact_checkpoints
+from tests.faulty_storage import (
+    ERROR,
+    Call,
+    Fault,
+    FaultyFileSystem,
+    FromThenOn,
+    Kind,
+    Once,
+    Short,
+    full,
+    never,
+)
+
+from polytrain import (
+    CheckpointConfig,
+    FailureConfig,
+    InvalidJobError,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    TrainingFailedError,
+    make_trainer,
+)
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.storage.location import Location
+from polytrain.testing.contract import kit_table
+
+ROUNDS = 3
+KEPT = 2
+
+
+@dataclass
+class Run:
+    """One run on a file system that can be made to fail."""
+
+    root: Path
+    patience_s: float = 0.0
+    max_failures: int = 0
+
+    def __post_init__(self) -> None:
+        self.filesystem = FaultyFileSystem(self.root)
+        self.committed = Committed()
+        self.directory = self.root / "runs" / "one"
+
+    def trainer(self) -> Trainer:
+        return make_trainer(
+            "reference",
+            rounds=ROUNDS,
+            label="label",
+            datasets={"train": kit_table()},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(
+                name="one",
+                storage_path="runs",
+                storage_filesystem=self.filesystem,
+                storage_timeout_s=self.patience_s,
+                failure_config=FailureConfig(max_failures=self.max_failures),
+                checkpoint_config=CheckpointConfig(num_to_keep=KEPT, checkpoint_frequency=1),
+                observers=(self.committed,),
+                progress=False,
+            ),
+        )
+
+    def fit(self, fault: Fault = never) -> Result:
+        """Train. Calls of the file system count from here on."""
+        trainer, faults = self.trainer(), self.filesystem.faults
+        faults.calls.clear()
+        faults.fault = fault
+        try:
+            return trainer.fit()
+        finally:
+            faults.fault = never
+
+    def accepted(self) -> set[str]:
+        """What somebody else takes for checkpoints now."""
+        run = Location.of("runs/one", FaultyFileSystem(self.root))
+        store = CheckpointStore(location=run)
+        found = store.find(since_claim=0).manifests
+        return {manifest.directory for manifest in found if not store.damage(manifest)}
+
+    def assert_nothing_is_lost(self) -> None:
+        """What was committed is there, and what is taken for a checkpoint is one."""
+        intact = intact_checkpoints(self.directory)
+        assert self.accepted() <= intact
+        for told in self.committed.directories:
+            newer = [directory for directory in intact if age(directory) > age(told)]
+            assert told in intact or len(newer) >= KEPT, f"{told} is missing"
+
+
+def age(directory: str) -> list[int]:
+    """Sorts checkpoints by what came first: driver, attempt, number."""
+    number, attempt = directory.removeprefix("checkpoint_").split("-")
+    return [*map(int, attempt.split(".")), int(number)]
+
+
+def outcome(result: Result) -> object:
+    """What counts in the end."""
+    assert result.checkpoint is not None
+    result.checkpoint.verify()
+    return result.metrics, result.history, result.load_model().tolist()
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> object:
+    """The outcome of a run that nothing happens to."""
+    result = Run(tmp_path_factory.mktemp("undisturbed")).fit()
+    assert len(result.history) == ROUNDS
+    return outcome(result)
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
+    """What a run asks of its storage."""
+    run = Run(tmp_path_factory.mktemp("calls"))
+    run.fit()
+    return run.filesystem.faults.calls
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory, calls: list[Call]) -> Path:
+    """Where a run has been interrupted in the middle of its third checkpoint."""
+    run = Run(tmp_path_factory.mktemp("interrupted"))
+    third = [at for at, call in enumerate(calls) if "checkpoint_000002" in call.path]
+    with pytest.raises(KeyboardInterrupt):
+        run.fit(Once(third[3], KeyboardInterrupt))
+    assert run.committed.directories == ["checkpoint_000000-1.0", "checkpoint_000001-1.0"]
+    return run.root
+
+
+@pytest.fixture(scope="module")
+def calls_of_resuming(interrupted: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
+    """What the driver asks of the storage that goes on with the interrupted run."""
+    run = resumed(interrupted, tmp_path_factory.mktemp("resumed") / "run")
+    run.fit()
+    assert {call.kind for call in run.filesystem.faults.calls} == set(get_args(Kind)) - {"info"}
+    return run.filesystem.faults.calls
+
+
+def resumed(interrupted: Path, root: Path, **how: Any) -> Run:
+    """Another driver for a copy of the interrupted run."""
+    shutil.copytree(interrupted, root)
+    return Run(root, **how)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask again at once; and don't wait for whoever has left half a claim."""
+    monkeypatch.setattr("polytrain.storage.patience._FIRST_WAIT_S", 0)
+    monkeypatch.setattr("polytrain.run.claim._DEAD_AFTER_S", 0)
+
+
+Runs = Callable[..., Iterator[tuple[int, Call, Run]]]
+
+
+@pytest.fixture(params=["new", "resumed"])
+def runs(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    interrupted: Path,
+    calls: list[Call],
+    calls_of_resuming: list[Call],
+) -> Runs:
+    """As many runs as there are calls to the storage: in each, another one is to fail."""
+
+    def new(**how: Any) -> Iterator[tuple[int, Call, Run]]:
+        for at, call in enumerate(calls):
+            yield at, call, Run(tmp_path / str(at), **how)
+
+    def again(**how: Any) -> Iterator[tuple[int, Call, Run]]:
+        for at, call in enumerate(calls_of_resuming):
+            yield at, call, resumed(interrupted, tmp_path / str(at), **how)
+
+    return new if request.param == "new" else again
+
+
+def is_looked_at_first(call: Call) -> bool:
+    """Whether the call is made before a run begins: nobody is kept waiting then."""
+    return call.path == "runs" or "probe" in call.path
+
+
+def fitted_or_told(run: Run, fault: Fault, cause: str) -> Result | None:
+    """What came of it; None if it failed with that cause."""
+    try:
+        return run.fit(fault)
+    except (TrainingFailedError, InvalidJobError) as error:
+        told = str(error)
+    assert cause in told
+    return None
+
+
+def test_a_passing_error_of_any_call_changes_nothing(runs: Runs, expected: object) -> None:
+    for at, call, run in runs(patience_s=600):
+        if is_looked_at_first(call):
+            with pytest.raises(InvalidJobError, match=ERROR):
+                run.fit(Once(at))
+        else:
+            assert outcome(run.fit(Once(at))) == expected, call
+        run.assert_nothing_is_lost()
+        assert outcome(run.fit()) == expected, call
+
+
+def half(at: int) -> Fault:
+    return Once(at, Short.loudly)
+
+
+def of_the_client(at: int) -> Fault:
+    return Once(at, lambda: ValueError("a client's words"))
+
+
+def full_from_then_on(at: int) -> Fault:
+    return FromThenOn(at, full, kinds=frozenset(["create", "mkdir", "write"]))
+
+
+@pytest.mark.parametrize(
+    ("make", "cause", "kinds"),
+    [
+        (Once, ERROR, get_args(Kind)),
+        (FromThenOn, ERROR, get_args(Kind)),
+        (half, ERROR, ["read", "write"]),
+        (of_the_client, "a client's words", ["ls", "open", "create"]),
+        (full_from_then_on, "No space left on device", ["create", "mkdir", "write"]),
+    ],
+    ids=["once", "for ever", "half", "of the client", "full"],
+)
+def test_whatever_fails_for_good_is_told_and_nothing_is_lost(
+    runs: Runs, expected: object, make: Callable[[int], Fault], cause: str, kinds: list[Kind]
+) -> None:
+    for at, call, run in runs():
+        if call.kind not in kinds:
+            continue
+        result = fitted_or_told(run, make(at), cause)
+        assert result is None or outcome(result) == expected, call
+        run.assert_nothing_is_lost()
+        assert outcome(run.fit()) == expected, call
+        run.assert_nothing_is_lost()
+
+
+def test_another_attempt_makes_up_for_a_checkpoint_that_failed(
+    runs: Runs, expected: object
+) -> None:
+    tried = 0
+    for at, call, run in runs(max_failures=1):
+        if "/checkpoints/" in call.path and call.kind in ("create", "write"):
+            result = run.fit(Once(at))
+            assert outcome(result) == expected, call
+            assert len(run.committed.directories) == len(set(run.committed.directories))
+            run.assert_nothing_is_lost()
+            assert outcome(run.fit()) == expected, call
+            tried += 1
+    assert tried > 0
+
+
+def test_a_short_write_that_nobody_tells_of_is_no_checkpoint(runs: Runs, expected: object) -> None:
+    for at, call, run in runs():
+        if "/checkpoints/" in call.path and call.kind == "write":
+            with pytest.raises(TrainingFailedError, match=r"\d+ bytes instead of \d+"):
+                run.fit(Once(at, Short.silently))
+            run.assert_nothing_is_lost()
+            assert outcome(run.fit()) == expected, call
+
+
+def test_nobody_trains_on_what_was_cut_off_on_its_way(
+    interrupted: Path, calls_of_resuming: list[Call], expected: object, tmp_path: Path
+) -> None:
+    """The checkpoint is read twice: to see whether it is whole, and to be used."""
+    second = "checkpoint_000001-1.0/coefficients.npy"
+    reads = [at for at, call in enumerate(calls_of_resuming) if call[1].endswith(second)]
+    fetched = [at for at in reads if calls_of_resuming[at].kind == "read"]
+    for at in fetched:
+        run = resumed(interrupted, tmp_path / str(at))
+        result = fitted_or_told(run, Once(at, Short.silently), "another content than was written")
+        assert result is None or outcome(result) == expected
+        assert outcome(run.fit()) == expected
+
+
+def test_a_run_that_is_interrupted_at_any_call_goes_on(runs: Runs, expected: object) -> None:
+    for at, call, run in runs():
+        with pytest.raises(KeyboardInterrupt):
+            run.fit(Once(at, KeyboardInterrupt))
+        run.assert_nothing_is_lost()
+        assert outcome(run.fit()) == expected, call
+
+
+def test_whatever_a_call_is_in_the_middle_of_a_reader_sees_only_checkpoints(
+    tmp_path: Path, expected: object, calls: list[Call]
+) -> None:
+    run = Run(tmp_path)
+    seen: list[tuple[set[str], set[str], set[str]]] = []
+
+    def look(number: int, call: Call) -> None:
+        kept = set(run.committed.directories[-KEPT:])
+        seen.append((kept, run.accepted(), intact_checkpoints(run.directory)))
+
+    assert outcome(run.fit(look)) == expected
+    assert len(seen) == len(calls)
+    for kept, accepted, intact in seen:
+        assert kept <= accepted <= intact
+
+
+def test_a_full_storage_is_called_full(tmp_path: Path, calls: list[Call]) -> None:
+    third = [at for at, call in enumerate(calls) if "checkpoint_000002" in call.path]
+    run = Run(tmp_path)
+    with pytest.raises(TrainingFailedError, match="runs/one is full") as caught:
+        run.fit(full_from_then_on(third[0]))
+    assert "the checkpoints that are there are intact" in str(caught.value)
+    assert run.accepted() == set(run.committed.directories)
+    assert len(run.committed.directories) == 2
+    result = caught.value.result
+    assert result is not None
+    assert result.checkpoint is not None
+    result.checkpoint.verify()

@@ -1,0 +1,212 @@
+"""Runs that are kept in object storage: by real workers, with what goes wrong there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.driver import run_driver, start_driver
+from tests.object_storage import Bucket, S3Server, s3_server
+
+from polytrain import Result
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    """What s3://bucket means here, and in the drivers that are started from here."""
+    server.set_environment(monkeypatch)
+    yield server.make_bucket("bucket")
+    server.reset()
+
+
+def stored(bucket: Bucket) -> dict[str, bytes]:
+    """All objects with their content."""
+    pages = bucket.client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name)
+    keys = [found["Key"] for page in pages for found in page.get("Contents", [])]
+    return {
+        key: bucket.client.get_object(Bucket=bucket.name, Key=key)["Body"].read() for key in keys
+    }
+
+
+def test_a_run_goes_on_after_a_kill_and_at_another_size(bucket: Bucket, tmp_path: Path) -> None:
+    code, told, errors = run_driver(
+        tmp_path,
+        """
+        import json
+        from polytrain import TrainingFailedError
+        from polytrain.testing import Fault
+        from polytrain.testing.contract import kit_table
+        from polytrain.testing.functions import count_steps
+
+        def fit(workers, at_step, max_failures):
+            result = make_trainer(
+                "reference", count_steps,
+                train_loop_config={"fault": Fault(rank=0, at_step=at_step)},
+                datasets={"train": kit_table()},
+                scaling_config=ScalingConfig(num_workers=workers),
+                run_config=RunConfig(
+                    name="one", storage_path="s3://bucket/runs", progress=False,
+                    failure_config=FailureConfig(max_failures=max_failures),
+                ),
+            ).fit()
+            print(json.dumps([result.history, result.restarts, result.checkpoint.path]))
+
+        try:
+            fit(2, 2, 0)
+        except TrainingFailedError as error:
+            print(json.dumps([error.result.metrics, str(error)]))
+        # Each driver's attempts count from 0: this one is killed too.
+        fit(3, 3, 1)
+        """,
+    )
+    assert code == 0, errors
+    failed, ended = [json.loads(line) for line in told.splitlines()]
+    metrics, why = failed
+    assert metrics["step"] == 2
+    assert "SIGKILL" in why
+    history, restarts, checkpoint = ended
+    assert [metrics["step"] for metrics in history] == [1, 2, 3, 4]
+    assert [metrics["resumed_from"] for metrics in history] == [0, 0, 2, 3]
+    assert restarts == 2
+    assert checkpoint.startswith("s3://bucket/runs/one/checkpoints/checkpoint_000003-")
+
+    [result] = json.loads(read_elsewhere("s3://bucket/runs/one"))
+    assert result == [history, restarts, checkpoint, {"step-0": "4"}]
+
+
+def read_elsewhere(address: str) -> str:
+    """What a process that has no Ray finds of a run."""
+    script = """
+import json, sys
+from pathlib import Path
+from polytrain import Result
+
+result = Result.from_path(sys.argv[1])
+with result.checkpoint.as_directory() as directory:
+    files = {path.name: path.read_text() for path in Path(directory).iterdir()}
+assert "ray" not in sys.modules
+print(json.dumps([[result.history, result.restarts, result.checkpoint.path, files]]))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", script, address], check=True, stdout=subprocess.PIPE, text=True
+    )
+    return ended.stdout
+
+
+TRAINING = """
+    def train(config):
+        import tempfile
+        from pathlib import Path
+        from polytrain import Checkpoint
+
+        for step in range(1, 5):
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "step").write_text(str(step))
+                checkpoint = Checkpoint.from_directory(directory)
+                rank = polytrain.get_context().get_world_rank()
+                polytrain.report(
+                    {"step": step}, checkpoint=checkpoint if rank == 0 else None, upload="sync"
+                )
+            if step == 2 and rank == 0:
+                print("two steps are safe", flush=True)
+                # Blocks until somebody writes to it.
+                Path(config["pipe"]).read_text()
+
+    def trainer(**storage):
+        return make_trainer(
+            "reference", train,
+            train_loop_config={"pipe": os.path.abspath("pipe")},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(name="one", progress=False, **storage),
+        )
+"""
+
+
+def test_a_storage_that_is_out_for_a_while_is_waited_for(bucket: Bucket, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    driver = start_driver(
+        tmp_path,
+        TRAINING
+        + """
+    result = trainer(storage_path="s3://bucket/runs").fit()
+    print([metrics["step"] for metrics in result.history], result.restarts)
+    """,
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "(rank 0) two steps are safe\n"
+    with bucket.server.out_of_order() as outage:
+        pipe.write_text("go on")
+        # More than the client makes of one call by itself.
+        outage.wait_for_requests(10, about="/checkpoints/checkpoint_000002-")
+    told, errors = driver.communicate(timeout=120)
+    assert told == "[1, 2, 3, 4] 0\n", errors
+    result = Result.from_path("s3://bucket/runs/one")
+    assert len(result.best_checkpoints) == 4
+    for checkpoint, metrics in result.best_checkpoints:
+        checkpoint.verify()
+        with checkpoint.as_directory() as directory:
+            assert Path(directory, "step").read_text() == str(metrics["step"])
+
+
+def test_nobody_sees_the_credentials(bucket: Bucket, tmp_path: Path) -> None:
+    """Neither of a run that is given them, and fails from its storage, nor in what it leaves."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    driver = start_driver(
+        tmp_path,
+        TRAINING
+        + """
+    import pyarrow.fs
+    from polytrain import TrainingFailedError
+
+    filesystem = pyarrow.fs.S3FileSystem(
+        access_key=os.environ.pop("AWS_ACCESS_KEY_ID"),
+        secret_key=os.environ.pop("AWS_SECRET_ACCESS_KEY"),
+        endpoint_override=os.environ.pop("AWS_ENDPOINT_URL"),
+        region="us-east-1",
+    )
+    print(ray._private.worker._global_node.get_logs_dir_path(), flush=True)
+    config = dict(
+        storage_path="bucket/runs", storage_filesystem=filesystem, storage_timeout_s=0.5
+    )
+    print(trainer(**config)._request)
+    try:
+        trainer(**config).fit()
+    except TrainingFailedError as error:
+        print(repr(error), error, error.result, error.failures)
+    """,
+    )
+    assert driver.stdout is not None
+    logs = Path(driver.stdout.readline().strip())
+    shown = driver.stdout.readline()
+    assert "RunConfig" in shown
+    assert driver.stdout.readline() == "(rank 0) two steps are safe\n"
+    with bucket.server.out_of_order():
+        pipe.write_text("go on")
+        told, errors = driver.communicate(timeout=120)
+    assert "TrainingFailedError" in told
+    assert "(HTTP status 503)" in told
+
+    secret = bucket.server.environment["AWS_SECRET_ACCESS_KEY"].encode()
+    files = [path for path in (*logs.rglob("*"), *tmp_path.rglob("*")) if path.is_file()]
+    left = [path.read_bytes() for path in files]
+    assert len(left) > 5
+    everything = [shown.encode(), told.encode(), errors.encode(), *left, *stored(bucket).values()]
+    assert not any(secret in text for text in everything)
+
+    result = Result.from_path("s3://bucket/runs/one")
+    assert [metrics["step"] for _, metrics in result.best_checkpoints] == [2, 1]
+    for checkpoint, _ in result.best_checkpoints:
+        checkpoint.verify()
