@@ -145,8 +145,10 @@ class CheckpointStore:
         stamps = self.stamps(manifest)
         if not self.location.is_local and stamps[MANIFEST_NAME] != (len(text),):
             # Older checkpoints are deleted for this one.
+            stored = max(0, *stamps[MANIFEST_NAME])
             raise CheckpointError(
-                f"The storage hasn't got the {len(text)} bytes of {path} that it said it wrote"
+                f"The storage has {stored} bytes instead of {len(text)} of {path}, which it said it "
+                "had written"
             )
         return stamps
 
