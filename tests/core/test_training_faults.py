@@ -160,6 +160,8 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask again at once; and don't wait for whoever has left half a claim."""
     monkeypatch.setattr("polytrain.storage.patience._FIRST_WAIT_S", 0)
     monkeypatch.setattr("polytrain.run.claim._DEAD_AFTER_S", 0)
+    # On a slow machine a beat would be a call more, and all after it would have other numbers.
+    monkeypatch.setattr("polytrain.run.claim._BEAT_EVERY_S", 3600)
 
 
 Runs = Callable[..., Iterator[tuple[int, Call, Run]]]

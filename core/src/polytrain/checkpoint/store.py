@@ -147,8 +147,8 @@ class CheckpointStore:
             # Older checkpoints are deleted for this one.
             stored = max(0, *stamps[MANIFEST_NAME])
             raise CheckpointError(
-                f"The storage has {stored} bytes instead of {len(text)} of {path}, which it said it "
-                "had written"
+                f"The storage has {stored} bytes instead of {len(text)} of {path}, and has said "
+                "that it wrote them"
             )
         return stamps
 
