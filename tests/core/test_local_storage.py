@@ -55,7 +55,7 @@ def test_what_was_being_written_when_its_writer_died_is_no_file(
     storage.write("c/before", b"1")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    command = [sys.executable, "-c", WRITER, storage.root, pipe]
+    command = [sys.executable, "-c", WRITER, storage.root, str(pipe)]
     with subprocess.Popen(command) as writer, pipe.open("wb") as content:
         # More than a pipe holds: most of it has been read when this returns.
         content.write(bytes(1 << 20))

@@ -255,9 +255,9 @@ def _sync(file: IO[bytes]) -> None:
 
 def _sync_directory(path: Path) -> None:
     """Make the names in a directory survive the machine, where its file system has that."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)

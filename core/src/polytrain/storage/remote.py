@@ -12,6 +12,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,6 +24,9 @@ from polytrain.storage.patience import patiently
 Answer = TypeVar("Answer")
 
 _CHUNK = 1 << 22
+
+_READERS = 16
+"""Parts of a log that are read at a time."""
 
 # They have no directories; making one makes an empty object.
 _WITHOUT_DIRECTORIES = ("s3", "gcs", "abfs")
@@ -133,7 +137,8 @@ class RemoteStorage:
         return RemoteLog(self, path, series)
 
     def read_log(self, path: str) -> str:
-        segments = [self.read(segment) for segment in sorted(self.list(path))]
+        with ThreadPoolExecutor(_READERS) as readers:
+            segments = list(readers.map(self.read, sorted(self.list(path))))
         # The last line of one may have no end, because its writer had one.
         whole = (text if text.endswith(b"\n") else text + b"\n" for text in segments)
         return b"".join(whole).decode(errors="replace")
