@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -106,10 +107,12 @@ def brought_near(start: StartingPoint, scratch: Path) -> StartingPoint:
     """
     if start.location is None or start.location.is_local:
         return start
-    target = scratch / "restored" / start.location.name
+    # Checkpoints of two runs, of which one was begun with the other's, may have the same name.
+    address = hashlib.sha256(start.location.address.encode()).hexdigest()
+    target = scratch / "restored" / address / start.location.name
     if not target.is_dir():
         # What was restored before isn't needed any more: no trainer is alive.
-        shutil.rmtree(target.parent, ignore_errors=True)
+        shutil.rmtree(scratch / "restored", ignore_errors=True)
         fetch(start.location, start.files, target, near=scratch)
     return replace(start, location=Location.of(target))
 
