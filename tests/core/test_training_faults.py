@@ -113,6 +113,17 @@ def outcome(result: Result) -> object:
     return result.metrics, result.history, result.load_model().tolist()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def countable() -> Iterator[None]:
+    """The calls of a run come in one order, so that the n-th is the same every time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polytrain.checkpoint.store._READERS", 1)
+        patch.setattr("polytrain.storage.remote._READERS", 1)
+        # On a slow machine there would be one more now and then.
+        patch.setattr("polytrain.run.claim._BEAT_EVERY_S", 3600)
+        yield
+
+
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> object:
     """The outcome of a run that nothing happens to."""
@@ -160,8 +171,6 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask again at once; and don't wait for whoever has left half a claim."""
     monkeypatch.setattr("polytrain.storage.patience._FIRST_WAIT_S", 0)
     monkeypatch.setattr("polytrain.run.claim._DEAD_AFTER_S", 0)
-    # On a slow machine a beat would be a call more, and all after it would have other numbers.
-    monkeypatch.setattr("polytrain.run.claim._BEAT_EVERY_S", 3600)
 
 
 Runs = Callable[..., Iterator[tuple[int, Call, Run]]]
