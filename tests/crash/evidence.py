@@ -114,7 +114,8 @@ class Evidence:
             manifest, digest = body["manifest"], body["sha256"]
         except (ValueError, KeyError):
             return None
-        if _sha256(json.dumps(manifest, sort_keys=True).encode()) != digest:
+        signed = json.dumps([body["format"], manifest], sort_keys=True)
+        if _sha256(signed.encode()) != digest:
             return None
         for file in manifest["files"]:
             content = self.files.get(f"checkpoints/{directory}/{file['name']}")
