@@ -12,8 +12,14 @@ from typing import Any, Literal
 class ScalingConfig:
     """How many workers, and what each of them gets."""
 
-    num_workers: int = 1
-    """Worker processes. 0 trains inline, in the process that calls `fit()`."""
+    num_workers: int | tuple[int, int] = 1
+    """Worker processes. 0 trains inline, in the process that calls `fit()`. Two numbers are the
+    least and the most: the run starts with as many as there are resources for, and shrinks and
+    grows with them."""
+
+    standby: int = 0
+    """Agents that are kept ready to take the place of a lost one, on other nodes where there are
+    some. Each holds the resources of a worker."""
 
     use_gpu: bool = False
     """Give every worker one GPU, or as many as `resources_per_worker` says."""
@@ -26,6 +32,21 @@ class ScalingConfig:
 
     start_timeout_s: float = 600.0
     """Seconds to wait for the cluster to free the workers' resources."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers may change while the run goes on."""
+        return self.min_workers < self.max_workers
+
+    @property
+    def min_workers(self) -> int:
+        """The least number of worker processes."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def max_workers(self) -> int:
+        """The greatest number of worker processes."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
 
     @property
     def resources(self) -> dict[str, float]:
@@ -77,7 +98,30 @@ class FailureConfig:
     """What to do when something fails."""
 
     max_failures: int = 0
-    """Failed attempts to recover from; -1 for any number."""
+    """Failed attempts to recover from; -1 for any number. Preemptions aren't counted."""
+
+    retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
+    """Whether an exception of the training function is a failure to recover from. By default it is,
+    once: the same at the same step again, or on every rank at once, will come again."""
+
+    hang_timeout_s: float | None = 300.0
+    """Seconds without progress after which a rank is looked into; None never does. Progress is a
+    batch, a report, a boosting round, or a call of `heartbeat()`."""
+
+    hang_action: Literal["kill_if_idle", "kill", "warn"] = "kill_if_idle"
+    """What is done about a rank without progress, besides a warning with what every rank is doing.
+    "kill_if_idle" ends the attempt if it can't be working: no rank has made progress or spent CPU
+    time, or the process is stopped. "kill" ends it in any case, "warn" in none."""
+
+    rendezvous_timeout_s: float = 300.0
+    """Seconds that the ranks may take from their start until all have met."""
+
+    stragglers: Literal["report", "replace", "ignore"] = "report"
+    """What is done about a rank that all others wait for. "replace" gives its place to a standby
+    after the next checkpoint."""
+
+    node_cooldown_s: float = 600.0
+    """Seconds for which a node gets no workers after it has lost two, if others can hold them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

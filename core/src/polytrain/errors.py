@@ -13,7 +13,8 @@ All of them survive pickling.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,11 @@ class FailureKind(StrEnum):
 
     USER_ERROR = "exception in the training process"
     WORKER_LOST = "worker lost"
-    AGENT_LOST = "agent or node lost"
+    AGENT_LOST = "agent lost"
+    NODE_LOST = "node lost"
+    OUT_OF_MEMORY = "out of memory"
+    HANG = "hang"
+    PREEMPTED = "preempted"
     STORAGE = "checkpoint could not be stored"
     UNMATCHED_PARTS = "the ranks' parts make no checkpoint"
     STARTUP = "start-up failed"
@@ -36,7 +41,20 @@ class FailureKind(StrEnum):
     @property
     def is_loss(self) -> bool:
         """Whether a process is gone, rather than one having said what went wrong."""
-        return self in (FailureKind.WORKER_LOST, FailureKind.AGENT_LOST)
+        return self in _LOSSES
+
+    @property
+    def loses_agent(self) -> bool:
+        """Whether what an agent holds is gone too."""
+        return self in (FailureKind.AGENT_LOST, FailureKind.NODE_LOST, FailureKind.PREEMPTED)
+
+
+_LOSSES = (
+    FailureKind.WORKER_LOST,
+    FailureKind.AGENT_LOST,
+    FailureKind.NODE_LOST,
+    FailureKind.PREEMPTED,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +73,12 @@ class Failure:
 
     step: int = 0
     """The last step that the rank had reported."""
+
+    output: str = ""
+    """The last lines that the rank wrote to its standard error, where it could not say more."""
+
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    """Rank → what it was doing, where that is the question."""
 
     error: bytes | None = None
     """The pickled exception, where it can be pickled."""

@@ -13,6 +13,7 @@ from typing import Any
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.start import StartingPoint, starting_point, verify
 from polytrain.config import DataConfig, RunConfig, ScalingConfig
+from polytrain.config_checking import config_problems, wrong_type
 from polytrain.data.assignment import RunDataset
 from polytrain.data.checking import described, grouped
 from polytrain.errors import CheckpointError
@@ -21,9 +22,7 @@ from polytrain.storage.location import Location
 from polytrain.validation import (
     backend_problems,
     cluster_problems,
-    config_problems,
     function_problems,
-    wrong_type,
 )
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
 
@@ -86,7 +85,7 @@ def checked(
         request.datasets,
         request.dataset_configs,
         needs_train=declarative and request.training_function is None,
-        num_workers=max(1, request.scaling.num_workers),
+        num_workers=max(1, request.scaling.max_workers),
     )
     problems += wrong_data
     problems += _start_problems(request)
@@ -147,7 +146,7 @@ def _unreadable_start(error: Exception) -> Problem:
 
 def storage_problems_of(request: Request, location: Location) -> Iterable[Problem]:
     """Whether the run can be kept at this location."""
-    return storage_problems(location, num_workers=request.scaling.num_workers)
+    return storage_problems(location, num_workers=request.scaling.max_workers)
 
 
 def resume_problems(resume: Any) -> Iterable[Problem]:
@@ -174,7 +173,7 @@ def job_of(request: Request, datasets: tuple[RunDataset, ...]) -> Job:
     names = map(str, request.datasets) if isinstance(request.datasets, Mapping) else ()
     known = {dataset.name: dataset.source.info for dataset in datasets}
     return Job(
-        num_workers=max(1, request.scaling.num_workers),
+        num_workers=max(1, request.scaling.max_workers),
         use_gpu=request.scaling.use_gpu,
         cpus_per_worker=request.scaling.cpus_per_worker,
         has_training_function=request.training_function is not None,

@@ -205,7 +205,7 @@ class Trainer:
                 self._backend,
                 config=request.run,
                 location=location,
-                world_size=max(1, request.scaling.num_workers),
+                world_size=max(1, request.scaling.max_workers),
                 claim=claim,
                 past=past,
                 origin=origin,
@@ -213,7 +213,7 @@ class Trainer:
             start = keeper.start()
         if not start.own:
             _raise_if_any(tuple(damage_problems(start)))
-        if request.scaling.num_workers > 0:
+        if request.scaling.num_workers != 0:
             from polytrain.workers.cluster import running_ray
 
             stack.enter_context(running_ray())

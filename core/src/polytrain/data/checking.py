@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, get_args, get_type_hints
 
 from polytrain.config import DataConfig, ScalingConfig
+from polytrain.config_checking import is_count, wrong_type
 from polytrain.data.assignment import RunDataset
 from polytrain.data.groups import group_starts
 from polytrain.data.opening import in_plan, in_stream
@@ -17,7 +18,6 @@ from polytrain.data.sources.describe import computed, describe
 from polytrain.data.sources.errors import SourceError
 from polytrain.data.spec import ShardSpec
 from polytrain.data.stream import StreamSpec
-from polytrain.validation import is_count, wrong_type
 from polytrain_plugins import Demand, Problem
 
 logger = logging.getLogger(__name__)
@@ -141,7 +141,7 @@ def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfi
     from polytrain.data.ray_pipeline import cpu_shortage
     from polytrain.workers.cluster import node_totals
 
-    held = {name: amount * scaling.num_workers for name, amount in scaling.resources.items()}
+    held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
     cpus = sum(totals.get("CPU", 0) for totals in node_totals())
     return cpu_shortage(dataset.source.stream, held, cpus)
 

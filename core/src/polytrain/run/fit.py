@@ -79,7 +79,7 @@ class Run:
     @property
     def world_size(self) -> int:
         """Ranks; one when the run is inline."""
-        return max(1, self.scaling.num_workers)
+        return max(1, self.scaling.max_workers)
 
     @property
     def specs(self) -> tuple[ShardSpec | StreamSpec, ...]:
@@ -106,7 +106,7 @@ class Run:
         return RunInfo(
             name=self.location.name,
             backend=self.backend.name,
-            num_workers=self.scaling.num_workers,
+            num_workers=self.scaling.max_workers,
             path=self.location.address,
         )
 

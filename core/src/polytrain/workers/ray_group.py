@@ -172,7 +172,7 @@ class RayGroup:
 
     @property
     def _world_size(self) -> int:
-        return self._spec.scaling.num_workers
+        return self._spec.scaling.max_workers
 
     def _describe_agents(self) -> AgentSpec:
         threads = str(self._spec.scaling.cpus_per_worker)
