@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -68,8 +69,8 @@ def _locked(directory: Path) -> int:
         except FileNotFoundError:
             continue
         fcntl.flock(lock, fcntl.LOCK_SH)
-        # Whoever tidied up may have removed the directory between the two calls.
-        if os.fstat(lock).st_nlink:
+        # Whoever tidied up may have taken the directory away between the two calls.
+        if _is_lock_of(lock, directory):
             return lock
         os.close(lock)
 
@@ -83,9 +84,20 @@ def _remove_unless_held(directory: Path) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_lock_of(lock, directory):
+            # Out of the way at once: whoever makes a new one meanwhile keeps what is in it.
+            doomed = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}")
+            directory.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
     except BlockingIOError:
         return
-    else:
-        shutil.rmtree(directory, ignore_errors=True)
     finally:
         os.close(lock)
+
+
+def _is_lock_of(lock: int, directory: Path) -> bool:
+    """Whether the directory of this name is still the one that the lock was opened in."""
+    try:
+        return os.path.samestat(os.fstat(lock), (directory / _LOCK).stat())
+    except FileNotFoundError:
+        return False
