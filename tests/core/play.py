@@ -42,7 +42,7 @@ class Play:
 
     def launched(self) -> Play:
         """Every agent is there and the trainers have been forked."""
-        return self.tell(AgentsPlaced())
+        return self.tell(placed(self.state.world_size))
 
     def training(self) -> Play:
         """Every rank of the living generation has offered and joined."""
@@ -61,6 +61,11 @@ class Play:
         """How the run ended."""
         [conclude] = [action for action in self.actions if isinstance(action, Conclude)]
         return conclude
+
+
+def placed(world_size: int) -> AgentsPlaced:
+    """Agents for so many ranks, two on each node."""
+    return AgentsPlaced(nodes=tuple(f"node-{rank // 2}" for rank in range(world_size)))
 
 
 def offered(rank: int, generation: int = 0) -> Offered:

@@ -68,7 +68,7 @@ def test_what_no_driver_has_opened_is_no_run(journal: str) -> None:
 
 def test_a_run_that_went_well(written: Written) -> None:
     journal = written.driver(anew=True, world_size=3, backend="reference")
-    journal.launched(generation=0, step=0, start=None)
+    journal.launched(generation=0, step=0, start=None, world_size=2)
     report(journal, 1, 2, 3)
     assert written.read().succeeded is None
     journal.concluded(succeeded=True, reason="every rank finished")
@@ -88,9 +88,9 @@ def test_metrics_are_as_they_were_reported(written: Written) -> None:
 
 def test_a_restart_undoes_what_came_after_its_checkpoint(written: Written) -> None:
     journal = written.driver(anew=True)
-    journal.launched(generation=0, step=0, start=None)
+    journal.launched(generation=0, step=0, start=None, world_size=2)
     report(journal, 1, 2, 3, by="first")
-    journal.launched(generation=1, step=2, start="/run/checkpoint")
+    journal.launched(generation=1, step=2, start="/run/checkpoint", world_size=2)
     assert steps(written.read()) == [1, 2]
     report(journal, 3, 4, by="second")
     assert steps(written.read()) == [1, 2, 3, 4]
@@ -100,10 +100,10 @@ def test_a_restart_undoes_what_came_after_its_checkpoint(written: Written) -> No
 
 def test_another_driver_goes_on_where_the_first_was_killed(written: Written) -> None:
     first = written.driver(anew=True, world_size=2, backend="reference")
-    first.launched(generation=0, step=0, start=None)
+    first.launched(generation=0, step=0, start=None, world_size=2)
     report(first, 1, 2, 3, by="first")
     second = written.driver(world_size=4, backend="reference")
-    second.launched(generation=0, step=1, start="/run/checkpoint")
+    second.launched(generation=0, step=1, start="/run/checkpoint", world_size=2)
     report(second, 2, 3, by="second")
     told = written.read()
     assert steps(told) == [1, 2, 3]
@@ -120,7 +120,7 @@ def test_a_failed_run_that_is_gone_on_with_has_not_failed_yet(written: Written) 
 
 def test_a_run_that_is_started_over_has_no_past(written: Written) -> None:
     first = written.driver(anew=True)
-    first.launched(generation=0, step=0, start=None)
+    first.launched(generation=0, step=0, start=None, world_size=2)
     report(first, 1, 2)
     first.concluded(succeeded=True, reason="every rank finished")
     written.driver(anew=True, backend="another")
@@ -133,13 +133,13 @@ def test_a_run_that_is_started_over_has_no_past(written: Written) -> None:
 def test_a_driver_whose_run_was_taken_says_nothing_more(written: Written) -> None:
     """It was thought dead, and doesn't know yet."""
     first = written.driver(anew=True)
-    first.launched(generation=0, step=0, start=None)
+    first.launched(generation=0, step=0, start=None, world_size=2)
     report(first, 1, 2, by="first")
     second = written.driver()
     report(first, 3, by="first")
-    second.launched(generation=0, step=2, start="/run/checkpoint")
+    second.launched(generation=0, step=2, start="/run/checkpoint", world_size=2)
     report(second, 3, by="second")
-    first.launched(generation=1, step=0, start=None)
+    first.launched(generation=1, step=0, start=None, world_size=2)
     report(first, 1, 4, by="first")
     first.concluded(succeeded=False, reason="the storage has failed")
     report(second, 4, by="second")

@@ -22,8 +22,8 @@ from polytrain.run.chronicle import read_chronicle
 from polytrain.run.events import AgentsPlaced, Reported
 from polytrain.run.journal import JOURNAL, Journal
 from polytrain.run.ledger import Ledger
-from polytrain.run.machine import Transition
 from polytrain.run.states import State, Training
+from polytrain.run.transition import Transition
 from polytrain.storage.location import Location
 
 MEMORY = "/dev/shm"
@@ -106,7 +106,7 @@ class Run(RuleBasedStateMachine):
         assert self.driver is not None
         now = self.now
         self.step = now.committed
-        self.driver.launched(generation=now.launches, step=self.step, start=None)
+        self.driver.launched(generation=now.launches, step=self.step, start=None, world_size=2)
         history = tuple(told for told in now.history if told[0] <= self.step)
         self.wrote(replace(now, history=history, launches=now.launches + 1))
 
@@ -132,7 +132,9 @@ class Run(RuleBasedStateMachine):
     @rule()
     def the_machine_goes_on(self) -> None:
         assert self.driver is not None
-        self.driver.transition(AgentsPlaced(), Transition(state=TRAINING, reason="é\n"))
+        self.driver.transition(
+            AgentsPlaced(nodes=("node",)), Transition(state=TRAINING, reason="é\n")
+        )
         self.wrote(self.now)
 
     @precondition(lambda self: self.driver is not None)
@@ -165,7 +167,7 @@ class Run(RuleBasedStateMachine):
         journal = self.fenced_off[-1]
         match what:
             case "launched":
-                journal.launched(generation=7, step=step, start=None)
+                journal.launched(generation=7, step=step, start=None, world_size=2)
             case "reported":
                 metrics = self.new_metrics("late")
                 journal.reported(Reported(generation=0, rank=0, step=step, metrics=metrics))

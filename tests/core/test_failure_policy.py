@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.errors import Failure, FailureKind
-from polytrain.policy.failure import FailurePolicy, root_cause
+from polytrain.policy.failure import FailedAttempt, FailurePolicy, root_cause
 
 
 def failure(kind: FailureKind, *, rank: int = 0, message: str = "no", step: int = 0) -> Failure:
     return Failure(kind=kind, rank=rank, message=message, step=step)
 
 
-LOST = failure(FailureKind.WORKER_LOST)
-BUG = failure(FailureKind.USER_ERROR, message="ValueError: no", step=3)
+LOST = FailedAttempt(root=failure(FailureKind.WORKER_LOST))
+BUG = FailedAttempt(root=failure(FailureKind.USER_ERROR, message="ValueError: no", step=3))
 
 
 @given(max_failures=st.integers(0, 20), failures=st.integers(1, 25))
@@ -51,7 +51,7 @@ def test_a_bug_that_repeats_itself_is_not_retried() -> None:
     ids=["another step", "another exception", "another kind"],
 )
 def test_what_differs_from_the_attempt_before_is_retried(before: Failure) -> None:
-    assert FailurePolicy(max_failures=2).decide([before, BUG]).restart
+    assert FailurePolicy(max_failures=2).decide([FailedAttempt(root=before), BUG]).restart
 
 
 def test_only_the_attempt_before_is_compared() -> None:
@@ -65,9 +65,9 @@ def test_workers_that_are_lost_the_same_way_are_replaced_again() -> None:
 @pytest.mark.parametrize("kind", [FailureKind.WORKER_LOST, FailureKind.AGENT_LOST])
 def test_a_loss_is_the_cause_of_exceptions_that_came_before(kind: FailureKind) -> None:
     lost = failure(kind, rank=2)
-    assert root_cause([BUG, failure(FailureKind.USER_ERROR, rank=1), lost]) is lost
+    assert root_cause([BUG.root, failure(FailureKind.USER_ERROR, rank=1), lost]) is lost
 
 
 def test_without_a_loss_the_first_failure_is_the_cause() -> None:
     storage = failure(FailureKind.STORAGE)
-    assert root_cause([storage, BUG]) is storage
+    assert root_cause([storage, BUG.root]) is storage

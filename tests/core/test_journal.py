@@ -46,7 +46,12 @@ GONE = Exited(generation=0, rank=0, how="exited with code 0", killed=False)
 def test_every_transition_is_told_with_its_reason(tmp_path: Path) -> None:
     before = time.time()
     with journal_in(tmp_path) as journal:
-        write_run(journal, AgentsPlaced(), Offered(generation=0, rank=0, offer=Offer()), FAILED)
+        write_run(
+            journal,
+            AgentsPlaced(nodes=("node",)),
+            Offered(generation=0, rank=0, offer=Offer()),
+            FAILED,
+        )
     written = lines(tmp_path)
     assert [(line["event"], line["phase"]) for line in written] == [
         ("Begun", "Placing"),
@@ -54,7 +59,7 @@ def test_every_transition_is_told_with_its_reason(tmp_path: Path) -> None:
         ("Offered", "Training"),
         ("Failed", "Ending"),
     ]
-    assert written[-1]["reason"] == "rank 0: ValueError: é\n"
+    assert written[-1]["reason"] == "rank 0: before it had joined the others: ValueError: é\n"
     assert all(line["reason"] for line in written)
     times = [line["time"] for line in written]
     assert before <= min(times) <= max(times) <= time.time()
@@ -62,7 +67,7 @@ def test_every_transition_is_told_with_its_reason(tmp_path: Path) -> None:
 
 def test_a_restart_counts_the_generation(tmp_path: Path) -> None:
     with journal_in(tmp_path) as journal:
-        write_run(journal, AgentsPlaced(), FAILED, GONE)
+        write_run(journal, AgentsPlaced(nodes=("node",)), FAILED, GONE)
     assert [line["generation"] for line in lines(tmp_path)] == [0, 0, 0, 1]
     assert "failure 1 of max_failures=1" in lines(tmp_path)[-1]["reason"]
 
@@ -70,21 +75,21 @@ def test_a_restart_counts_the_generation(tmp_path: Path) -> None:
 def test_what_changes_nothing_is_left_out(tmp_path: Path) -> None:
     late = Offered(generation=7, rank=0, offer=Offer())
     with journal_in(tmp_path) as journal:
-        write_run(journal, AgentsPlaced(), late)
+        write_run(journal, AgentsPlaced(nodes=("node",)), late)
     assert [line["event"] for line in lines(tmp_path)] == ["Begun", "AgentsPlaced"]
 
 
 def test_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
     """What has been written survives the driver's death."""
     with journal_in(tmp_path) as journal:
-        write_run(journal, AgentsPlaced())
+        write_run(journal, AgentsPlaced(nodes=("node",)))
         assert len(lines(tmp_path)) == 2
 
 
 def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
     with journal_in(tmp_path, claim=3) as journal:
         journal.opened(anew=True, identity={"backend": "reference"}, world_size=2)
-        journal.launched(generation=0, step=40, start="/run/checkpoint")
+        journal.launched(generation=0, step=40, start="/run/checkpoint", world_size=2)
         journal.reported(
             Reported(generation=0, rank=0, step=41, metrics={"loss": 0.5, "text": "a\nb\u2028é"})
         )
@@ -98,7 +103,13 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "identity": {"backend": "reference"},
             "world_size": 2,
         },
-        {"event": "Launched", "generation": 0, "step": 40, "start": "/run/checkpoint"},
+        {
+            "event": "Launched",
+            "generation": 0,
+            "step": 40,
+            "start": "/run/checkpoint",
+            "world_size": 2,
+        },
         {"event": "Reported", "step": 41, "metrics": {"loss": 0.5, "text": "a\nb\u2028é"}},
         {"event": "Concluded", "succeeded": False, "reason": "no restart is left"},
     ]
@@ -113,7 +124,7 @@ def test_a_journal_is_appended_to(tmp_path: Path) -> None:
 
 def test_a_line_that_a_dying_driver_has_torn_spoils_no_other(tmp_path: Path) -> None:
     with journal_in(tmp_path) as journal:
-        write_run(journal, AgentsPlaced())
+        write_run(journal, AgentsPlaced(nodes=("node",)))
     file = tmp_path / JOURNAL
     file.write_bytes(file.read_bytes()[:-20])
     with journal_in(tmp_path, claim=2) as journal:

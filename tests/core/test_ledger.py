@@ -136,10 +136,10 @@ GONE = Exited(generation=0, rank=0, how="exited with code 0", killed=False)
 @pytest.mark.parametrize(
     "events",
     [
-        (AgentsPlaced(), OFFERED, Done(generation=0, rank=0), GONE),
-        (AgentsPlaced(), OFFERED, FAILED, GONE),
+        (AgentsPlaced(nodes=("node",)), OFFERED, Done(generation=0, rank=0), GONE),
+        (AgentsPlaced(nodes=("node",)), OFFERED, FAILED, GONE),
         (PlacementFailed(reason="no room"),),
-        (AgentsPlaced(),),
+        (AgentsPlaced(nodes=("node",)),),
     ],
     ids=["finished", "failed", "never placed", "killed"],
 )

@@ -108,7 +108,7 @@ class SimulatedGroup:
     def strike(self, fault: str, rank: int) -> None:
         """Something goes wrong on a rank, if there is anything left of it."""
         trainer = self.trainers.get(rank)
-        if fault == "agent" and rank in self.agents:
+        if fault == "agent" and rank in self.agents and not self.placed:
             self.agents.remove(rank)
             self.trainers.pop(rank, None)
             self.lines[rank].append(AgentLost(rank=rank, reason="node died"))
@@ -139,7 +139,7 @@ class SimulatedGroup:
         match action:
             case Place():
                 self.agents = set(range(self.world_size))
-                self.placed.append(AgentsPlaced())
+                self.placed.append(AgentsPlaced(nodes=("node",) * self.world_size))
             case Launch(generation=generation):
                 assert not self.trainers, "a trainer of the generation before is alive"
                 assert len(self.launched) <= self.max_failures, "no failure was left"

@@ -12,7 +12,7 @@ from polytrain.reporting.observers import Observers
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo, hookimpl
 
 RUN = RunInfo(name="run", backend="reference", num_workers=2, path="/runs/run")
-ATTEMPT = Attempt(generation=1, checkpoint=None)
+ATTEMPT = Attempt(generation=1, checkpoint=None, num_workers=2)
 REPORT = Report(rank=0, generation=1, step=3, metrics={"loss": 0.5})
 CHECKPOINT = CheckpointInfo(path="/runs/run/checkpoints/0", step=3, metrics={})
 OUTCOME = Outcome(succeeded=True, reason="every rank finished", restarts=1)

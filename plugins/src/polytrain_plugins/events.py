@@ -28,6 +28,9 @@ class Attempt:
     checkpoint: str | None
     """Directory of the checkpoint that it goes on from."""
 
+    num_workers: int
+    """Trainers that it consists of."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -59,3 +62,7 @@ class Outcome:
     reason: str
     restarts: int
     """Restarts of the run so far."""
+
+    planned: bool = False
+    """Whether the run itself has ended it: to go on with other workers, or because the user wants
+    it to stop."""

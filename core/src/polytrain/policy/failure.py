@@ -1,11 +1,52 @@
-"""Whether a failed attempt is followed by another."""
+"""Whether a failed attempt is followed by another.
+
+Rules are asked one after another; the first that has something to say decides. A rule is a pure
+function of the failed attempts of a run, the latest last.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from polytrain.errors import Failure, FailureKind
+
+_START_FAILURES = 5
+"""Attempts in a row that may end before they have trained."""
+
+_TRAINED_S = 30.0
+"""An attempt that has lasted this long has trained, whether or not it has reported."""
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedAttempt:
+    """What is known of an attempt that has failed."""
+
+    root: Failure
+    """The failure that the others follow from."""
+
+    on_every_rank: bool = False
+    """Whether all ranks have raised the same exception at the same step."""
+
+    has_reported: bool = True
+    """Whether any rank has reported a step."""
+
+    lasted_s: float = 0.0
+    """Seconds from its launch to its first failure."""
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether it came further than its start."""
+        return self.has_reported or self.lasted_s >= _TRAINED_S
+
+    @property
+    def is_charged(self) -> bool:
+        """Whether it counts as one of the failures that are allowed."""
+        return self.root.kind is not FailureKind.PREEMPTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,37 +57,125 @@ class Decision:
     reason: str
 
 
+Attempts = Sequence[FailedAttempt]
+Rule = Callable[[Attempts], Decision | None]
+"""None leaves the decision to the next rule."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """Restart up to `max_failures` times; without limit when it is -1."""
+    """The rules that a user's `FailureConfig` amounts to."""
 
     max_failures: int = 0
+    retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
 
-    def decide(self, roots: Sequence[Failure]) -> Decision:
+    def decide(self, attempts: Attempts) -> Decision:
         """Decide about the latest failure.
 
         Args:
-            roots: the root cause of every failed attempt of the run, the latest last; not empty.
+            attempts: every failed attempt of the run, the latest last; not empty.
         """
-        latest, failures = roots[-1], len(roots)
-        if len(roots) > 1 and _same_user_error(roots[-2], latest):
+        rules: tuple[Rule, ...] = (
+            preemptions_are_free,
+            user_errors_are_retried(self.retry_user_errors),
+            starting_is_tried_again(_START_FAILURES),
+            failures_are_counted(self.max_failures),
+        )
+        decisions = (rule(attempts) for rule in rules)
+        return next(decision for decision in decisions if decision is not None)
+
+
+def preemptions_are_free(attempts: Attempts) -> Decision | None:
+    """Nobody is to blame for a node that was taken away with notice."""
+    if attempts[-1].is_charged:
+        return None
+    return Decision(restart=True, reason="a preemption isn't counted as a failure")
+
+
+def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
+    """What the user's own code does wrong, it will do again, if nothing else has changed."""
+
+    def rule(attempts: Attempts) -> Decision | None:
+        latest = attempts[-1]
+        if latest.root.kind not in _THE_USERS or how is True:
+            return None
+        if how is False:
+            return Decision(
+                restart=False, reason="retry_user_errors=False allows no restart after it"
+            )
+        if latest.on_every_rank:
             return Decision(
                 restart=False,
-                reason=f"the same error at step {latest.step} as in the attempt before, "
+                reason="every rank has raised it, so another attempt would meet it again",
+            )
+        if len(attempts) > 1 and _is_same(attempts[-2].root, latest.root):
+            return Decision(
+                restart=False,
+                reason=f"the same error at step {latest.root.step} as in the attempt before, "
                 "so another attempt would meet it again",
             )
-        if self.max_failures < 0:
+        return None
+
+    return rule
+
+
+def starting_is_tried_again(limit: int) -> Rule:
+    """Attempts that end before they train cost next to nothing: without this they never end."""
+
+    def rule(attempts: Attempts) -> Decision | None:
+        if len(attempts) < limit or any(attempt.has_trained for attempt in attempts[-limit:]):
+            return None
+        return Decision(
+            restart=False, reason=f"{limit} attempts in a row have ended before they trained"
+        )
+
+    return rule
+
+
+def failures_are_counted(most: int) -> Rule:
+    """So many failures are recovered from; -1 is any number."""
+
+    def rule(attempts: Attempts) -> Decision | None:
+        failures = sum(attempt.is_charged for attempt in attempts)
+        if most < 0:
             return Decision(restart=True, reason=f"failure {failures}, max_failures is unlimited")
-        count = f"failure {failures} of max_failures={self.max_failures}"
-        if failures <= self.max_failures:
-            return Decision(restart=True, reason=count)
-        if self.max_failures == 0:
+        if most == 0:
             return Decision(restart=False, reason="max_failures=0 allows no restart")
+        count = f"failure {failures} of max_failures={most}"
+        if failures <= most:
+            return Decision(restart=True, reason=count)
         return Decision(restart=False, reason=f"{count}: no restart is left")
 
+    return rule
 
-_THE_USERS = (FailureKind.USER_ERROR, FailureKind.UNMATCHED_PARTS)
-"""What the user's own code does wrong."""
+
+_THE_USERS = (
+    FailureKind.USER_ERROR,
+    FailureKind.UNMATCHED_PARTS,
+    FailureKind.OUT_OF_MEMORY,
+)
+"""What the user's own code does, and does again."""
+
+
+def failed_attempt(
+    failures: Sequence[Failure], *, world_size: int, has_reported: bool, lasted_s: float
+) -> FailedAttempt:
+    """Sum up what has gone wrong in one attempt.
+
+    Args:
+        failures: in the order in which they were told; not empty.
+        world_size: ranks.
+        has_reported: whether any of them has reported a step.
+        lasted_s: seconds from the launch to the first failure.
+    """
+    root = root_cause(failures)
+    alike = {failure.rank for failure in failures if _is_same(failure, root)}
+    return FailedAttempt(
+        root=root,
+        on_every_rank=world_size > 1 and len(alike) == world_size,
+        has_reported=has_reported,
+        lasted_s=lasted_s,
+    )
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:
@@ -58,10 +187,11 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
     return next((failure for failure in failures if failure.kind.is_loss), failures[0])
 
 
-def _same_user_error(before: Failure, now: Failure) -> bool:
+def _is_same(one: Failure, other: Failure) -> bool:
+    """Whether it is the same exception at the same step; objects have other addresses each time."""
     return (
-        before.kind is now.kind
-        and now.kind in _THE_USERS
-        and before.message == now.message
-        and before.step == now.step
+        one.kind is other.kind
+        and one.kind in _THE_USERS
+        and _ADDRESS.sub("", one.message) == _ADDRESS.sub("", other.message)
+        and one.step == other.step
     )

@@ -1,4 +1,4 @@
-"""Whether a cluster can hold the workers that a user asked for."""
+"""How many workers a run has: what a cluster can hold, and what becomes of a loss or a gain."""
 
 from __future__ import annotations
 
@@ -35,6 +35,71 @@ def largest_fit(node_totals: Sequence[Mapping[str, float]], demand: Mapping[str,
     )
     nodes = "1 node" if len(node_totals) == 1 else f"{len(node_totals)} nodes"
     return Fit(workers=workers, reason=f"each worker takes {one}; the cluster has {nodes} ({held})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How many workers the next generation has, and why."""
+
+    workers: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizePolicy:
+    """The size of a run between the least and the most that the user allows."""
+
+    least: int
+    most: int
+    standby: int = 0
+    """Agents that are kept for a loss."""
+
+    def first(self, *, up: int, room: int) -> Size | None:
+        """The size to begin with; None while it is worth waiting for more.
+
+        Args:
+            up: agents that are there.
+            room: workers that there were resources for when the run began.
+        """
+        wanted = min(self.most, max(self.least, room))
+        if up < wanted:
+            return None
+        return Size(workers=wanted, reason=f"{wanted} workers are there")
+
+    def after_loss(self, *, size: int, up: int) -> Size | None:
+        """The size to go on with at once; None if too few are left.
+
+        Args:
+            size: before the loss.
+            up: agents that are left, standbys too.
+        """
+        workers = min(size, up)
+        if workers < self.least:
+            return None
+        if workers == size:
+            return Size(workers=workers, reason="every lost worker has been replaced")
+        return Size(workers=workers, reason=f"{workers} of {size} workers are left")
+
+    def after_place(self, *, size: int, up: int) -> Size | None:
+        """The size of the generation that is being placed; None if there are too few agents.
+
+        Args:
+            size: of the last one.
+            up: agents that are there, standbys too.
+        """
+        return self.growth(size=size, up=up) or self.after_loss(size=size, up=up)
+
+    def growth(self, *, size: int, up: int) -> Size | None:
+        """The size to grow to at the next checkpoint; None if there is nothing to gain.
+
+        Args:
+            size: now.
+            up: agents that are there, standbys too.
+        """
+        workers = min(self.most, up - self.standby)
+        if workers <= size:
+            return None
+        return Size(workers=workers, reason=f"there is room for {workers} workers now")
 
 
 def _units(amount: float) -> int:

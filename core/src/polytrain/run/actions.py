@@ -11,7 +11,13 @@ from polytrain_plugins import Offer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Get an agent for every rank that has none."""
+    """Have an agent for every rank of the next generation."""
+
+    avoid: frozenset[str] = frozenset()
+    """Nodes to leave, if others can hold the workers."""
+
+    without: frozenset[int] = frozenset()
+    """Ranks of the last generation whose agents are to be replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,13 @@ class AddCheckpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """Have every trainer make a checkpoint, and stop."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
     """Every rank is done: let all leave the collective and end."""
 
@@ -80,18 +93,23 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndAttempt:
-    """Every process of a failed generation is gone."""
+    """Every process of a generation that didn't finish is gone."""
 
     generation: int
     reason: str
+    root: Failure | None
+    """Why it failed; None if the run itself has ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclude:
-    """The run is over."""
+    """The run is over, or this driver stops working on it."""
 
     succeeded: bool
     reason: str
+    stopped: bool = False
+    """Whether it was asked to stop, and can be gone on with."""
+
     failures: tuple[Failure, ...] = ()
 
 
@@ -104,6 +122,7 @@ Action = (
     | AddPart
     | DropCheckpoint
     | AddCheckpoint
+    | Drain
     | Leave
     | Kill
     | EndAttempt

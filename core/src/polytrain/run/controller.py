@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from polytrain.run.actions import (
     AddPart,
     Conclude,
     CountPart,
+    Drain,
     DropCheckpoint,
     EndAttempt,
     Kill,
@@ -43,8 +45,9 @@ from polytrain.run.events import (
     Reported,
 )
 from polytrain.run.journal import Journal
-from polytrain.run.machine import Transition, begin, step
+from polytrain.run.machine import begin, step
 from polytrain.run.states import Ending, Leaving, State
+from polytrain.run.transition import Transition
 from polytrain.workers.group import WorkerGroup
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
@@ -72,9 +75,15 @@ class Controller:
 
     _attendance: Attendance | None = None
     _attempt: ToldAttempt = field(
-        default_factory=lambda: ToldAttempt(generation=0, checkpoint=None)
+        default_factory=lambda: ToldAttempt(generation=0, checkpoint=None, num_workers=0)
     )
     _conclusion: Conclude | None = None
+    _asked: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+
+    def ask(self, event: Event) -> None:
+        """Have an event handled soon. From any thread, and from a signal's handler."""
+        self._asked.put(event)
+        self.group.wake()
 
     def conclude(self) -> Conclude:
         """Run to the end, and say how it ended."""
@@ -99,13 +108,18 @@ class Controller:
         if isinstance(happening, Done) and self._attendance is not None:
             self._attendance.done(happening.rank, now=time.monotonic())
             self._look_who_is_behind()
-        self._follow(happening, step(self.state, happening))
+        self._happen(happening)
         # Inline, they are there at once.
         self._take_results()
 
     def _take_results(self) -> None:
         for event in self.chores.results():
-            self._follow(event, step(self.state, event))
+            self._happen(event)
+        while not self._asked.empty():
+            self._happen(self._asked.get())
+
+    def _happen(self, event: Event) -> None:
+        self._follow(event, step(self.state, event, now=time.monotonic()))
 
     def _follow(self, event: Event | None, transition: Transition) -> None:
         self.journal.transition(event, transition)
@@ -116,8 +130,8 @@ class Controller:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Place():
-                self.group.place()
+            case Place(avoid=avoid, without=without):
+                self.group.place(avoid=avoid, without=without)
             case Launch(generation=generation):
                 self._launch(generation)
             case SendRoster(generation=generation, offers=offers):
@@ -135,6 +149,8 @@ class Controller:
                 self._drop_checkpoint(part)
             case AddCheckpoint(committed=committed):
                 self._add_checkpoint(committed)
+            case Drain(generation=generation):
+                self.group.drain(generation)
             case Leave(generation=generation):
                 self.group.leave(generation)
             case Kill(generation=generation):
@@ -143,17 +159,19 @@ class Controller:
                 self.output.flush()
                 self.output.muted = True
                 self.group.kill(generation)
-            case EndAttempt():
-                self._end_attempt(succeeded=False, reason=action.reason)
+            case EndAttempt(root=root, reason=reason):
+                self.journal.attempt_ended(action)
+                told = reason if root is None else f"{root} ({reason})"
+                self._end_attempt(succeeded=False, planned=root is None, reason=told)
             case Conclude():
                 if action.succeeded:
-                    self._end_attempt(succeeded=True, reason=action.reason)
+                    self._end_attempt(succeeded=True, planned=True, reason=action.reason)
                 self._conclusion = action
             case _:
                 assert_never(action)
 
     def _launch(self, generation: int) -> None:
-        keeper = self.keeper
+        keeper, world_size = self.keeper, self.state.world_size
         attempt = Attempt(claim=keeper.claim, generation=generation)
         # A commit that is still on its way is what to go on from.
         self.chores.finish()
@@ -163,16 +181,21 @@ class Controller:
         start = keeper.start()
         # What came after the checkpoint is done, and reported, once more.
         self.history = [report for report in self.history if report.step <= start.step]
-        self.journal.launched(generation=generation, step=start.step, start=start.path)
+        keeper.world_size = world_size
+        self.journal.launched(
+            generation=generation, step=start.step, start=start.path, world_size=world_size
+        )
         self.chores.give(partial(_sweep, keeper, attempt))
         # A driver that died had no time for these.
         for directory in keeper.superseded():
             self.chores.give(partial(_delete, keeper, directory))
         if keeper.kind is CheckpointKind.EVERY_RANK:
-            self._attendance = Attendance(keeper.world_size, keeper.config.report_timeout_s)
+            self._attendance = Attendance(world_size, keeper.config.report_timeout_s)
         self.output.flush()
         self.output.muted = False
-        self._attempt = ToldAttempt(generation=generation, checkpoint=start.path)
+        self._attempt = ToldAttempt(
+            generation=generation, checkpoint=start.path, num_workers=world_size
+        )
         self.observers.attempt_started(self.run, self._attempt)
         self.group.launch(
             LaunchOrder(
@@ -256,13 +279,15 @@ class Controller:
             self._fail(failure, self.state.generation)
 
     def _fail(self, failure: Failure, generation: int) -> None:
-        event = Failed(generation=generation, failure=failure)
-        self._follow(event, step(self.state, event))
+        self._happen(Failed(generation=generation, failure=failure))
 
-    def _end_attempt(self, *, succeeded: bool, reason: str) -> None:
-        if any(root.kind is FailureKind.STORAGE for root in self.state.roots[-1:]):
+    def _end_attempt(self, *, succeeded: bool, planned: bool, reason: str) -> None:
+        last = self.state.attempts[-1:]
+        if any(attempt.root.kind is FailureKind.STORAGE for attempt in last):
             self.keeper.distrust()
-        outcome = Outcome(succeeded=succeeded, reason=reason, restarts=self.state.restarts)
+        outcome = Outcome(
+            succeeded=succeeded, planned=planned, reason=reason, restarts=self.state.restarts
+        )
         self.observers.attempt_ended(self.run, self._attempt, outcome)
 
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest, StoredFile
-from polytrain.errors import Failure
+from polytrain.errors import Failure, FailureKind
 from polytrain_plugins import Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentsPlaced:
-    """Every rank has an agent, with its data."""
+    """Every rank of the next generation has an agent."""
+
+    nodes: tuple[str, ...]
+    """Where each rank is: there are as many ranks as nodes named here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +25,35 @@ class PlacementFailed:
     """The agents can't be had."""
 
     reason: str
+
+
+class Purpose(StrEnum):
+    """What trainers stop for after their next checkpoint."""
+
+    RESIZE = "to go on with more workers"
+    MOVE = "to go on elsewhere"
+    STOP = "to stop the run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainWanted:
+    """The trainers are to make a checkpoint, and stop."""
+
+    purpose: Purpose
+    reason: str
+    nodes: frozenset[str] = frozenset()
+    """Nodes that are about to be taken away."""
+
+    ranks: frozenset[int] = frozenset()
+    """Ranks whose agents are to be replaced."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """A trainer has stopped as it was asked to; its last checkpoint is committed."""
+
+    generation: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +158,12 @@ class Exited:
     killed: bool
     """Whether it was told to end, rather than ending by itself."""
 
+    out_of_memory: bool = False
+    """Whether the kernel has ended it for want of memory."""
+
+    output: str = ""
+    """The last lines that it wrote to its standard error."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLost:
@@ -132,11 +171,14 @@ class AgentLost:
 
     rank: int
     reason: str
+    kind: FailureKind = FailureKind.AGENT_LOST
 
 
 Event = (
     AgentsPlaced
     | PlacementFailed
+    | DrainWanted
+    | Drained
     | Offered
     | Joined
     | Reported

@@ -244,11 +244,15 @@ def _controller(run: Run, observers: Observers, stack: contextlib.ExitStack) -> 
     chores = stack.enter_context(Chores(wake=group.wake, at_once=run.scaling.num_workers == 0))
     stack.callback(group.close)
     history = [] if run.past is None else run.past.history
+    failure = run.config.failure_config
     return Controller(
         run=run.info,
         state=State(
             world_size=run.world_size,
-            policy=FailurePolicy(max_failures=run.config.failure_config.max_failures),
+            policy=FailurePolicy(
+                max_failures=failure.max_failures, retry_user_errors=failure.retry_user_errors
+            ),
+            node_cooldown_s=failure.node_cooldown_s,
         ),
         group=group,
         keeper=run.keeper,

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from polytrain.run.actions import EndAttempt
 from polytrain.run.events import Event, Reported
 from polytrain.run.ledger import Ledger
-from polytrain.run.machine import Transition
+from polytrain.run.transition import Transition
 from polytrain.storage.protocol import Log, Storage
 
 logger = logging.getLogger(__name__)
@@ -72,15 +73,34 @@ class Journal:
                 reason=transition.reason,
             )
 
-    def launched(self, *, generation: int, step: int, start: str | None) -> None:
+    def launched(self, *, generation: int, step: int, start: str | None, world_size: int) -> None:
         """A generation begins.
 
         Args:
             generation: which.
             step: what is reported after it is reported once more.
             start: what it goes on from.
+            world_size: ranks.
         """
-        self._write("Launched", generation=generation, step=step, start=start)
+        self._write(
+            "Launched", generation=generation, step=step, start=start, world_size=world_size
+        )
+
+    def attempt_ended(self, ended: EndAttempt) -> None:
+        """A generation has ended before it was done; without a failure if that was wanted."""
+        root = ended.root
+        failure = root and {
+            "kind": root.kind.name,
+            "rank": root.rank,
+            "step": root.step,
+            "message": root.message,
+            "traceback": root.traceback,
+            "output": root.output,
+            "stacks": {str(rank): stack for rank, stack in root.stacks.items()},
+        }
+        self._write(
+            "AttemptEnded", generation=ended.generation, failure=failure, reason=ended.reason
+        )
 
     def reported(self, report: Reported) -> None:
         """Rank 0 has reported."""

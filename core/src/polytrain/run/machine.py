@@ -2,40 +2,47 @@
 
     Placing ──► Gathering ──► Training ──► Leaving ──► Concluded
        ▲            │             │
-       │            └──► Ending ◄─┘        every failure, of whatever kind
+       │            └──► Ending ◄─┘        every failure, of whatever kind, and every resize
        └───────────────────┘ │
                              └──► Concluded
 
 Pure: no clock, no Ray, no process. Any failure ends the generation; once all its processes are gone
-the cause is known, the failure policy decides, and the next generation is launched.
+the cause is known, the failure policy decides, and the next generation is launched. A generation
+that the run itself ends, for another number of workers or to stop, makes a checkpoint first.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from polytrain.errors import Failure, FailureKind
-from polytrain.policy.failure import root_cause
 from polytrain.run.actions import (
-    Action,
     AddCheckpoint,
     AddPart,
-    Conclude,
     CountPart,
+    Drain,
     DropCheckpoint,
-    EndAttempt,
-    Kill,
-    Launch,
     Leave,
     Place,
     Publish,
     SendRoster,
+)
+from polytrain.run.ending import (
+    agent_lost,
+    concluded_failed,
+    concluded_stopped,
+    ended_as_planned,
+    exited,
+    failed,
+    launched,
 )
 from polytrain.run.events import (
     AgentLost,
     AgentsPlaced,
     Committed,
     Done,
+    Drained,
+    DrainWanted,
     Event,
     Exited,
     Failed,
@@ -45,34 +52,11 @@ from polytrain.run.events import (
     PartStored,
     PartVoid,
     PlacementFailed,
+    Purpose,
     Reported,
 )
-from polytrain.run.states import (
-    Concluded,
-    Ending,
-    Gathering,
-    Leaving,
-    Placing,
-    State,
-    Training,
-)
-
-# After the last rank is done only what could lose the final checkpoint still matters.
-_LOSES_A_CHECKPOINT = (
-    FailureKind.STORAGE,
-    FailureKind.UNMATCHED_PARTS,
-    FailureKind.AGENT_LOST,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
-    """The outcome of one event."""
-
-    state: State
-    actions: tuple[Action, ...] = ()
-    reason: str = ""
-    """Why, for the journal; empty when nothing changed."""
+from polytrain.run.states import Concluded, Gathering, Leaving, Placing, State, Training
+from polytrain.run.transition import Transition
 
 
 def begin(state: State) -> Transition:
@@ -80,20 +64,28 @@ def begin(state: State) -> Transition:
     return Transition(state=state, actions=(Place(),), reason=f"placing {state.world_size} workers")
 
 
-def step(state: State, event: Event) -> Transition:
-    """Decide what follows from one event."""
+def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
+    """Decide what follows from one event.
+
+    Args:
+        state: before it.
+        event: what has happened.
+        now: seconds on a clock that never goes back.
+    """
     if isinstance(state.phase, Concluded) or _is_stale(state, event):
         return Transition(state=state)
     match event:
-        case AgentsPlaced():
-            return _launch(state, reason="every rank has an agent")
+        case AgentsPlaced(nodes=nodes):
+            placed = replace(state, world_size=len(nodes), nodes=nodes)
+            return launched(placed, reason=f"{len(nodes)} ranks have agents", now=now)
         case PlacementFailed():
             failure = Failure(kind=FailureKind.STARTUP, rank=None, message=event.reason)
-            return _conclude_failed(state, (failure,), "workers can't be placed")
+            return concluded_failed(state, (failure,), "workers can't be placed")
         case Offered():
             return _offered(state, event)
-        case Joined():
-            return Transition(state=state, reason=f"rank {event.rank} joined")
+        case Joined(rank=rank):
+            steps = {rank: 0, **state.steps}
+            return Transition(state=replace(state, steps=steps), reason=f"rank {rank} joined")
         case Reported():
             steps = {**state.steps, event.rank: event.step}
             return Transition(state=replace(state, steps=steps), actions=(Publish(report=event),))
@@ -115,12 +107,16 @@ def step(state: State, event: Event) -> Transition:
             )
         case Done():
             return _done(state, event.rank)
-        case Failed():
-            return _failed(state, replace(event.failure, step=_step_of(state, event.failure.rank)))
+        case DrainWanted():
+            return _drain_wanted(state, event, now=now)
+        case Drained(rank=rank):
+            return _drained(state, rank, now=now)
+        case Failed(failure=failure):
+            return failed(state, failure, now=now)
         case Exited():
-            return _exited(state, event)
+            return exited(state, event, now=now)
         case AgentLost():
-            return _agent_lost(state, event)
+            return agent_lost(state, event, now=now)
 
 
 def _is_stale(state: State, event: Event) -> bool:
@@ -129,16 +125,8 @@ def _is_stale(state: State, event: Event) -> bool:
     if isinstance(event, PartStored | PartVoid | Committed):
         return False
     generation = getattr(event, "generation", state.generation)
-    launched = not isinstance(state.phase, Placing)
-    return generation != state.generation or (hasattr(event, "generation") and not launched)
-
-
-def _launch(state: State, *, reason: str) -> Transition:
-    return Transition(
-        state=replace(state, phase=Gathering(), launches=state.launches + 1, steps={}),
-        actions=(Launch(generation=state.generation),),
-        reason=reason,
-    )
+    is_launched = not isinstance(state.phase, Placing)
+    return generation != state.generation or (hasattr(event, "generation") and not is_launched)
 
 
 def _offered(state: State, event: Offered) -> Transition:
@@ -148,9 +136,10 @@ def _offered(state: State, event: Offered) -> Transition:
     if len(offers) < state.world_size:
         return Transition(state=replace(state, phase=Gathering(offers=offers)))
     roster = tuple(offers[rank] for rank in range(state.world_size))
+    drain = () if state.drain is None else (Drain(generation=state.generation),)
     return Transition(
         state=replace(state, phase=Training()),
-        actions=(SendRoster(generation=state.generation, offers=roster),),
+        actions=(SendRoster(generation=state.generation, offers=roster), *drain),
         reason=f"all {state.world_size} ranks have made their offers",
     )
 
@@ -170,126 +159,25 @@ def _done(state: State, rank: int) -> Transition:
     )
 
 
-def _failed(state: State, failure: Failure) -> Transition:
+def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition:
+    before, stops = state.drain, event.purpose is Purpose.STOP
+    if before is not None and not stops:
+        event = replace(before, ranks=before.ranks | event.ranks, nodes=event.nodes)
+    state = replace(state, drain=event, leaving_nodes=state.leaving_nodes | event.nodes)
     match state.phase:
-        case Gathering() | Training():
-            return Transition(
-                state=replace(state, phase=Ending(failures=(failure,))),
-                actions=(Kill(generation=state.generation),),
-                reason=str(failure),
-            )
-        case Leaving(gone=gone) if failure.kind in _LOSES_A_CHECKPOINT:
-            return Transition(
-                state=replace(
-                    state, phase=Ending(failures=(failure,), gone=gone, told_to_leave=True)
-                ),
-                actions=(Kill(generation=state.generation),),
-                reason=str(failure),
-            )
-        case Ending() as ending:
-            ending = replace(ending, failures=(*ending.failures, failure))
-            return Transition(state=replace(state, phase=ending), reason=f"also {failure}")
+        case Placing() if stops:
+            return concluded_stopped(state, event.reason)
+        case Gathering() if stops:
+            return ended_as_planned(state, reason=event.reason, now=now)
+        case Training() if before is None:
+            told = Drain(generation=state.generation)
+            return Transition(state=state, actions=(told,), reason=event.reason)
         case _:
-            return Transition(state=state, reason=f"ignored, training is over: {failure}")
+            return Transition(state=state, reason=event.reason)
 
 
-def _exited(state: State, event: Exited) -> Transition:
-    if isinstance(state.phase, Leaving):
-        return _gone_while_leaving(state, event.rank)
-    ending = state.phase if isinstance(state.phase, Ending) else None
-    explained = ending is not None and (
-        ending.told_to_leave or any(failure.rank == event.rank for failure in ending.failures)
-    )
-    transition = Transition(state=state)
-    if not event.killed and not explained:
-        transition = _failed(
-            state,
-            Failure(
-                kind=FailureKind.WORKER_LOST,
-                rank=event.rank,
-                message=f"{event.how} before its training was done",
-                step=_step_of(state, event.rank),
-            ),
-        )
-    return _gone_while_ending(transition, event.rank)
-
-
-def _agent_lost(state: State, event: AgentLost) -> Transition:
-    if isinstance(state.phase, Leaving) and event.rank in state.phase.gone:
+def _drained(state: State, rank: int, *, now: float) -> Transition:
+    if not isinstance(state.phase, Training) or state.drain is None:
         return Transition(state=state)
-    failure = Failure(
-        kind=FailureKind.AGENT_LOST,
-        rank=event.rank,
-        message=event.reason,
-        step=_step_of(state, event.rank),
-    )
-    if isinstance(state.phase, Placing):
-        return _conclude_failed(state, (failure,), "an agent was lost while workers were placed")
-    transition = _failed(state, failure)
-    ending = transition.state.phase
-    if isinstance(ending, Ending):
-        ending = replace(ending, lost_agents=ending.lost_agents | {event.rank})
-        transition = replace(transition, state=replace(transition.state, phase=ending))
-    return _gone_while_ending(transition, event.rank)
-
-
-def _gone_while_leaving(state: State, rank: int) -> Transition:
-    assert isinstance(state.phase, Leaving)
-    gone = state.phase.gone | {rank}
-    if len(gone) < state.world_size:
-        return Transition(state=replace(state, phase=Leaving(gone=gone)))
-    reason = "every rank finished"
-    return Transition(
-        state=replace(state, phase=Concluded(succeeded=True)),
-        actions=(Conclude(succeeded=True, reason=reason),),
-        reason=reason,
-    )
-
-
-def _gone_while_ending(transition: Transition, rank: int) -> Transition:
-    """Note that a rank's process is gone; decide what follows once all are."""
-    state = transition.state
-    if not isinstance(state.phase, Ending):
-        return transition
-    ending = replace(state.phase, gone=state.phase.gone | {rank})
-    state = replace(state, phase=ending)
-    if len(ending.gone) < state.world_size:
-        return replace(transition, state=state)
-    after = _decide(state, ending)
-    return Transition(
-        state=after.state,
-        actions=(*transition.actions, *after.actions),
-        reason="; ".join(part for part in (transition.reason, after.reason) if part),
-    )
-
-
-def _decide(state: State, ending: Ending) -> Transition:
-    root = root_cause(ending.failures)
-    roots = (*state.roots, root)
-    decision = state.policy.decide(roots)
-    ended = EndAttempt(generation=state.generation, reason=f"{root} ({decision.reason})")
-    state = replace(state, roots=roots)
-    if not decision.restart:
-        others = tuple(failure for failure in ending.failures if failure is not root)
-        # What the peers of a lost process raise says nothing about the cause.
-        told = (root,) if root.kind.is_loss else (root, *others)
-        concluded = _conclude_failed(state, told, decision.reason)
-        return replace(concluded, actions=(ended, *concluded.actions))
-    state = replace(state, generation=state.generation + 1)
-    if ending.lost_agents:
-        placing = replace(state, phase=Placing())
-        return Transition(state=placing, actions=(ended, Place()), reason=decision.reason)
-    launched = _launch(state, reason=decision.reason)
-    return replace(launched, actions=(ended, *launched.actions))
-
-
-def _conclude_failed(state: State, failures: tuple[Failure, ...], reason: str) -> Transition:
-    return Transition(
-        state=replace(state, phase=Concluded(succeeded=False)),
-        actions=(Conclude(succeeded=False, reason=reason, failures=failures),),
-        reason=reason,
-    )
-
-
-def _step_of(state: State, rank: int | None) -> int:
-    return state.steps.get(rank, 0) if rank is not None else 0
+    reason = f"rank {rank} has stopped after its checkpoint, {state.drain.purpose}"
+    return ended_as_planned(state, reason=reason, now=now)

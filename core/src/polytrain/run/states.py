@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from polytrain.errors import Failure
-from polytrain.policy.failure import FailurePolicy
+from polytrain.policy.failure import FailedAttempt, FailurePolicy
+from polytrain.policy.health import Loss
+from polytrain.run.events import DrainWanted
 from polytrain_plugins import Offer
 
 
@@ -38,9 +40,14 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """Something failed. All trainers are being killed; until they are gone more may come up."""
+    """All trainers are being killed. Until they are gone more may come up."""
 
-    failures: tuple[Failure, ...]
+    failures: tuple[Failure, ...] = ()
+    """What went wrong, in the order in which it was told; empty where the run itself ends it."""
+
+    lasted_s: float = 0.0
+    """Seconds that the attempt has lasted."""
+
     gone: frozenset[int] = frozenset()
     told_to_leave: bool = False
     """Whether every rank was done before: a trainer that ends by itself then does as told."""
@@ -50,7 +57,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concluded:
-    """The run is over."""
+    """The run is over, or this driver has stopped working on it."""
 
     succeeded: bool
 
@@ -63,19 +70,38 @@ class State:
     """Everything that the machine remembers."""
 
     world_size: int
+    """Ranks of the generation that lives, or of the last one."""
+
     policy: FailurePolicy
+    node_cooldown_s: float = 0.0
+    """Seconds for which losses count against a node."""
+
     phase: Phase = field(default_factory=Placing)
     generation: int = 0
     """The generation that lives, or the next one to be launched while there is none."""
 
-    roots: tuple[Failure, ...] = ()
-    """Root cause of every failed attempt, the oldest first."""
+    attempts: tuple[FailedAttempt, ...] = ()
+    """Those that have failed, the oldest first."""
+
+    losses: tuple[Loss, ...] = ()
+    """Workers that were lost on nodes."""
+
+    nodes: tuple[str, ...] = ()
+    """Where each rank is."""
+
+    leaving_nodes: frozenset[str] = frozenset()
+    """Nodes that are about to be taken away."""
 
     launches: int = 0
     """Generations that were launched."""
 
+    launched_at: float = 0.0
+
     steps: Mapping[int, int] = field(default_factory=dict)
-    """Last step that each rank of this generation has reported."""
+    """Last step that each rank of this generation has reported; 0 from when it has joined."""
+
+    drain: DrainWanted | None = None
+    """Why the trainers are to stop after their next checkpoint, if they are."""
 
     @property
     def restarts(self) -> int:

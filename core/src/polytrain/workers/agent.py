@@ -29,10 +29,12 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.run.events import Event, Exited, Failed
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
+from polytrain.workers.placement import Place
 from polytrain.workers.processes import kill_session
 from polytrain.workers.wire import (
     FrameBuffer,
     Message,
+    drain_message,
     leave_message,
     pack,
     roster_message,
@@ -67,14 +69,6 @@ class AgentSpec:
     """The driver's working directory."""
 
     store: CheckpointStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentPlace:
-    """Where an agent has come up."""
-
-    node_id: str
-    host: str
 
 
 @dataclass(slots=True)
@@ -122,25 +116,22 @@ class Agent:
         self._staged: dict[int, Path] = {}
         self._rank = -1
         self._job = b""
-        self._held: Holdings | None = None
+        self._holding: asyncio.Task[Holdings] | None = None
 
-    async def place(self) -> AgentPlace:
+    async def place(self) -> Place:
         """Where this agent is."""
-        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return AgentPlace(node_id=self._node_id, host=host)
-
-    async def prepare(self, rank: int, job: bytes, data: DataOrder | None) -> None:
-        """Take a rank, and read its data while the zygote imports.
-
-        Raises:
-            Exception: what reading the data raised.
-        """
-        self._rank, self._job = rank, job
+        # It may be long until it gets a rank: by then the zygote has imported everything.
         self._connect_zygote()
         self._scratch = Scratch.hold(self._spec.token)
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return Place(node_id=self._node_id, host=host)
+
+    async def prepare(self, rank: int, job: bytes, data: DataOrder | None) -> None:
+        """Take a rank, and have its data read. `launch` waits for that."""
+        self._rank, self._job = rank, job
         if data is not None:
-            loop = asyncio.get_running_loop()
-            self._held = await loop.run_in_executor(None, _hold, data)
+            loop, before = asyncio.get_running_loop(), self._holding
+            self._holding = loop.create_task(self._hold(data, before))
 
     async def events(self) -> AsyncIterator[list[Event | Output]]:
         """Everything that happens, in order, at once; what is ready together comes together."""
@@ -151,7 +142,13 @@ class Agent:
             yield batch
 
     async def launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
-        """Have a trainer forked for a new generation, with what it starts from at hand."""
+        """Have a trainer forked for a new generation, with its data and what it starts from."""
+        try:
+            held = await self._holding if self._holding is not None else None
+        except Exception as error:  # whatever a data source raises ends the attempt
+            message = f"its data can't be read: {type(error).__name__}: {error}"
+            self._never_started(order, FailureKind.STARTUP, message)
+            return
         try:
             order = await self._brought_near(order)
         except Exception as error:  # whatever a storage raises ends the attempt
@@ -161,7 +158,7 @@ class Agent:
             self._emit_exit(order.generation, how="never started", killed=True)
             return
         try:
-            self._launch(order, streams)
+            self._launch(order, held, streams)
         except OSError as error:
             self._trainer = None
             self._never_started(order, FailureKind.STARTUP, f"can't fork a trainer: {error}")
@@ -176,6 +173,10 @@ class Agent:
     async def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
         """Tell the trainer everybody's offer."""
         self._send(generation, roster_message(offers))
+
+    async def drain(self, generation: int) -> None:
+        """Have the trainer make a checkpoint, and stop."""
+        self._send(generation, drain_message())
 
     async def leave(self, generation: int) -> None:
         """Let the trainer leave the collective and end."""
@@ -194,6 +195,13 @@ class Agent:
         if self._scratch is not None:
             self._scratch.release()
 
+    async def _hold(self, data: DataOrder, before: asyncio.Task[Holdings] | None) -> Holdings:
+        held = None
+        if before is not None:
+            with contextlib.suppress(Exception):  # told when it was waited for
+                held = await before
+        return await asyncio.get_running_loop().run_in_executor(None, _hold, data, held)
+
     async def _brought_near(self, order: LaunchOrder) -> LaunchOrder:
         start, scratch = order.start, self._scratch
         if start.location is None or start.location.is_local or scratch is None:
@@ -205,9 +213,11 @@ class Agent:
 
         return await asyncio.get_running_loop().run_in_executor(None, bring)
 
-    def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
+    def _launch(
+        self, order: LaunchOrder, held: Holdings | None, streams: tuple[StreamOrder, ...]
+    ) -> None:
         assert self._scratch is not None
-        zygote, held = self._connect_zygote(), self._held
+        zygote = self._connect_zygote()
         lines = _lines(order, streams, self._rank)
         ours, theirs = socket.socketpair()
         outputs = {stream: os.pipe() for stream in ("stdout", "stderr")}
@@ -377,11 +387,11 @@ class Agent:
         )
 
 
-def _hold(data: DataOrder) -> Holdings:
+def _hold(data: DataOrder, before: Holdings | None) -> Holdings:
     # Arrow takes a while to import; an agent of a run without data starts sooner.
     from polytrain.workers.holdings import hold
 
-    return hold(data)
+    return hold(data, before)
 
 
 def _lines(order: LaunchOrder, streams: tuple[StreamOrder, ...], rank: int) -> list[socket.socket]:

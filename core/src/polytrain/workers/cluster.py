@@ -42,10 +42,41 @@ def totals_of_node(node_id: str) -> Mapping[str, float]:
     return next((node["Resources"] for node in _nodes() if node["NodeID"] == node_id), {})
 
 
+def death_of_node(node_id: str) -> str | None:
+    """Why a node is gone, in Ray's words; None if it isn't."""
+    for node in _nodes():
+        if node["NodeID"] == node_id and not node["Alive"]:
+            return str(node.get("DeathReasonMessage") or "Ray doesn't say why")
+    return None
+
+
+def living_nodes() -> dict[str, Mapping[str, float]]:
+    """Living nodes, with their resources in all."""
+    return {node["NodeID"]: node["Resources"] for node in _nodes() if node["Alive"]}
+
+
+def free_nodes() -> dict[str, Mapping[str, float]]:
+    """Living nodes, with the resources that nobody uses now."""
+    free: dict[str, Mapping[str, float]] = _state().available_resources_per_node()
+    return free
+
+
+def draining_nodes() -> frozenset[str]:
+    """Nodes that are about to be taken away: the autoscaler, or a cloud's notice, has said so."""
+    return frozenset(_state().get_draining_nodes())
+
+
 def free_resources() -> Mapping[str, float]:
     """What nobody uses now, over all nodes."""
     free: Mapping[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     return free
+
+
+def _state() -> Any:
+    # Ray's libraries ask here too: there is no public name for it.
+    from ray._private.state import state
+
+    return state
 
 
 def _nodes() -> list[dict[str, Any]]:

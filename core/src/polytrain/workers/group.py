@@ -20,14 +20,24 @@ class WorkerGroup(Protocol):
     def members(self) -> tuple[Member, ...]:
         """Everybody's place, in rank order; known once `AgentsPlaced` has happened."""
 
-    def place(self) -> None:
-        """Get an agent for every rank without one; leads to `AgentsPlaced` or `PlacementFailed`."""
+    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+        """Have an agent for every rank of the next generation.
+
+        Leads to `AgentsPlaced` or `PlacementFailed`.
+
+        Args:
+            avoid: nodes to leave, if others can hold the workers.
+            without: ranks of the last generation whose agents are to be replaced.
+        """
 
     def launch(self, order: LaunchOrder) -> None:
         """Start a trainer for every rank."""
 
     def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
         """Tell every trainer everybody's offer."""
+
+    def drain(self, generation: int) -> None:
+        """Have every trainer make a checkpoint, and stop."""
 
     def leave(self, generation: int) -> None:
         """Let every trainer leave the collective and end."""

@@ -1,11 +1,14 @@
-"""How a trainer gives checkpoints away: a local snapshot, and a message to its agent."""
+"""How a trainer gives checkpoints away: a local snapshot, and a message to its agent.
+
+What the agent says meanwhile arrives here too: that one is committed, or is to be the last.
+"""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import is_full
@@ -13,7 +16,13 @@ from polytrain.checkpoint.snapshot import Stamps
 from polytrain.checkpoint.staging import Stagings
 from polytrain.errors import CheckpointError
 from polytrain.workers.job import LaunchOrder, TrainerJob
-from polytrain.workers.wire import Channel, Message, staged_message
+from polytrain.workers.wire import (
+    Channel,
+    Message,
+    drain_message,
+    drained_message,
+    staged_message,
+)
 
 Write = Callable[[Path], Stamps]
 """Puts a checkpoint's files into an empty directory; returns the stamps of those that are links."""
@@ -40,6 +49,7 @@ class Handover:
         self._max_in_flight = job.max_in_flight
         self._next = order.first_checkpoint
         self._in_flight: set[int] = set()
+        self._asked_to_stop = False
 
     def give(
         self,
@@ -97,11 +107,36 @@ class Handover:
         if waits:
             self._wait(at_most=0)
 
+    def is_asked_to_stop(self) -> bool:
+        """Whether the next checkpoint is to be the last of this trainer.
+
+        Raises:
+            EOFError: the agent is gone.
+        """
+        while not self._asked_to_stop and (message := self._channel.poll()) is not None:
+            self._take(message)
+        return self._asked_to_stop
+
+    def stop(self) -> NoReturn:
+        """Say that the last checkpoint is made, and wait for the end.
+
+        Raises:
+            EOFError: it has come.
+        """
+        self._channel.send(drained_message())
+        while True:
+            self._channel.receive()
+
     def _wait(self, *, at_most: int) -> None:
         """Wait until no more checkpoints than this are on their way."""
         while len(self._in_flight) > at_most:
-            _, number = self._channel.receive()
-            self._in_flight.discard(number)
+            self._take(self._channel.receive())
+
+    def _take(self, message: Message) -> None:
+        if message == drain_message():
+            self._asked_to_stop = True
+        else:
+            self._in_flight.discard(message[1])
 
 
 def _no_room(error: OSError, staging: Path) -> CheckpointError:

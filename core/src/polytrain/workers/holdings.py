@@ -41,6 +41,10 @@ class DataOrder:
     tables: tuple[Any, ...]
     """References to these, in the same order, each in a list so that it isn't fetched before."""
 
+    def is_like(self, other: DataOrder) -> bool:
+        """Whether both ask for the same rows of the same data sets, in one run."""
+        return (self.specs, self.holdings) == (other.specs, other.holdings)
+
 
 class DataOffice:
     """Makes the orders of a run's agents, in the driver."""
@@ -93,9 +97,26 @@ class Holdings:
     kept: tuple[Any, ...]
     """An object stays in the object store for as long as somebody has what Ray gave for it."""
 
+    order: DataOrder
+    """What they were held for."""
 
-def hold(order: DataOrder) -> Holdings:
-    """Carry an order out, in an agent."""
+    def release(self) -> None:
+        """Give the memory back, as far as no trainer maps it."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+def hold(order: DataOrder, before: Holdings | None) -> Holdings:
+    """Carry an order out, in an agent.
+
+    Args:
+        order: what to hold from now on.
+        before: what was held until now; it is released, unless it is the same.
+    """
+    if before is not None:
+        if before.order.is_like(order):
+            return before
+        before.release()
     descriptors, kept = [bytes_to_shared_memory(order.specs)], []
     extents: list[Extent | None] = []
     tables = iter(order.tables)
@@ -112,7 +133,9 @@ def hold(order: DataOrder) -> Holdings:
             descriptor, extent = to_shared_memory(wanted.read()), None
         descriptors.append(descriptor)
         extents.append(extent)
-    return Holdings(descriptors=tuple(descriptors), extents=tuple(extents), kept=tuple(kept))
+    return Holdings(
+        descriptors=tuple(descriptors), extents=tuple(extents), kept=tuple(kept), order=order
+    )
 
 
 def _whole(dataset: RunDataset, spec: ShardSpec) -> pa.Table:

@@ -28,6 +28,7 @@ from polytrain.workers.placement import Place, members
 from polytrain.workers.trainer_process import run_trainer
 from polytrain.workers.wire import (
     Message,
+    drain_message,
     leave_message,
     roster_message,
     settled_message,
@@ -75,9 +76,9 @@ class InlineGroup:
         here = Place(node_id="", host="127.0.0.1")
         return members([here], cpus=self._cpus, gpus=0)
 
-    def place(self) -> None:
+    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
         self._tables = [holding.read() for holding in self._holdings]
-        self._pending.append(AgentsPlaced())
+        self._pending.append(AgentsPlaced(nodes=("",)))
 
     def launch(self, order: LaunchOrder) -> None:
         self._ordered = order
@@ -89,6 +90,9 @@ class InlineGroup:
 
     def acknowledge(self, generation: int, checkpoint: int) -> None:
         self._inbox.append(settled_message(checkpoint))
+
+    def drain(self, generation: int) -> None:
+        self._inbox.append(drain_message())
 
     def leave(self, generation: int) -> None:
         self._inbox.append(leave_message())
@@ -165,3 +169,6 @@ class _InlineChannel:
         if not self._inbox:
             raise EOFError("the attempt has been ended")
         return self._inbox.popleft()
+
+    def poll(self) -> Message | None:
+        return self._inbox.popleft() if self._inbox else None

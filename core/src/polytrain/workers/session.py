@@ -18,7 +18,7 @@ from polytrain.errors import CheckpointError, NotInTrainerError
 from polytrain.workers.handover import Handover, Write
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.wire import Channel, Message, report_message
-from polytrain_plugins import Engine, World
+from polytrain_plugins import CheckpointKind, Engine, World
 
 if TYPE_CHECKING:
     from polytrain.data.batched import BatchedShard
@@ -119,8 +119,7 @@ class TrainerSession:
         with self._lock:
             self._step, self._last_metrics = step, plain_metrics(metrics)
             told = report_message(step, self._last_metrics)
-            every = self._job.checkpoint_frequency
-            if self._writes and model is not None and every > 0 and step % every == 0:
+            if self._writes and model is not None and self._is_due(step):
                 self._save(model, with_it=[told])
             else:
                 self._channel.send(told)
@@ -194,6 +193,20 @@ class TrainerSession:
         self._cursors[name] = cursor = Cursor(in_plan(name, position, plan))
         return cursor
 
+    def is_checkpoint_wanted(self) -> bool:
+        """Whether the run waits for a checkpoint; see `checkpoint_requested` below."""
+        with self._lock:
+            return self._handover.is_asked_to_stop()
+
+    def _is_due(self, step: int) -> bool:
+        """Whether declarative training makes a checkpoint of this step."""
+        every = self._job.checkpoint_frequency
+        if every > 0 and step % every == 0:
+            return True
+        # Where every rank writes a part, they only agree on the steps that were agreed before.
+        agreed = self._job.checkpoint_kind is CheckpointKind.EVERY_RANK
+        return not agreed and self._handover.is_asked_to_stop()
+
     @property
     def _writes(self) -> bool:
         return self._job.writes_checkpoints(self.world.me.rank)
@@ -214,6 +227,7 @@ class TrainerSession:
             for name, cursor in self._cursors.items()
             if not cursor.position.is_beginning
         }
+        is_last = self._handover.is_asked_to_stop()
         self._handover.give(
             write,
             source=source,
@@ -221,8 +235,10 @@ class TrainerSession:
             metrics=self._last_metrics,
             positions=positions,
             with_it=with_it,
-            waits=waits,
+            waits=waits or is_last,
         )
+        if is_last:
+            self._handover.stop()
 
 
 def _directory_of(checkpoint: Any) -> Path | None:
@@ -313,6 +329,19 @@ def get_dataset_shard(name: str = "train") -> Any:
         NotInTrainerError: outside a training function.
     """
     return _session("get_dataset_shard").shard(name)
+
+
+def checkpoint_requested() -> bool:
+    """Whether the run waits for a checkpoint, to stop or to go on with other workers.
+
+    The next `report` with a checkpoint, whenever it comes, is the last of this process then. Who
+    makes checkpoints rarely may ask after each step, and make one at once. Where every rank writes
+    a part, ranks may be told at different steps: they have to agree first.
+
+    Raises:
+        NotInTrainerError: outside a training function.
+    """
+    return _session("checkpoint_requested").is_checkpoint_wanted()
 
 
 def open_cursor(plan: Plan) -> Cursor[DataPosition]:

@@ -18,7 +18,7 @@ import msgpack
 from polytrain.checkpoint.manifest import Attempt
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.errors import Failure, FailureKind
-from polytrain.run.events import Done, Event, Failed, HandedIn, Joined, Offered, Reported
+from polytrain.run.events import Done, Drained, Event, Failed, HandedIn, Joined, Offered, Reported
 from polytrain_plugins import Member, Offer, World
 
 Message = list[Any]
@@ -43,6 +43,13 @@ class Channel(Protocol):
             EOFError: the other end is gone.
         """
 
+    def poll(self) -> Message | None:
+        """The next message, if it is there.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+
 
 class SocketChannel:
     """A channel over a stream socket. `send` returns once the kernel has the message."""
@@ -57,6 +64,14 @@ class SocketChannel:
         (length,) = _LENGTH.unpack(receive_exactly(self._socket, _LENGTH.size))
         message: Message = unpack(receive_exactly(self._socket, length))
         return message
+
+    def poll(self) -> Message | None:
+        try:
+            self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+        # Messages to trainers are short, and sent in one piece.
+        return self.receive()
 
 
 class FrameBuffer:
@@ -139,10 +154,20 @@ def done_message() -> Message:
     return ["done"]
 
 
+def drained_message() -> Message:
+    """The trainer has stopped after a checkpoint, as it was asked to."""
+    return ["drained"]
+
+
 def raised_message(error: BaseException, pickled: bytes | None) -> Message:
     text = "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
-    return ["raised", summary, text, pickled]
+    return ["raised", summary, text, pickled, _is_out_of_memory(error)]
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # Frameworks have classes of their own for a device's memory.
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def to_part(message: Message, *, attempt: Attempt, rank: int) -> StagedPart:
@@ -174,9 +199,11 @@ def to_event(message: Message, *, generation: int, rank: int) -> Event:
             return HandedIn(generation=generation, rank=rank, checkpoint=checkpoint, waits=waits)
         case ["done"]:
             return Done(generation=generation, rank=rank)
-        case ["raised", summary, text, pickled]:
+        case ["drained"]:
+            return Drained(generation=generation, rank=rank)
+        case ["raised", summary, text, pickled, out_of_memory]:
             failure = Failure(
-                kind=FailureKind.USER_ERROR,
+                kind=FailureKind.OUT_OF_MEMORY if out_of_memory else FailureKind.USER_ERROR,
                 rank=rank,
                 message=summary,
                 traceback=text,
@@ -195,6 +222,11 @@ def roster_message(offers: tuple[Offer, ...]) -> Message:
 
 def leave_message() -> Message:
     return ["leave"]
+
+
+def drain_message() -> Message:
+    """Make a checkpoint, and stop."""
+    return ["drain"]
 
 
 def settled_message(checkpoint: int) -> Message:

@@ -1,0 +1,47 @@
+"""Whether nodes are about to be taken away: a look every few seconds, for Ray tells nobody."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from ray.exceptions import RayError
+
+from polytrain.workers.cluster import draining_nodes
+
+logger = logging.getLogger(__name__)
+
+_LOOK_S = 2.0
+"""Seconds between two looks. Notices come half a minute ahead, or more."""
+
+
+class NodeWatch:
+    """Tells of each draining node once, from a thread of its own."""
+
+    def __init__(self, tell: Callable[[frozenset[str]], None]) -> None:
+        """
+        Args:
+            tell: called with the nodes that weren't draining before.
+        """
+        self._tell = tell
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="polytrain-nodes", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        known: frozenset[str] = frozenset()
+        while not self._ended.wait(_LOOK_S):
+            try:
+                draining = draining_nodes()
+            except (RayError, OSError, RuntimeError) as error:
+                logger.warning("Ray can't be asked for draining nodes any more: %s", error)
+                return
+            if draining - known:
+                self._tell(draining - known)
+            known |= draining
