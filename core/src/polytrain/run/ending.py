@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rpds import HashTrieMap
+
 from polytrain.errors import Failure, FailureKind
 from polytrain.policy.failure import failed_attempt
 from polytrain.policy.health import Loss, avoided
@@ -44,13 +46,14 @@ def failed(state: State, failure: Failure, *, now: float) -> Transition:
     failure = _placed_in_time(state, failure)
     match state.phase:
         case Gathering() | Training():
-            return _end(state, Ending(failures=(failure,)), reason=str(failure), now=now)
+            return _end(state, Ending().also(failure), reason=str(failure), now=now)
         case Leaving(gone=gone) if failure.kind in _LOSES_A_CHECKPOINT:
-            ending = Ending(failures=(failure,), gone=gone, told_to_leave=True)
+            ending = Ending(gone=gone, told_to_leave=True).also(failure)
             return _end(state, ending, reason=str(failure), now=now)
-        case Ending() as ending if ending.failures or failure.kind is FailureKind.STORAGE:
-            ending = replace(ending, failures=(*ending.failures, failure))
-            return Transition(state=replace(state, phase=ending), reason=f"also {failure}")
+        case Ending() as ending if not ending.is_planned or failure.kind is FailureKind.STORAGE:
+            return Transition(
+                state=replace(state, phase=ending.also(failure)), reason=f"also {failure}"
+            )
         case _:
             return Transition(state=state, reason=f"ignored, training is over: {failure}")
 
@@ -66,9 +69,7 @@ def exited(state: State, event: Exited, *, now: float) -> Transition:
         return _gone_while_leaving(state, event.rank)
     ending = state.phase if isinstance(state.phase, Ending) else None
     explained = ending is not None and (
-        ending.told_to_leave
-        or not ending.failures
-        or any(failure.rank == event.rank for failure in ending.failures)
+        ending.told_to_leave or ending.is_planned or event.rank in ending.failed
     )
     transition = Transition(state=state)
     if not event.killed and not explained:
@@ -89,7 +90,7 @@ def agent_lost(state: State, event: AgentLost, *, now: float) -> Transition:
     transition = failed(state, failure, now=now)
     ending = transition.state.phase
     if isinstance(ending, Ending):
-        ending = replace(ending, lost_agents=ending.lost_agents | {event.rank})
+        ending = replace(ending, lost_agents=ending.lost_agents.insert(event.rank))
         transition = replace(transition, state=replace(transition.state, phase=ending))
     return _gone_while_ending(transition, event.rank, now=now)
 
@@ -102,7 +103,7 @@ def launched(state: State, *, reason: str, now: float) -> Transition:
             phase=Gathering(),
             launches=state.launches + 1,
             launched_at=now,
-            steps={},
+            steps=HashTrieMap(),
             drain=None,
         ),
         actions=(Launch(generation=state.generation),),
@@ -160,7 +161,7 @@ def _of_exit(state: State, event: Exited) -> Failure:
 
 def _gone_while_leaving(state: State, rank: int) -> Transition:
     assert isinstance(state.phase, Leaving)
-    gone = state.phase.gone | {rank}
+    gone = state.phase.gone.insert(rank)
     if len(gone) < state.world_size:
         return Transition(state=replace(state, phase=Leaving(gone=gone)))
     reason = "every rank finished"
@@ -176,11 +177,11 @@ def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Tran
     state = transition.state
     if not isinstance(state.phase, Ending):
         return transition
-    ending = replace(state.phase, gone=state.phase.gone | {rank})
+    ending = replace(state.phase, gone=state.phase.gone.insert(rank))
     state = replace(state, phase=ending)
     if len(ending.gone) < state.world_size:
         return replace(transition, state=state)
-    after = _go_on(state, ending, now=now) if not ending.failures else _decide(state, ending, now)
+    after = _go_on(state, now) if ending.is_planned else _decide(state, ending, now)
     return Transition(
         state=after.state,
         actions=(*transition.actions, *after.actions),
@@ -190,10 +191,11 @@ def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Tran
 
 def _decide(state: State, ending: Ending, now: float) -> Transition:
     """What follows from a failure."""
+    failures = tuple(ending.failures)
     attempt = failed_attempt(
-        ending.failures,
+        failures,
         world_size=state.world_size,
-        has_reported=any(state.steps.values()),
+        has_reported=any(step > 0 for step in state.steps.values()),
         lasted_s=ending.lasted_s,
     )
     root = attempt.root
@@ -210,7 +212,7 @@ def _decide(state: State, ending: Ending, now: float) -> Transition:
     decision = state.policy.decide(attempts)
     ended = EndAttempt(generation=state.generation, root=root, reason=decision.reason)
     if not decision.restart:
-        others = tuple(failure for failure in ending.failures if failure is not root)
+        others = tuple(failure for failure in failures if failure is not root)
         # What the peers of a lost process raise says nothing about the cause.
         told = (root,) if root.kind.is_loss else (root, *others)
         concluded = concluded_failed(state, told, decision.reason)
@@ -226,7 +228,7 @@ def _decide(state: State, ending: Ending, now: float) -> Transition:
     return replace(after, actions=(ended, *after.actions))
 
 
-def _go_on(state: State, ending: Ending, *, now: float) -> Transition:
+def _go_on(state: State, now: float) -> Transition:
     """What follows where the run itself has ended a generation."""
     drain = state.drain
     assert drain is not None

@@ -84,10 +84,10 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
         case Offered():
             return _offered(state, event)
         case Joined(rank=rank):
-            steps = {rank: 0, **state.steps}
+            steps = state.steps if rank in state.steps else state.steps.insert(rank, 0)
             return Transition(state=replace(state, steps=steps), reason=f"rank {rank} joined")
         case Reported():
-            steps = {**state.steps, event.rank: event.step}
+            steps = state.steps.insert(event.rank, event.step)
             return Transition(state=replace(state, steps=steps), actions=(Publish(report=event),))
         case HandedIn():
             return Transition(state=state, actions=(CountPart(part=event),))
@@ -132,7 +132,7 @@ def _is_stale(state: State, event: Event) -> bool:
 def _offered(state: State, event: Offered) -> Transition:
     if not isinstance(state.phase, Gathering):
         return Transition(state=state)
-    offers = {**state.phase.offers, event.rank: event.offer}
+    offers = state.phase.offers.insert(event.rank, event.offer)
     if len(offers) < state.world_size:
         return Transition(state=replace(state, phase=Gathering(offers=offers)))
     roster = tuple(offers[rank] for rank in range(state.world_size))
@@ -147,7 +147,7 @@ def _offered(state: State, event: Offered) -> Transition:
 def _done(state: State, rank: int) -> Transition:
     if not isinstance(state.phase, Training):
         return Transition(state=state)
-    done = state.phase.done | {rank}
+    done = state.phase.done.insert(rank)
     if len(done) < state.world_size:
         return Transition(
             state=replace(state, phase=Training(done=done)), reason=f"rank {rank} is done"

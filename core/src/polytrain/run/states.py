@@ -1,9 +1,14 @@
-"""Where a run stands."""
+"""Where a run stands.
+
+What grows with the number of ranks is persistent: the next state shares it with this one, and an
+event costs the same in a run of ten thousand workers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from rpds import HashTrieMap, HashTrieSet, Queue
 
 from polytrain.errors import Failure
 from polytrain.policy.failure import FailedAttempt, FailurePolicy
@@ -21,38 +26,54 @@ class Placing:
 class Gathering:
     """Trainers are starting; their offers come in."""
 
-    offers: Mapping[int, Offer] = field(default_factory=dict)
+    offers: HashTrieMap[int, Offer] = field(default_factory=HashTrieMap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
     """Everybody has the roster and trains; some ranks may be done."""
 
-    done: frozenset[int] = frozenset()
+    done: HashTrieSet[int] = field(default_factory=HashTrieSet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     """Every rank is done. Only the loss of an unstored checkpoint can still fail the run."""
 
-    gone: frozenset[int] = frozenset()
+    gone: HashTrieSet[int] = field(default_factory=HashTrieSet)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
     """All trainers are being killed. Until they are gone more may come up."""
 
-    failures: tuple[Failure, ...] = ()
+    failures: Queue[Failure] = field(default_factory=Queue)
     """What went wrong, in the order in which it was told; empty where the run itself ends it."""
+
+    failed: HashTrieSet[int | None] = field(default_factory=HashTrieSet)
+    """Ranks with a failure of their own: how their processes end says nothing more."""
 
     lasted_s: float = 0.0
     """Seconds that the attempt has lasted."""
 
-    gone: frozenset[int] = frozenset()
+    gone: HashTrieSet[int] = field(default_factory=HashTrieSet)
     told_to_leave: bool = False
     """Whether every rank was done before: a trainer that ends by itself then does as told."""
 
-    lost_agents: frozenset[int] = frozenset()
+    lost_agents: HashTrieSet[int] = field(default_factory=HashTrieSet)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the run itself ends the generation."""
+        return not self.failed
+
+    def also(self, failure: Failure) -> Ending:
+        """The same with one failure more."""
+        return replace(
+            self,
+            failures=self.failures.enqueue(failure),
+            failed=self.failed.insert(failure.rank),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +118,7 @@ class State:
 
     launched_at: float = 0.0
 
-    steps: Mapping[int, int] = field(default_factory=dict)
+    steps: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
     """Last step that each rank of this generation has reported; 0 from when it has joined."""
 
     drain: DrainWanted | None = None
