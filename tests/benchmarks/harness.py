@@ -48,6 +48,11 @@ def row_rates(*rows_per_second: float) -> str:
     return _scaled(rows_per_second, {"M/s": 1e6, "k/s": 1e3})
 
 
+def event_rates(*events_per_second: float) -> str:
+    """Events per second, or steps."""
+    return _scaled(events_per_second, {"M/s": 1e6, "k/s": 1e3, "/s": 1.0})
+
+
 def sizes(*bytes_: float) -> str:
     """Sizes of memory."""
     return _scaled(bytes_, {"GB": 1e9, "MB": 1e6, "kB": 1e3})
