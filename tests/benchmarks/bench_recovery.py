@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import subprocess
+import argparse
 import sys
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 
-import recovery_loop
 from harness import (
     OURS,
     RAY_TRAIN,
@@ -19,156 +14,77 @@ from harness import (
     Figure,
     conclude,
     parse,
+    positive,
     require_ray_train,
     running_ray,
-    settle,
     take_turns,
 )
-from recovery_loop import Recovery, recovery, training_function
+from recovery_loop import Recovery
+from recovery_peers import Torchrun, measure_ours, measure_ray_train
 
-from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
+_STEP_WITHIN_S = {"torch": 0.3, "xgboost": 0.3, "lightgbm": 0.3, "tensorflow": 0.5}
+"""With 2 workers."""
 
-_WORKERS = 2
+_WORLD_SIZES = (2, 4)
 _A_TENTH = Bound(factor=0.1, of=RAY_TRAIN)
 _TORCHRUN = "torchrun"
-_TORCHRUN_TRIES = 10
-_TORCHRUN_TIMEOUT_S = 60.0
-
-
-def measure_ours() -> Recovery:
-    """One kill and restart of ours. Ray must be up."""
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        trainer = make_trainer(
-            "torch",
-            training_function(),
-            train_loop_config={"directory": name},
-            scaling_config=ScalingConfig(num_workers=_WORKERS),
-            run_config=RunConfig(
-                storage_path=directory / "runs",
-                failure_config=FailureConfig(max_failures=1),
-                progress=False,
-            ),
-        )
-        settle()
-        result = trainer.fit()
-        assert result.restarts == 1
-        return recovery(directory, _WORKERS)
-
-
-def measure_ray_train() -> Recovery:
-    """The same of Ray Train's."""
-    import ray.train
-    from ray.train.torch import TorchTrainer
-
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        trainer = TorchTrainer(
-            training_function(),
-            train_loop_config={"directory": name},
-            scaling_config=ray.train.ScalingConfig(num_workers=_WORKERS),
-            run_config=ray.train.RunConfig(
-                storage_path=str(directory / "runs"),
-                failure_config=ray.train.FailureConfig(max_failures=1),
-            ),
-        )
-        settle()
-        trainer.fit()
-        return recovery(directory, _WORKERS)
-
-
-@dataclass(slots=True)
-class Torchrun:
-    """Measures torchrun, and counts the restarts that didn't work."""
-
-    tried: int = 0
-    failed: int = 0
-    refused: int = 0
-    """Of those that failed: with "connection refused", by a store of the first attempt's."""
-
-    def measure(self) -> Recovery:
-        """One kill and restart; tried again if it fails, which it often does.
-
-        Raises:
-            RuntimeError: if it never works.
-        """
-        output = ""
-        for _ in range(_TORCHRUN_TRIES):
-            with tempfile.TemporaryDirectory() as name:
-                directory = Path(name)
-                self.tried += 1
-                succeeded, output = _run_torchrun(directory)
-                if succeeded:
-                    return recovery(directory, _WORKERS)
-                self.failed += 1
-                self.refused += "connection refused" in output.lower()
-        raise RuntimeError(f"torchrun failed {_TORCHRUN_TRIES} times in a row:\n{output}")
-
-    def __str__(self) -> str:
-        return (
-            f"torchrun: {self.failed} of {self.tried} restarts failed, "
-            f"{self.refused} of them with 'connection refused'; measured are those that worked"
-        )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; 1 if a bound was missed."""
-    options = parse(argv, description=__doc__, repetitions=5)
-    torchrun = Torchrun()
-    parties: dict[str, Callable[[], Recovery]] = {OURS: measure_ours}
+    options = parse(argv, description=__doc__, repetitions=5, add_own=_add_own_options)
     if not options.quick:
         require_ray_train()
-        parties |= {RAY_TRAIN: measure_ray_train, _TORCHRUN: torchrun.measure}
-    with running_ray(num_cpus=2 * _WORKERS):
-        taken = take_turns(parties, repetitions=options.repetitions, what="recovery")
-    figures = [
-        Figure(
-            what="first line",
-            samples={name: [run.first_line for run in runs] for name, runs in taken.items()},
-            bounds=[_A_TENTH],
-        ),
-        Figure(
-            what="first all-reduce",
-            samples={name: [run.all_reduce for run in runs] for name, runs in taken.items()},
-        ),
-    ]
-    return conclude(
-        f"From the SIGKILL of one of {_WORKERS} torch workers to the next attempt's",
-        figures,
-        notes=[str(torchrun)] if torchrun.tried else [],
+    world_sizes = options.own.workers or (_WORLD_SIZES[:1] if options.quick else _WORLD_SIZES)
+    figures: list[Figure] = []
+    notes = []
+    for workers in world_sizes:
+        with running_ray(num_cpus=2 * workers):
+            for backend in options.own.backend or _STEP_WITHIN_S:
+                torchrun = Torchrun(workers=workers)
+                parties: dict[str, Callable[[], Recovery]] = {
+                    OURS: partial(measure_ours, backend, workers)
+                }
+                if not options.quick:
+                    parties[RAY_TRAIN] = partial(measure_ray_train, backend, workers)
+                    if backend == "torch":
+                        parties[_TORCHRUN] = torchrun.measure
+                what = f"{backend}, {workers} workers"
+                taken = take_turns(parties, repetitions=options.repetitions, what=what)
+                bounds = [] if options.quick else _bounds(backend, workers)
+                figures += _figures(what, taken, bounds)
+                notes += [str(torchrun)] if torchrun.tried else []
+    return conclude("From the SIGKILL of a worker to the next attempt's", figures, notes=notes)
+
+
+def _bounds(backend: str, workers: int) -> list[Bound]:
+    return [Bound(factor=_STEP_WITHIN_S[backend])] if workers == _WORLD_SIZES[0] else []
+
+
+def _figures(what: str, taken: dict[str, list[Recovery]], bounds: list[Bound]) -> Iterator[Figure]:
+    yield Figure(
+        what=f"{what}: first line",
+        samples={name: [run.first_line for run in runs] for name, runs in taken.items()},
+        bounds=[_A_TENTH],
+    )
+    yield Figure(
+        what=f"{what}: first step",
+        samples={name: [run.first_step for run in runs] for name, runs in taken.items()},
+        bounds=bounds,
     )
 
 
-def _run_torchrun(directory: Path) -> tuple[bool, str]:
-    """Whether it has restarted and finished, and what it has printed."""
-    log = directory / "torchrun.log"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += [f"--nproc-per-node={_WORKERS}", "--max-restarts=1"]
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [*command, str(Path(recovery_loop.__file__)), str(directory)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            code = process.wait(_TORCHRUN_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end(process)
-    return code == 0, log.read_text(errors="replace")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End torchrun with its workers, which are in sessions of their own: it must do that itself."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(45)  # it gives its workers 30 s
-        return
-    process.kill()
-    process.wait()
+def _add_own_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", action="append", choices=_STEP_WITHIN_S, help="only this one; again for more"
+    )
+    parser.add_argument(
+        "--workers",
+        action="append",
+        type=positive,
+        metavar="N",
+        help=f"only so many; {' and '.join(map(str, _WORLD_SIZES))} by default",
+    )
 
 
 if __name__ == "__main__":
