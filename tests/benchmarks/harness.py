@@ -53,6 +53,11 @@ def event_rates(*events_per_second: float) -> str:
     return _scaled(events_per_second, {"M/s": 1e6, "k/s": 1e3, "/s": 1.0})
 
 
+def percentages(*parts: float) -> str:
+    """Parts of a whole."""
+    return "–".join(f"{100 * part:.2f}" for part in parts) + " %"
+
+
 def sizes(*bytes_: float) -> str:
     """Sizes of memory."""
     return _scaled(bytes_, {"GB": 1e9, "MB": 1e6, "kB": 1e3})

@@ -1,0 +1,240 @@
+"""Steps per second with no failure, against bare torchrun with DDP and bare xgboost.
+
+One percent is less than two runs of the same program differ by. So ours and the peer live at the
+same time, and take turns of a few tenths of a second, in which the other waits: what counts is how
+much longer a turn of ours took than the peer's before and after it, as the median over many turns.
+The row without reports is a control. Each worker has one thread, with everybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import overhead_loops
+from harness import (
+    OURS,
+    Bound,
+    Figure,
+    conclude,
+    event_rates,
+    parse,
+    percentages,
+    positive,
+    running_ray,
+    settle,
+    take_turns,
+)
+from overhead_loops import on_command, torch_window, xgboost_window
+
+import polytrain
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+_WORKERS = 2
+_TIMEOUT_S = 60.0
+_PAUSE_S = 0.05
+"""Between turns: what has been reported in one arrives before the next."""
+
+_BARE = {"torch": "torchrun", "xgboost": "bare xgboost"}
+_EVERY = {"every step": 1, "every tenth": 10, "no reports": 0}
+_A_PERCENT = Bound(factor=0.01)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Seconds that a step took."""
+
+    ours: float
+    bare: float
+    """The mean of the peer's turns before and after."""
+
+
+Turns = dict[str, list[Turn]]
+"""How often is reported → a turn of each round."""
+
+
+class Team:
+    """The workers of one party, which wait to be told how many steps to take."""
+
+    def __init__(self, address: Path) -> None:
+        self.address = str(address)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address)
+        self._listener.listen()
+        self._listener.settimeout(_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[Callable[[int, int], float]]:
+        """While all workers listen.
+
+        Yields:
+            What has them take steps, and returns seconds for each.
+        """
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._listener)
+            lines = []
+            for _ in range(_WORKERS):
+                worker = stack.enter_context(self._listener.accept()[0])
+                lines.append(stack.enter_context(worker.makefile("rw")))
+
+            def step(steps: int, every: int) -> float:
+                for line in lines:
+                    line.write(f"{json.dumps([steps, every])}\n")
+                    line.flush()
+                return max(float(line.readline()) for line in lines) / steps
+
+            yield step
+
+
+def measure(framework: str, rounds: int, steps: int) -> Turns:
+    """One run of ours beside one of the bare peer. Ray must be up."""
+    window = torch_window() if framework == "torch" else xgboost_window()
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as executor:
+        directory = Path(name)
+        ours, bare = Team(directory / "ours"), Team(directory / "bare")
+        trainer = make_trainer(
+            framework,
+            on_command(window, polytrain.report),
+            train_loop_config={"address": ours.address},
+            scaling_config=ScalingConfig(num_workers=_WORKERS),
+            run_config=RunConfig(storage_path=directory / "runs", progress=False),
+        )
+        settle()
+        with _bare_workers(framework, bare.address):
+            refereed = executor.submit(_referee, ours, bare, rounds, steps)
+            result = trainer.fit()
+            taken = refereed.result()
+        # To be quick because reports get lost would be no achievement.
+        told = sum(steps // every for every in _EVERY.values() if every)
+        assert len(result.history) == rounds * told
+        return taken
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the benchmark; 1 if a bound was missed."""
+    options = parse(
+        argv, description=__doc__.splitlines()[0], repetitions=3, add_own=_add_own_options
+    )
+    rounds, steps = (3, 10) if options.quick else (options.own.rounds, options.own.steps)
+    frameworks = options.own.backend or _BARE
+    with running_ray(num_cpus=2 * _WORKERS):
+        taken = take_turns(
+            {of: partial(measure, of, rounds, steps) for of in frameworks},
+            repetitions=options.repetitions,
+            what="overhead",
+        )
+    figures, notes = [], []
+    for framework, runs in taken.items():
+        for reporting, every in _EVERY.items():
+            turns = [turn for run in runs for turn in run[reporting]]
+            overheads = [turn.ours / turn.bare - 1 for turn in turns]
+            what = f"{framework}, {reporting}"
+            rates = {
+                OURS: [1 / turn.ours for turn in turns],
+                _BARE[framework]: [1 / turn.bare for turn in turns],
+            }
+            bounds = [_A_PERCENT] if every and not options.quick else []
+            figures += [
+                Figure(what=f"{what}: steps", samples=rates, show=event_rates),
+                Figure(
+                    what=f"{what}: overhead",
+                    samples={OURS: overheads},
+                    bounds=bounds,
+                    show=percentages,
+                ),
+            ]
+            notes.append(
+                f"{what}: overhead {percentages(*_interval(overheads))} with 95 % confidence, "
+                f"of {len(turns)} turns"
+            )
+    return conclude(f"Steps per second with no failure, {_WORKERS} workers", figures, notes=notes)
+
+
+def _referee(ours: Team, bare: Team, rounds: int, steps: int) -> Turns:
+    """Have both take turns; ours differ in how often is reported, in a new order each round."""
+    turns: Turns = {reporting: [] for reporting in _EVERY}
+    order, chance = list(_EVERY), random.Random(0)
+    with ours.gathered() as step_ours, bare.gathered() as step_bare:
+
+        def turn(take: Callable[[int, int], float], every: int) -> float:
+            time.sleep(_PAUSE_S)
+            return take(steps, every)
+
+        turn(step_ours, 0)  # what is made once is made now
+        turn(step_bare, 0)
+        before = turn(step_bare, 0)
+        for _ in range(rounds):
+            chance.shuffle(order)
+            for reporting in order:
+                took = turn(step_ours, _EVERY[reporting])
+                after = turn(step_bare, 0)
+                turns[reporting].append(Turn(took, (before + after) / 2))
+                before = after
+    return turns
+
+
+def _interval(samples: Sequence[float]) -> tuple[float, float]:
+    """Where the median lies with 95 % confidence, by the order of the samples alone."""
+    ordered, count = sorted(samples), len(samples)
+    reach = 0.98 * math.sqrt(count)
+    least, most = math.floor(count / 2 - reach), math.ceil(count / 2 + reach)
+    return ordered[max(least, 0)], ordered[min(most, count - 1)]
+
+
+@contextlib.contextmanager
+def _bare_workers(framework: str, address: str) -> Iterator[None]:
+    """While the peer runs, which ends by itself once it is told nothing more."""
+    command = [overhead_loops.__file__, framework, address]
+    if framework == "torch":
+        tracker = None
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={_WORKERS}"]
+        commands = [[*launcher, *command]]
+    else:
+        from xgboost.tracker import RabitTracker
+
+        tracker = RabitTracker(n_workers=_WORKERS, host_ip="127.0.0.1", sortby="task")
+        tracker.start()
+        places = [{**tracker.worker_args(), "dmlc_task_id": str(n)} for n in range(_WORKERS)]
+        commands = [[*command, json.dumps(place)] for place in places]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen([sys.executable, *command], env=environment) for command in commands
+    ]
+    try:
+        yield
+        for process in processes:
+            assert process.wait(_TIMEOUT_S) == 0
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
+        if tracker is not None:
+            tracker.free()
+
+
+def _add_own_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--backend", action="append", choices=_BARE, help="only this one; again for more"
+    )
+    parser.add_argument(
+        "--rounds", type=positive, default=100, metavar="N", help="turns of each in a run"
+    )
+    parser.add_argument("--steps", type=positive, default=100, metavar="N", help="steps in a turn")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
