@@ -19,11 +19,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint test conformance crash bench-startup bench-report bench-recovery bench-ingest bench-resume \
-	bench-plan bench-checkpoint bench-index clean
+.PHONY: help install demo lint test conformance crash bench-startup bench-report bench-recovery bench-recovery-agent \
+	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(VENV)/.stamp-install ## a virtual environment with all members, frameworks and tools
 
@@ -57,6 +57,15 @@ bench-report: $(VENV)/.stamp-bench ## cost of one report, against Ray Train
 
 bench-recovery: $(VENV)/.stamp-bench ## time from a kill to the next step, against Ray Train
 	@$(BIN)/python tests/benchmarks/bench_recovery.py $(ARGS)
+
+bench-recovery-agent: install ## time from the loss of an agent, or a node, to the next step
+	@$(BIN)/python tests/benchmarks/bench_recovery_agent.py $(ARGS)
+
+bench-overhead: install ## steps per second with no failure, against bare torchrun and xgboost
+	@$(BIN)/python tests/benchmarks/bench_overhead.py $(ARGS)
+
+bench-control-plane: install ## cost of an event of up to 10,000 workers
+	@$(BIN)/python tests/benchmarks/bench_control_plane.py $(ARGS)
 
 bench-ingest: $(VENV)/.stamp-bench ## rows per second and memory, against Ray Train and DataLoader
 	@$(BIN)/python tests/benchmarks/bench_ingest.py $(ARGS)

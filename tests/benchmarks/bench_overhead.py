@@ -233,7 +233,7 @@ def _add_own_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=positive, default=100, metavar="N", help="turns of each in a run"
     )
-    parser.add_argument("--steps", type=positive, default=100, metavar="N", help="steps in a turn")
+    parser.add_argument("--steps", type=positive, default=50, metavar="N", help="steps in a turn")
 
 
 if __name__ == "__main__":

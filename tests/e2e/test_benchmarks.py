@@ -17,7 +17,26 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ROWS = {
     "startup": ["2 workers: first line", "2 workers: all of fit()"],
     "report": ["one call"],
-    "recovery": ["first line", "first all-reduce"],
+    "recovery": [
+        f"{backend}, 2 workers: first {what}"
+        for backend in ("torch", "xgboost", "lightgbm", "tensorflow")
+        for what in ("line", "step")
+    ],
+    "recovery_agent": [
+        f"torch, agent lost: {what}"
+        for what in ("told", "first line", "first step", "step since told")
+    ],
+    "overhead": [
+        f"{framework}, {reporting}: {what}"
+        for framework in ("torch", "xgboost")
+        for reporting in ("every step", "every tenth", "no reports")
+        for what in ("steps", "overhead")
+    ],
+    "control_plane": [
+        f"{size} workers: {what}"
+        for size in ("10", "100", "1,000")
+        for what in ("an event", "events", "a loss")
+    ],
     "ingest": ["arrays", "tensors", "windows", "memory, arrays", "memory, windows"],
     "resume": ["in order", "windows", "any order"],
     "checkpoint": ["1 MB: stall", "1 MB: 20 steps"],
@@ -30,9 +49,10 @@ ROWS = {
 }
 PEERS = {
     "checkpoint": ["torch.save", "one copy"],
+    "overhead": ["torchrun", "bare xgboost"],
     "ingest": ["DataLoader", "… no worker", "bare scan"],
 }
-FIGURE = r"[\d.]+(e[+-]\d+)? (s|ms|µs|ns|[Mk]/s|[GMk]B)\b"
+FIGURE = r"-?[\d.]+(e[+-]\d+)? ((s|ms|µs|ns|[Mk]?/s|[GMk]B)\b|%)"
 
 
 @pytest.mark.parametrize("name", ROWS)
