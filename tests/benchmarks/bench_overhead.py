@@ -50,6 +50,7 @@ _PAUSE_S = 0.05
 """Between turns: what has been reported in one arrives before the next."""
 
 _BARE = {"torch": "torchrun", "xgboost": "bare xgboost"}
+_QUICK = ("xgboost",)
 _EVERY = {"every step": 1, "every tenth": 10, "no reports": 0}
 _A_PERCENT = Bound(factor=0.01)
 
@@ -130,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
         argv, description=__doc__.splitlines()[0], repetitions=3, add_own=_add_own_options
     )
     rounds, steps = (3, 10) if options.quick else (options.own.rounds, options.own.steps)
-    frameworks = options.own.backend or _BARE
+    frameworks = options.own.backend or (_QUICK if options.quick else _BARE)
     with running_ray(num_cpus=2 * _WORKERS):
         taken = take_turns(
             {of: partial(measure, of, rounds, steps) for of in frameworks},

@@ -26,6 +26,7 @@ _STEP_WITHIN_S = {"torch": 0.3, "xgboost": 0.3, "lightgbm": 0.3, "tensorflow": 0
 """With 2 workers."""
 
 _WORLD_SIZES = (2, 4)
+_QUICK = ("torch", "lightgbm")
 _A_TENTH = Bound(factor=0.1, of=RAY_TRAIN)
 _TORCHRUN = "torchrun"
 
@@ -35,12 +36,13 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv, description=__doc__, repetitions=5, add_own=_add_own_options)
     if not options.quick:
         require_ray_train()
+    backends = options.own.backend or (_QUICK if options.quick else _STEP_WITHIN_S)
     world_sizes = options.own.workers or (_WORLD_SIZES[:1] if options.quick else _WORLD_SIZES)
     figures: list[Figure] = []
     notes = []
     for workers in world_sizes:
         with running_ray(num_cpus=2 * workers):
-            for backend in options.own.backend or _STEP_WITHIN_S:
+            for backend in backends:
                 torchrun = Torchrun(workers=workers)
                 parties: dict[str, Callable[[], Recovery]] = {
                     OURS: partial(measure_ours, backend, workers)

@@ -19,7 +19,7 @@ ROWS = {
     "report": ["one call"],
     "recovery": [
         f"{backend}, 2 workers: first {what}"
-        for backend in ("torch", "xgboost", "lightgbm", "tensorflow")
+        for backend in ("torch", "lightgbm")
         for what in ("line", "step")
     ],
     "recovery_agent": [
@@ -27,8 +27,7 @@ ROWS = {
         for what in ("told", "first line", "first step", "step since told")
     ],
     "overhead": [
-        f"{framework}, {reporting}: {what}"
-        for framework in ("torch", "xgboost")
+        f"xgboost, {reporting}: {what}"
         for reporting in ("every step", "every tenth", "no reports")
         for what in ("steps", "overhead")
     ],
@@ -49,7 +48,7 @@ ROWS = {
 }
 PEERS = {
     "checkpoint": ["torch.save", "one copy"],
-    "overhead": ["torchrun", "bare xgboost"],
+    "overhead": ["bare xgboost"],
     "ingest": ["DataLoader", "… no worker", "bare scan"],
 }
 FIGURE = r"-?[\d.]+(e[+-]\d+)? ((s|ms|µs|ns|[Mk]?/s|[GMk]B)\b|%)"
