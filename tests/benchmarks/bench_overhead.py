@@ -4,6 +4,9 @@ One percent is less than two runs of the same program differ by. So ours and the
 same time, and take turns of a few tenths of a second, in which the other waits: what counts is how
 much longer a turn of ours took than the peer's before and after it, as the median over many turns.
 The row without reports is a control. Each worker has one thread, with everybody.
+
+Where workers use all cores, what agents and driver do is taken from training: "beside" is their CPU
+time for each step, which other work on the machine changes little.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from functools import partial
 from pathlib import Path
 
 import overhead_loops
+import psutil
 from harness import (
     OURS,
     Bound,
@@ -55,13 +59,16 @@ _EVERY = {"every step": 1, "every tenth": 10, "no reports": 0}
 _A_PERCENT = Bound(factor=0.01)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """Seconds that a step took."""
 
     ours: float
     bare: float
     """The mean of the peer's turns before and after."""
+
+    beside: float
+    """CPU time of our agents and driver."""
 
 
 Turns = dict[str, list[Turn]]
@@ -157,6 +164,7 @@ def main(argv: list[str] | None = None) -> int:
                     bounds=bounds,
                     show=percentages,
                 ),
+                Figure(what=f"{what}: beside", samples={OURS: [turn.beside for turn in turns]}),
             ]
             notes.append(
                 f"{what}: overhead {percentages(*_interval(overheads))} with 95 % confidence, "
@@ -170,10 +178,12 @@ def _referee(ours: Team, bare: Team, rounds: int, steps: int) -> Turns:
     turns: Turns = {reporting: [] for reporting in _EVERY}
     order, chance = list(_EVERY), random.Random(0)
     with ours.gathered() as step_ours, bare.gathered() as step_bare:
+        spent = _Stopwatch()
 
         def turn(take: Callable[[int, int], float], every: int) -> float:
+            took = take(steps, every)
             time.sleep(_PAUSE_S)
-            return take(steps, every)
+            return took
 
         turn(step_ours, 0)  # what is made once is made now
         turn(step_bare, 0)
@@ -181,11 +191,37 @@ def _referee(ours: Team, bare: Team, rounds: int, steps: int) -> Turns:
         for _ in range(rounds):
             chance.shuffle(order)
             for reporting in order:
+                spent.reset()
                 took = turn(step_ours, _EVERY[reporting])
+                beside = spent.seconds() / steps
                 after = turn(step_bare, 0)
-                turns[reporting].append(Turn(took, (before + after) / 2))
+                turns[reporting].append(Turn(ours=took, bare=(before + after) / 2, beside=beside))
                 before = after
     return turns
+
+
+class _Stopwatch:
+    """CPU time of this process, the driver, and the agents that are there now."""
+
+    def __init__(self) -> None:
+        driver = psutil.Process()
+        agents = [
+            p for p in driver.children(recursive=True) if "ray::Agent" in "".join(p.cmdline())
+        ]
+        assert len(agents) == _WORKERS
+        self._processes = [driver, *agents]
+        self._before = 0.0
+
+    def reset(self) -> None:
+        """Begin anew."""
+        self._before = self._total()
+
+    def seconds(self) -> float:
+        """CPU time since then."""
+        return self._total() - self._before
+
+    def _total(self) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in self._processes)
 
 
 def _interval(samples: Sequence[float]) -> tuple[float, float]:

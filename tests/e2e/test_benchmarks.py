@@ -29,7 +29,7 @@ ROWS = {
     "overhead": [
         f"xgboost, {reporting}: {what}"
         for reporting in ("every step", "every tenth", "no reports")
-        for what in ("steps", "overhead")
+        for what in ("steps", "overhead", "beside")
     ],
     "control_plane": [
         f"{size} workers: {what}"
