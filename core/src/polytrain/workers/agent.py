@@ -7,7 +7,6 @@ checkpoints, and pushes everything that happens to the controller. It imports no
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import os
 import pickle
@@ -15,7 +14,7 @@ import shutil
 import socket
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,16 +30,14 @@ from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
 from polytrain.workers.placement import Place
 from polytrain.workers.processes import kill_session
+from polytrain.workers.trainer_line import READ_SIZE, TrainerLine
 from polytrain.workers.wire import (
     FrameBuffer,
     Message,
     drain_message,
     leave_message,
-    pack,
     roster_message,
     settled_message,
-    to_event,
-    to_part,
 )
 from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain_plugins import Offer
@@ -48,8 +45,6 @@ from polytrain_plugins import Offer
 if TYPE_CHECKING:
     from polytrain.workers.holdings import DataOrder, Holdings
     from polytrain.workers.streams import StreamOrder
-
-_READ_SIZE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,25 +66,6 @@ class AgentSpec:
     store: CheckpointStore
 
 
-@dataclass(slots=True)
-class _Trainer:
-    """The trainer of one generation, as its agent sees it."""
-
-    order: LaunchOrder
-    connection: socket.socket
-    outputs: dict[int, str]
-    """Descriptor of a pipe → the stream whose text comes out of it."""
-
-    pid: int = 0
-    frames: FrameBuffer = field(default_factory=FrameBuffer)
-    decoders: dict[int, codecs.IncrementalDecoder] = field(default_factory=dict)
-    storing: list[asyncio.Task[None]] = field(default_factory=list)
-
-    @property
-    def generation(self) -> int:
-        return self.order.generation
-
-
 class Agent:
     """The actor. All its methods run on one event loop; storing runs on a thread of its own."""
 
@@ -109,7 +85,8 @@ class Agent:
         self._storer = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
         self._zygote: ZygoteConnection | None = None
         self._zygote_frames = FrameBuffer()
-        self._trainer: _Trainer | None = None
+        self._trainer: TrainerLine | None = None
+        self._storing: set[asyncio.Task[None]] = set()
         self._concluding: asyncio.Task[None] | None = None
         self._killed = -1
         self._scratch: Scratch | None = None
@@ -219,9 +196,10 @@ class Agent:
         assert self._scratch is not None
         zygote = self._connect_zygote()
         lines = _lines(order, streams, self._rank)
-        ours, theirs = socket.socketpair()
-        outputs = {stream: os.pipe() for stream in ("stdout", "stderr")}
-        writers = [writer for _, writer in outputs.values()]
+        trainer = TrainerLine(
+            order, self._rank, tell=self._events.put_nowait, stage=self._store_part
+        )
+        self._trainer = trainer
         zygote.request(
             [
                 "fork",
@@ -231,29 +209,16 @@ class Agent:
                 list(self._spec.zygote.path),
             ],
             [
-                theirs.fileno(),
-                *writers,
+                *trainer.theirs,
                 *(held.descriptors if held else ()),
                 *(line.fileno() for line in lines),
             ],
         )
-        for handed_over in (theirs, *lines):
+        for handed_over in lines:
             handed_over.close()
-        for writer in writers:
-            os.close(writer)
-        readers = {reader: stream for stream, (reader, _) in outputs.items()}
-        trainer = _Trainer(order, ours, readers)
-        self._trainer = trainer
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines)))
-        ours.sendall(pack(["start", self._job, what, self._rank, str(self._scratch.path)]))
-        loop = asyncio.get_running_loop()
-        ours.setblocking(False)
-        loop.add_reader(ours, self._read_messages, trainer)
-        for reader in readers:
-            os.set_blocking(reader, False)
-            trainer.decoders[reader] = codecs.getincrementaldecoder("utf-8")("replace")
-            loop.add_reader(reader, self._read_output, trainer, reader)
+        trainer.begin(["start", self._job, what, self._rank, str(self._scratch.path)])
 
     def _connect_zygote(self) -> ZygoteConnection:
         if self._zygote is None:
@@ -265,7 +230,7 @@ class Agent:
     def _read_zygote(self) -> None:
         assert self._zygote is not None
         try:
-            data = self._zygote.socket.recv(_READ_SIZE, socket.MSG_DONTWAIT)
+            data = self._zygote.socket.recv(READ_SIZE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
@@ -293,48 +258,20 @@ class Agent:
                 kill_session(self._trainer.pid)
             self._trainer_ended(self._trainer, "its zygote died", killed=False)
 
-    def _trainer_ended(self, trainer: _Trainer, how: str, *, killed: bool) -> None:
+    def _trainer_ended(self, trainer: TrainerLine, how: str, *, killed: bool) -> None:
         self._trainer = None
-        loop = asyncio.get_running_loop()
-        # What it has handed over is still in the socket and the pipes, complete.
-        self._read_messages(trainer)
-        loop.remove_reader(trainer.connection)
-        trainer.connection.close()
-        for reader in trainer.outputs:
-            self._read_output(trainer, reader)
-            loop.remove_reader(reader)
-            os.close(reader)
-        self._concluding = loop.create_task(self._conclude(trainer, how, killed))
+        trainer.close()
+        conclude = self._conclude(trainer, how, killed)
+        self._concluding = asyncio.get_running_loop().create_task(conclude)
 
-    async def _conclude(self, trainer: _Trainer, how: str, killed: bool) -> None:
-        await asyncio.gather(*trainer.storing)
+    async def _conclude(self, trainer: TrainerLine, how: str, killed: bool) -> None:
+        await asyncio.gather(*self._storing)
         self._emit_exit(trainer.generation, how=how, killed=killed)
 
-    def _read_messages(self, trainer: _Trainer) -> None:
-        while True:
-            try:
-                data = trainer.connection.recv(_READ_SIZE)
-            except OSError:
-                return
-            if not data:
-                # Its process is ending; the zygote will say how.
-                asyncio.get_running_loop().remove_reader(trainer.connection)
-                return
-            for message in trainer.frames.feed(data):
-                self._take(trainer, message)
-
-    def _take(self, trainer: _Trainer, message: Message) -> None:
-        if message[0] == "raised":
-            # What it wrote before it failed is heard before the failure: it may be the reason.
-            for reader in trainer.outputs:
-                self._read_output(trainer, reader)
-        event = to_event(message, generation=trainer.generation, rank=self._rank)
-        self._events.put_nowait(event)
-        if message[0] == "staged":
-            part = to_part(message, attempt=trainer.order.attempt, rank=self._rank)
-            store = asyncio.get_running_loop().create_task(self._store(part))
-            trainer.storing.append(store)
-            store.add_done_callback(trainer.storing.remove)
+    def _store_part(self, part: StagedPart) -> None:
+        store = asyncio.get_running_loop().create_task(self._store(part))
+        self._storing.add(store)
+        store.add_done_callback(self._storing.discard)
 
     async def _store(self, part: StagedPart) -> None:
         loop, store = asyncio.get_running_loop(), self._spec.store
@@ -346,35 +283,10 @@ class Agent:
             self._staged[part.checkpoint] = part.staged
         self._events.put_nowait(event)
 
-    def _read_output(self, trainer: _Trainer, reader: int) -> None:
-        """Pass on all that the pipe holds now."""
-        while True:
-            try:
-                data = os.read(reader, _READ_SIZE)
-            except BlockingIOError:
-                return
-            text = trainer.decoders[reader].decode(data, final=not data)
-            if text:
-                self._events.put_nowait(
-                    Output(
-                        generation=trainer.generation,
-                        rank=self._rank,
-                        stream=trainer.outputs[reader],
-                        text=text,
-                    )
-                )
-            if not data:
-                asyncio.get_running_loop().remove_reader(reader)
-                return
-
     def _send(self, generation: int, message: Message) -> None:
         trainer = self._trainer
         if trainer is not None and trainer.generation == generation:
-            # A trainer that is gone is about to be reported as such.
-            with contextlib.suppress(OSError):
-                trainer.connection.setblocking(True)
-                trainer.connection.sendall(pack(message))
-                trainer.connection.setblocking(False)
+            trainer.send(message)
 
     def _never_started(self, order: LaunchOrder, kind: FailureKind, message: str) -> None:
         failure = Failure(kind=kind, rank=self._rank, message=message)

@@ -1,0 +1,142 @@
+"""One trainer as its agent sees it: the lines to it, and what comes out of them."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import os
+import socket
+from collections.abc import Callable
+
+from polytrain.checkpoint.parts import StagedPart
+from polytrain.run.events import Event
+from polytrain.workers.job import LaunchOrder
+from polytrain.workers.output import Output
+from polytrain.workers.wire import FrameBuffer, Message, pack, to_event, to_part
+
+READ_SIZE = 1 << 16
+
+
+class TrainerLine:
+    """The socket and the pipes of the trainer of one generation.
+
+    All of it happens on the agent's event loop.
+    """
+
+    def __init__(
+        self,
+        order: LaunchOrder,
+        rank: int,
+        *,
+        tell: Callable[[Event | Output], None],
+        stage: Callable[[StagedPart], None],
+    ) -> None:
+        """
+        Args:
+            order: what the trainer is started for.
+            rank: which rank of the generation it is.
+            tell: gets what the trainer says and writes.
+            stage: gets the parts of checkpoints that it hands over.
+        """
+        self.order = order
+        self.pid = 0
+        """Of the trainer's process; 0 until the zygote has told it."""
+
+        self._rank = rank
+        self._tell = tell
+        self._stage = stage
+        self._frames = FrameBuffer()
+        self._connection, self._their_connection = socket.socketpair()
+        pipes = {stream: os.pipe() for stream in ("stdout", "stderr")}
+        self._streams = {reader: stream for stream, (reader, _) in pipes.items()}
+        self._writers = [writer for _, writer in pipes.values()]
+        decoder = codecs.getincrementaldecoder("utf-8")
+        self._decoders = {reader: decoder("replace") for reader in self._streams}
+
+    @property
+    def generation(self) -> int:
+        """Which the trainer belongs to."""
+        return self.order.generation
+
+    @property
+    def theirs(self) -> tuple[int, ...]:
+        """The trainer's ends, in the order in which the zygote wants them."""
+        return (self._their_connection.fileno(), *self._writers)
+
+    def begin(self, message: Message) -> None:
+        """Say the first thing, and listen. The trainer has its ends now: ours of them are closed.
+
+        Raises:
+            OSError: it is gone already.
+        """
+        self._their_connection.close()
+        for writer in self._writers:
+            os.close(writer)
+        self._connection.sendall(pack(message))
+        self._connection.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._connection, self._read_messages)
+        for reader in self._streams:
+            os.set_blocking(reader, False)
+            loop.add_reader(reader, self._read_output, reader)
+
+    def send(self, message: Message) -> None:
+        """Say something, unless the trainer is gone: that is about to be told."""
+        with contextlib.suppress(OSError):
+            self._connection.setblocking(True)
+            self._connection.sendall(pack(message))
+            self._connection.setblocking(False)
+
+    def close(self) -> None:
+        """Take what the trainer has handed over: it is still in the lines, complete."""
+        loop = asyncio.get_running_loop()
+        self._read_messages()
+        loop.remove_reader(self._connection)
+        self._connection.close()
+        for reader in self._streams:
+            self._read_output(reader)
+            loop.remove_reader(reader)
+            os.close(reader)
+
+    def _read_messages(self) -> None:
+        while True:
+            try:
+                data = self._connection.recv(READ_SIZE)
+            except OSError:
+                return
+            if not data:
+                # Its process is ending; the zygote will say how.
+                asyncio.get_running_loop().remove_reader(self._connection)
+                return
+            for message in self._frames.feed(data):
+                self._take(message)
+
+    def _take(self, message: Message) -> None:
+        if message[0] == "raised":
+            # What it wrote before it failed is heard before the failure: it may be the reason.
+            for reader in self._streams:
+                self._read_output(reader)
+        self._tell(to_event(message, generation=self.generation, rank=self._rank))
+        if message[0] == "staged":
+            self._stage(to_part(message, attempt=self.order.attempt, rank=self._rank))
+
+    def _read_output(self, reader: int) -> None:
+        """Pass on all that the pipe holds now."""
+        while True:
+            try:
+                data = os.read(reader, READ_SIZE)
+            except BlockingIOError:
+                return
+            text = self._decoders[reader].decode(data, final=not data)
+            if text:
+                output = Output(
+                    generation=self.generation,
+                    rank=self._rank,
+                    stream=self._streams[reader],
+                    text=text,
+                )
+                self._tell(output)
+            if not data:
+                asyncio.get_running_loop().remove_reader(reader)
+                return
