@@ -123,8 +123,9 @@ def test_what_is_let_through_can_be_sent_and_stored(odd: Any) -> None:
         polytrain.get_checkpoint,
         polytrain.get_context,
         polytrain.get_dataset_shard,
+        polytrain.heartbeat,
     ],
-    ids=["report", "get_checkpoint", "get_context", "get_dataset_shard"],
+    ids=["report", "get_checkpoint", "get_context", "get_dataset_shard", "heartbeat"],
 )
 def test_outside_a_training_function_nothing_can_be_reported(
     call: Any, request: pytest.FixtureRequest

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         get_checkpoint,
         get_context,
         get_dataset_shard,
+        heartbeat,
         report,
     )
     from polytrain_plugins import InvalidJobError, PolytrainError, backend_names
@@ -61,6 +62,7 @@ __all__ = [
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",
+    "heartbeat",
     "make_trainer",
     "report",
 ]
@@ -90,6 +92,7 @@ _HOMES = {
         "get_checkpoint",
         "get_context",
         "get_dataset_shard",
+        "heartbeat",
         "report",
     ),
     "polytrain_plugins": ("InvalidJobError", "PolytrainError", "backend_names"),

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from polytrain.data.position import Position
+from polytrain.pulse import beat
 
 AnyPosition = TypeVar("AnyPosition", bound=Position)
 
@@ -52,6 +53,7 @@ class Cursor(Generic[AnyPosition]):
 
     def move(self, epoch: Epoch, start: int) -> None:
         """An epoch has come this far."""
+        beat()
         if epoch.is_over:
             return
         if self._begun is not None and self._begun is not epoch:

@@ -22,6 +22,7 @@ from polytrain.data.formats import empty_table
 from polytrain.data.plan import Remainder
 from polytrain.data.position import StreamPosition
 from polytrain.data.regions import Excerpt
+from polytrain.pulse import Stage, during
 
 _WHOLE = -1
 """Stands for the epoch that is read when a shard is asked for as a whole."""
@@ -192,7 +193,8 @@ class _Buffer:
         tables = [self._table]
         have = self._table.num_rows
         while self.dealt is None and (rows is None or have < rows):
-            part = self._next.result()
+            with during(Stage.WAITING_FOR_DATA):
+                part = self._next.result()
             if isinstance(part, int):
                 self.dealt = part
             else:

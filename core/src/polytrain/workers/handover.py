@@ -15,6 +15,7 @@ from polytrain.checkpoint.parts import is_full
 from polytrain.checkpoint.snapshot import Stamps
 from polytrain.checkpoint.staging import Stagings
 from polytrain.errors import CheckpointError
+from polytrain.pulse import Stage, during
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.wire import (
     Channel,
@@ -130,7 +131,9 @@ class Handover:
     def _wait(self, *, at_most: int) -> None:
         """Wait until no more checkpoints than this are on their way."""
         while len(self._in_flight) > at_most:
-            self._take(self._channel.receive())
+            with during(Stage.WAITING_FOR_COMMIT):
+                message = self._channel.receive()
+            self._take(message)
 
     def _take(self, message: Message) -> None:
         if message == drain_message():

@@ -10,6 +10,10 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -24,6 +28,12 @@ def die_with_parent(parent: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent dies: so they are found and killed."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def allow_tracing() -> None:
+    """Let processes of the same user read this one, where only its parents could."""
+    # Kernels without this restriction don't know the call, and don't need it.
+    _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
 def kill_session(leader: int) -> None:
@@ -56,6 +66,24 @@ def is_running(child: int) -> bool:
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a process; one that a debugger holds isn't."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] == "T"
+
+
+def is_traced(pid: int) -> bool:
+    """Whether a debugger holds a process."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] == "t"
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and all its descendants, with those of them that have been reaped."""
+    ticks = sum(map(int, _stat(pid)[11:15]))
+    return ticks / _TICKS_PER_SECOND + sum(map(cpu_seconds, _children_of(pid)))
+
+
 def thread_count() -> int:
     """Threads of this process."""
     return len(os.listdir("/proc/self/task"))
@@ -73,3 +101,21 @@ def holds_device() -> bool:
 def _children() -> set[int]:
     children = Path("/proc/self/task") / str(os.getpid()) / "children"
     return {int(pid) for pid in children.read_text().split()}
+
+
+def _children_of(pid: int) -> set[int]:
+    """Children of any thread of a process; none if it is gone."""
+    found: set[int] = set()
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found.update(map(int, children.read_text().split()))
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says of a process, from its state on; nothing if it is gone."""
+    try:
+        # Its name comes before, and may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
 from polytrain.errors import CheckpointError, NotInTrainerError
+from polytrain.pulse import beat
 from polytrain.workers.handover import Handover, Write
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.wire import Channel, Message, report_message
@@ -116,6 +117,7 @@ class TrainerSession:
 
     def report(self, *, step: int, metrics: Mapping[str, Any], model: Any = None) -> None:
         """Report a step of declarative training; see `polytrain_plugins.Session`."""
+        beat()
         with self._lock:
             self._step, self._last_metrics = step, plain_metrics(metrics)
             told = report_message(step, self._last_metrics)
@@ -137,6 +139,7 @@ class TrainerSession:
         upload: Literal["async", "sync"] | None,
     ) -> None:
         """Report from a training function; see `report` below."""
+        beat()
         if os.getpid() != self._pid:
             raise NotInTrainerError(
                 "report() was called in a child process, such as a data loader's worker. "
@@ -300,6 +303,19 @@ def report(
         NotInTrainerError: outside a training function, or in a child process of it.
     """
     _session("report").report_from_function(metrics, checkpoint, upload)
+
+
+def heartbeat() -> None:
+    """Show that the training goes on, where nothing else does: in a long evaluation, say.
+
+    Batches, reports and boosting rounds count by themselves. See `FailureConfig.hang_timeout_s` for
+    what becomes of a worker that shows nothing. Costs less than a microsecond.
+
+    Raises:
+        NotInTrainerError: outside a training function.
+    """
+    _session("heartbeat")
+    beat()
 
 
 def get_checkpoint() -> Checkpoint | None:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 
 from polytrain.checkpoint.parts import StagedPart
+from polytrain.pulse import Page
 from polytrain.run.events import Event
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
@@ -43,6 +44,7 @@ class TrainerLine:
         self.pid = 0
         """Of the trainer's process; 0 until the zygote has told it."""
 
+        self.page = Page()
         self._rank = rank
         self._tell = tell
         self._stage = stage
@@ -62,7 +64,7 @@ class TrainerLine:
     @property
     def theirs(self) -> tuple[int, ...]:
         """The trainer's ends, in the order in which the zygote wants them."""
-        return (self._their_connection.fileno(), *self._writers)
+        return (self._their_connection.fileno(), *self._writers, self.page.descriptor)
 
     def begin(self, message: Message) -> None:
         """Say the first thing, and listen. The trainer has its ends now: ours of them are closed.
@@ -94,6 +96,7 @@ class TrainerLine:
         self._read_messages()
         loop.remove_reader(self._connection)
         self._connection.close()
+        self.page.close()
         for reader in self._streams:
             self._read_output(reader)
             loop.remove_reader(reader)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
+from polytrain.pulse import Stage, enter, write_to
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.processes import die_with_parent
 from polytrain.workers.session import TrainerSession, current_session
+from polytrain.workers.stacks import be_readable
 from polytrain.workers.wire import (
     Channel,
     SocketChannel,
@@ -67,14 +69,17 @@ def run_trainer(
     try:
         engine = job.backend.engine()
         with contextlib.ExitStack() as stack:
+            enter(Stage.OFFERING)
             offer = stack.enter_context(engine.offering(order.members[rank]))
             channel.send(offer_message(offer))
             world = world_from(
                 channel.receive(), generation=order.generation, members=order.members, rank=rank
             )
+            enter(Stage.JOINING)
             stack.enter_context(engine.joined(world))
             opened = shards()
             _check_sums(engine, world, opened)
+            enter(Stage.TRAINING)
             channel.send(joined_message())
             session = TrainerSession(
                 job=job,
@@ -87,6 +92,7 @@ def run_trainer(
             )
             with current_session(session):
                 _train(job, engine, opened, session)
+            enter(Stage.DONE)
             channel.send(done_message())
             # Nobody tears the collective down while a slower peer may still need it.
             while channel.receive() != leave_message():
@@ -205,10 +211,12 @@ def _shards(
     )
 
 
-def run_and_exit(connection: socket.socket, data_descriptors: Sequence[int]) -> NoReturn:
+def run_and_exit(connection: socket.socket, page: int, data_descriptors: Sequence[int]) -> NoReturn:
     """Run `main` and end the process, without returning into the frames that it was forked in."""
     code = 1
     try:
+        write_to(page)
+        be_readable(page)
         code = main(connection, data_descriptors)
         # What libraries have registered belongs to a normal end. The interpreter's own
         # finalisation is left out: frameworks take seconds for it, and there is nothing to save.
@@ -226,7 +234,7 @@ def _flush_output() -> None:
         sys.stderr.flush()
 
 
-def spawned(connection_descriptor: int, *data_descriptors: int) -> NoReturn:
+def spawned(connection_descriptor: int, page: int, *data_descriptors: int) -> NoReturn:
     """The same for a process that was exec'd instead of forked."""
     die_with_parent(os.getppid())
-    run_and_exit(socket.socket(fileno=connection_descriptor), data_descriptors)
+    run_and_exit(socket.socket(fileno=connection_descriptor), page, data_descriptors)

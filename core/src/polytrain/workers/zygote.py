@@ -7,7 +7,7 @@ for them and tells them when a trainer has ended. It ends when its last client h
     ["kill", id]
 
 The first comes with descriptors: the trainer's end of a socket pair, its standard output and error,
-and one for each shard.
+its page, and one for each shard.
 
 It answers
 
@@ -61,12 +61,13 @@ class ForkRequest:
     connection: int
     stdout: int
     stderr: int
+    page: int
     shards: tuple[int, ...]
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """Every descriptor that came with the request."""
-        return (self.connection, self.stdout, self.stderr, *self.shards)
+        return (self.connection, self.stdout, self.stderr, self.page, *self.shards)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -180,7 +181,7 @@ class Zygote:
 
 def _fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
     _, trainer_id, environment, directory, path = request
-    connection, stdout, stderr, *shards = descriptors
+    connection, stdout, stderr, page, *shards = descriptors
     return ForkRequest(
         id=trainer_id,
         environment=environment,
@@ -189,6 +190,7 @@ def _fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
         connection=connection,
         stdout=stdout,
         stderr=stderr,
+        page=page,
         shards=tuple(shards),
     )
 
@@ -200,7 +202,7 @@ def _become_trainer(request: ForkRequest, parent: int) -> NoReturn:
         die_with_parent(parent)
         os.dup2(request.stdout, 1)
         os.dup2(request.stderr, 2)
-        _close_all_but({0, 1, 2, request.connection, *request.shards})
+        _close_all_but({0, 1, 2, request.connection, request.page, *request.shards})
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -214,12 +216,12 @@ def _become_trainer(request: ForkRequest, parent: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    run_and_exit(socket.socket(fileno=request.connection), request.shards)
+    run_and_exit(socket.socket(fileno=request.connection), request.page, request.shards)
 
 
 def _spawn(request: ForkRequest) -> int:
     """Start a trainer that inherits nothing. Slower: it imports everything itself."""
-    descriptors = (request.connection, *request.shards)
+    descriptors = (request.connection, request.page, *request.shards)
     with contextlib.suppress(OSError):
         os.chdir(request.directory)
     process = subprocess.Popen(
