@@ -88,6 +88,17 @@ class Failure:
         return f"{where}{self.message}"
 
 
+_MAX_STACKS = 8
+"""In a text: more are in the journal."""
+
+
+def stacks_text(stacks: Mapping[int, str]) -> str:
+    """The stacks of the first ranks, for people."""
+    told = [f"Rank {rank}:\n{stacks[rank].rstrip()}" for rank in sorted(stacks)[:_MAX_STACKS]]
+    more = len(stacks) - len(told)
+    return "\n\n".join([*told, *([f"{more} more are in the run's journal"] if more else [])])
+
+
 class TrainingFailedError(PolytrainError):
     """The run ended in a failure.
 
@@ -109,6 +120,8 @@ class TrainingFailedError(PolytrainError):
         root = self.failures[0] if self.failures else None
         lines = [f"{root} ({self.reason})" if root else self.reason]
         for failure in self.failures:
+            if failure.stacks:
+                lines.append(f"\nWhat the ranks were doing:\n{stacks_text(failure.stacks)}")
             if failure.traceback:
                 lines.append(f"\nOn rank {failure.rank}:\n{failure.traceback.rstrip()}")
             elif failure is not root:

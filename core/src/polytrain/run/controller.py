@@ -40,15 +40,18 @@ from polytrain.run.events import (
     Event,
     Exited,
     Failed,
+    Joined,
     PartStored,
     PartVoid,
     Reported,
 )
 from polytrain.run.journal import Journal
+from polytrain.run.lookout import Lookout
 from polytrain.run.machine import begin, step
+from polytrain.run.signs import Sign
 from polytrain.run.states import Ending, Leaving, State
 from polytrain.run.transition import Transition
-from polytrain.workers.group import WorkerGroup
+from polytrain.workers.group import Happening, WorkerGroup
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
 from polytrain_plugins import Attempt as ToldAttempt
@@ -70,6 +73,7 @@ class Controller:
     chores: Chores
     observers: Observers
     output: TrainerOutput
+    lookout: Lookout
     history: list[Reported] = field(default_factory=list)
     """What rank 0 has reported and no restart has undone, by earlier drivers too."""
 
@@ -92,14 +96,20 @@ class Controller:
             self.group.wait(self._handle, self._patience())
             self._take_results()
             self._look_who_is_behind()
+            self._look_who_hangs()
         self.chores.finish()
         self.journal.concluded(succeeded=self._conclusion.succeeded, reason=self._conclusion.reason)
         return self._conclusion
 
-    def _handle(self, happening: Event | Output) -> None:
+    def _handle(self, happening: Happening) -> None:
         if isinstance(happening, Output):
             self.output.write(happening)
             return
+        if isinstance(happening, Sign):
+            self.lookout.take(happening)
+            return
+        if isinstance(happening, Joined):
+            self.lookout.take(happening)
         if isinstance(happening, Exited) and isinstance(self.state.phase, Leaving | Ending):
             # What was handed over counts before its end does: it may be what to start from, and a
             # commit that fails now fails the run.
@@ -191,6 +201,7 @@ class Controller:
             self.chores.give(partial(_delete, keeper, directory))
         if keeper.kind is CheckpointKind.EVERY_RANK:
             self._attendance = Attendance(world_size, keeper.config.report_timeout_s)
+        self.lookout.launched(generation, world_size=self.state.world_size)
         self.output.flush()
         self.output.muted = False
         self._attempt = ToldAttempt(
@@ -263,8 +274,11 @@ class Controller:
         self.group.acknowledge(part.generation, part.checkpoint)
 
     def _patience(self) -> float | None:
-        deadline = self._attendance.deadline if self._attendance is not None else None
-        return None if deadline is None else max(0.0, deadline - time.monotonic())
+        """Seconds until somebody may have something to say though nothing happens."""
+        watchers = (self._attendance, self.lookout)
+        deadlines = [watcher.deadline for watcher in watchers if watcher is not None]
+        nearest = min((at for at in deadlines if at is not None), default=None)
+        return None if nearest is None else max(0.0, nearest - time.monotonic())
 
     def _look_who_is_behind(self) -> None:
         """End the attempt if a rank doesn't make the reports that the others wait for."""
@@ -276,6 +290,12 @@ class Controller:
             self._attendance = None
             kind = FailureKind.UNMATCHED_PARTS
             failure = Failure(kind=kind, rank=rank, message=message)
+            self._fail(failure, self.state.generation)
+
+    def _look_who_hangs(self) -> None:
+        """End the attempt if its ranks don't meet, or hang."""
+        failure = self.lookout.look(self.state)
+        if failure is not None:
             self._fail(failure, self.state.generation)
 
     def _fail(self, failure: Failure, generation: int) -> None:

@@ -39,6 +39,7 @@ from polytrain.run.controller import Controller
 from polytrain.run.events import Reported
 from polytrain.run.journal import JOURNAL, Journal
 from polytrain.run.ledger import Ledger
+from polytrain.run.lookout import Lookout
 from polytrain.run.states import State
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
@@ -261,6 +262,7 @@ def _controller(run: Run, observers: Observers, stack: contextlib.ExitStack) -> 
         chores=chores,
         observers=observers,
         output=output,
+        lookout=Lookout(config=run.config.failure_config, group=group, journal=journal),
         history=[
             Reported(generation=0, rank=0, step=step, metrics=metrics) for step, metrics in history
         ],
@@ -315,6 +317,7 @@ def _group(run: Run) -> WorkerGroup:
             demand=run.demand,
             job=run.job,
             store=run.keeper.store,
+            hang_timeout_s=run.config.failure_config.hang_timeout_s,
             datasets=run.datasets,
             specs=run.specs,
             directory=directory,

@@ -106,6 +106,11 @@ class Journal:
         """Rank 0 has reported."""
         self._write("Reported", step=report.step, metrics=report.metrics)
 
+    def looked_into(self, *, generation: int, reason: str, stacks: Mapping[int, str]) -> None:
+        """Something was not as it should be, and this is what every rank was doing then."""
+        told = {str(rank): text for rank, text in stacks.items()}
+        self._write("LookedInto", generation=generation, reason=reason, stacks=told)
+
     def concluded(self, *, succeeded: bool, reason: str) -> None:
         """The run is over."""
         self._write("Concluded", succeeded=succeeded, reason=reason)

@@ -25,9 +25,10 @@ from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.start import brought_near
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.errors import Failure, FailureKind
-from polytrain.run.events import Event, Exited, Failed
+from polytrain.run.events import Exited, Failed
+from polytrain.run.signs import Overstayed, Stacks, Started
+from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
-from polytrain.workers.output import Output
 from polytrain.workers.placement import Place
 from polytrain.workers.processes import kill_session
 from polytrain.workers.trainer_line import READ_SIZE, TrainerLine
@@ -65,6 +66,12 @@ class AgentSpec:
 
     store: CheckpointStore
 
+    hang_timeout_s: float | None
+    """Seconds without progress that are told; None for none."""
+
+    leave_timeout_s: float
+    """Seconds after which a trainer that was told to leave is killed."""
+
 
 class Agent:
     """The actor. All its methods run on one event loop; storing runs on a thread of its own."""
@@ -81,7 +88,7 @@ class Agent:
             # Inside a training function the first Ray call connects to the same cluster.
             "RAY_ADDRESS": context.gcs_address,
         }
-        self._events: asyncio.Queue[Event | Output] = asyncio.Queue()
+        self._events: asyncio.Queue[Happening] = asyncio.Queue()
         self._storer = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
         self._zygote: ZygoteConnection | None = None
         self._zygote_frames = FrameBuffer()
@@ -110,7 +117,7 @@ class Agent:
             loop, before = asyncio.get_running_loop(), self._holding
             self._holding = loop.create_task(self._hold(data, before))
 
-    async def events(self) -> AsyncIterator[list[Event | Output]]:
+    async def events(self) -> AsyncIterator[list[Happening]]:
         """Everything that happens, in order, at once; what is ready together comes together."""
         while True:
             batch = [await self._events.get()]
@@ -156,8 +163,27 @@ class Agent:
         self._send(generation, drain_message())
 
     async def leave(self, generation: int) -> None:
-        """Let the trainer leave the collective and end."""
-        self._send(generation, leave_message())
+        """Let the trainer leave the collective and end, and end it if it doesn't."""
+        trainer = self._trainer_of(generation)
+        if trainer is None:
+            return
+        trainer.send(leave_message())
+        await asyncio.sleep(self._spec.leave_timeout_s)
+        if self._trainer is trainer:
+            overstayed = Overstayed(
+                generation=generation,
+                rank=self._rank,
+                after_s=self._spec.leave_timeout_s,
+                stacks=await trainer.stacks(),
+            )
+            self._events.put_nowait(overstayed)
+            await self.kill(generation)
+
+    async def look_into(self, generation: int) -> None:
+        """Tell what the trainer is doing."""
+        trainer = self._trainer_of(generation)
+        stacks = "its process is gone" if trainer is None else await trainer.stacks()
+        self._events.put_nowait(Stacks(generation=generation, rank=self._rank, text=stacks))
 
     async def kill(self, generation: int) -> None:
         """End the trainer at once."""
@@ -197,7 +223,11 @@ class Agent:
         zygote = self._connect_zygote()
         lines = _lines(order, streams, self._rank)
         trainer = TrainerLine(
-            order, self._rank, tell=self._events.put_nowait, stage=self._store_part
+            order,
+            self._rank,
+            tell=self._events.put_nowait,
+            stage=self._store_part,
+            hang_timeout_s=self._spec.hang_timeout_s,
         )
         self._trainer = trainer
         zygote.request(
@@ -218,6 +248,7 @@ class Agent:
             handed_over.close()
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines)))
+        self._events.put_nowait(Started(generation=order.generation, rank=self._rank))
         trainer.begin(["start", self._job, what, self._rank, str(self._scratch.path)])
 
     def _connect_zygote(self) -> ZygoteConnection:
@@ -284,9 +315,13 @@ class Agent:
         self._events.put_nowait(event)
 
     def _send(self, generation: int, message: Message) -> None:
-        trainer = self._trainer
-        if trainer is not None and trainer.generation == generation:
+        trainer = self._trainer_of(generation)
+        if trainer is not None:
             trainer.send(message)
+
+    def _trainer_of(self, generation: int) -> TrainerLine | None:
+        trainer = self._trainer
+        return trainer if trainer is not None and trainer.generation == generation else None
 
     def _never_started(self, order: LaunchOrder, kind: FailureKind, message: str) -> None:
         failure = Failure(kind=kind, rank=self._rank, message=message)

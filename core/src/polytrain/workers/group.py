@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Protocol
 
 from polytrain.run.events import Event
+from polytrain.run.signs import Sign
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
 from polytrain_plugins import Member, Offer
 
-Handler = Callable[[Event | Output], None]
+Happening = Event | Output | Sign
+Handler = Callable[[Happening], None]
 
 
 class WorkerGroup(Protocol):
@@ -44,6 +46,9 @@ class WorkerGroup(Protocol):
 
     def kill(self, generation: int) -> None:
         """End every trainer at once."""
+
+    def look_into(self, generation: int) -> None:
+        """Ask what every trainer is doing; leads to `Stacks` of each within a bounded time."""
 
     def acknowledge(self, generation: int, checkpoint: int) -> None:
         """Tell the trainers that this checkpoint isn't on its way any more."""

@@ -125,8 +125,9 @@ class Handover:
             EOFError: it has come.
         """
         self._channel.send(drained_message())
-        while True:
-            self._channel.receive()
+        with during(Stage.WAITING_FOR_COMMIT):
+            while True:
+                self._channel.receive()
 
     def _wait(self, *, at_most: int) -> None:
         """Wait until no more checkpoints than this are on their way."""

@@ -100,6 +100,9 @@ class InlineGroup:
     def kill(self, generation: int) -> None:
         self._killed = True
 
+    def look_into(self, generation: int) -> None:
+        """Nobody watches: the trainer runs in the thread that would have to."""
+
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._pending:
             handle(self._pending.pop(0))

@@ -31,11 +31,10 @@ from polytrain.workers.cluster import (
     free_resources,
     living_nodes,
 )
-from polytrain.workers.group import Handler
+from polytrain.workers.group import Handler, Happening
 from polytrain.workers.holdings import DataOffice
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.node_watch import NodeWatch
-from polytrain.workers.output import Output
 from polytrain.workers.pickling import pickled_with
 from polytrain.workers.placement import Place, members, rank_order
 from polytrain.workers.recruits import Arrived, Gone, Mail, Recruit, Recruiter
@@ -53,6 +52,9 @@ _NOTICE_AFTER_S = 10.0
 _SETBACKS = 3
 """Agents that may be lost while the workers are placed."""
 
+LEAVE_TIMEOUT_S = 60.0
+"""Seconds that a trainer may take to end once every rank is done."""
+
 # Imported in the zygotes of every run, and of those with data: Arrow's conversions use pandas.
 _PRELOAD = ("polytrain.workers.trainer_process",)
 _PRELOAD_WITH_DATA = ("pandas", "polytrain.data.opening")
@@ -66,6 +68,7 @@ class RayGroupSpec:
     demand: Demand
     job: TrainerJob
     store: CheckpointStore
+    hang_timeout_s: float | None
     datasets: tuple[RunDataset, ...]
     specs: tuple[ShardSpec | StreamSpec, ...]
     """Of the data sets, in the same order."""
@@ -173,6 +176,10 @@ class RayGroup:
         for recruit in self._ranked:
             recruit.actor.kill.remote(generation)
 
+    def look_into(self, generation: int) -> None:
+        for recruit in self._ranked:
+            recruit.actor.look_into.remote(generation)
+
     def acknowledge(self, generation: int, checkpoint: int) -> None:
         for rank, recruit in enumerate(self._ranked):
             if self._spec.job.writes_checkpoints(rank):
@@ -224,6 +231,8 @@ class RayGroup:
             environment=environment,
             directory=self._spec.directory,
             store=self._spec.store,
+            hang_timeout_s=self._spec.hang_timeout_s,
+            leave_timeout_s=LEAVE_TIMEOUT_S,
         )
 
     def _start_zygote_early(self, spec: ZygoteSpec) -> ZygoteConnection | None:
@@ -231,7 +240,7 @@ class RayGroup:
             return None
         return ZygoteConnection(replace(spec, name=zygote_name(self._token, self._node_id)))
 
-    def _take(self, happening: Event | Output | Arrived | Gone, handle: Handler) -> None:
+    def _take(self, happening: Happening | Arrived | Gone, handle: Handler) -> None:
         match happening:
             case Arrived(recruit=recruit, place=place):
                 self._arrived(recruit, place)

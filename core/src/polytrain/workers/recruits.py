@@ -15,10 +15,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polytrain.errors import FailureKind
-from polytrain.run.events import Event
 from polytrain.workers.agent import Agent, AgentSpec
 from polytrain.workers.cluster import death_of_node
-from polytrain.workers.output import Output
+from polytrain.workers.group import Happening
 from polytrain.workers.placement import Place
 
 _AgentActor = ray.remote(Agent)
@@ -61,7 +60,7 @@ class Gone:
     reason: str
 
 
-Mail = Sequence[Event | Output | Arrived | Gone]
+Mail = Sequence[Happening | Arrived | Gone]
 """What is told at once; nothing, only to wake the reader."""
 
 

@@ -11,9 +11,11 @@ from collections.abc import Callable
 
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.pulse import Page
-from polytrain.run.events import Event
+from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
+from polytrain.workers.stacks import stacks_of
+from polytrain.workers.watch import Pulse, Watch
 from polytrain.workers.wire import FrameBuffer, Message, pack, to_event, to_part
 
 READ_SIZE = 1 << 16
@@ -30,8 +32,9 @@ class TrainerLine:
         order: LaunchOrder,
         rank: int,
         *,
-        tell: Callable[[Event | Output], None],
+        tell: Callable[[Happening], None],
         stage: Callable[[StagedPart], None],
+        hang_timeout_s: float | None,
     ) -> None:
         """
         Args:
@@ -39,6 +42,7 @@ class TrainerLine:
             rank: which rank of the generation it is.
             tell: gets what the trainer says and writes.
             stage: gets the parts of checkpoints that it hands over.
+            hang_timeout_s: seconds without progress that are told; None for none.
         """
         self.order = order
         self.pid = 0
@@ -48,6 +52,8 @@ class TrainerLine:
         self._rank = rank
         self._tell = tell
         self._stage = stage
+        self._hang_timeout_s = hang_timeout_s
+        self._watch: Watch | None = None
         self._frames = FrameBuffer()
         self._connection, self._their_connection = socket.socketpair()
         pipes = {stream: os.pipe() for stream in ("stdout", "stderr")}
@@ -94,6 +100,7 @@ class TrainerLine:
         """Take what the trainer has handed over: it is still in the lines, complete."""
         loop = asyncio.get_running_loop()
         self._read_messages()
+        self._look_away()
         loop.remove_reader(self._connection)
         self._connection.close()
         self.page.close()
@@ -101,6 +108,34 @@ class TrainerLine:
             self._read_output(reader)
             loop.remove_reader(reader)
             os.close(reader)
+
+    async def stacks(self) -> str:
+        """What the trainer is doing, frame by frame. Takes a bounded time."""
+        if not self.pid:
+            return "not known: it has not been forked yet"
+        # Its own: the page may be closed before the answer is there.
+        descriptor = os.dup(self.page.descriptor)
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(None, stacks_of, self.pid, descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _watch_over(self) -> None:
+        """From now on, tell when the trainer makes no progress."""
+        if self._hang_timeout_s is None:
+            return
+        pulse = Pulse(
+            generation=self.generation,
+            rank=self._rank,
+            timeout_s=self._hang_timeout_s,
+            now=asyncio.get_running_loop().time(),
+        )
+        self._watch = Watch(pulse, page=self.page, pid=self.pid, tell=self._tell)
+
+    def _look_away(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
 
     def _read_messages(self) -> None:
         while True:
@@ -120,6 +155,10 @@ class TrainerLine:
             # What it wrote before it failed is heard before the failure: it may be the reason.
             for reader in self._streams:
                 self._read_output(reader)
+        if message[0] == "joined":
+            self._watch_over()
+        if message[0] in ("done", "raised"):
+            self._look_away()
         self._tell(to_event(message, generation=self.generation, rank=self._rank))
         if message[0] == "staged":
             self._stage(to_part(message, attempt=self.order.attempt, rank=self._rank))

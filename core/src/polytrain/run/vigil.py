@@ -1,0 +1,163 @@
+"""Watches over one generation: whether its ranks meet, and whether they hang. Pure: no clock.
+
+Signs come in, and what is to be done about them comes out. Before anything is said to be wrong,
+every rank's stacks are asked for, and waited for as long as an agent needs for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from polytrain.config import FailureConfig
+from polytrain.errors import Failure, FailureKind
+from polytrain.policy.hang import Hung, Suspicious, judge
+from polytrain.run.events import Joined
+from polytrain.run.signs import Sign, Stacks, Started, Vitals
+from polytrain.run.states import Gathering, State, Training
+
+_INQUIRY_S = 12.0
+"""An agent has its answer within ten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookInto:
+    """Ask every agent for its trainer's stacks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """Tell the user."""
+
+    reason: str
+    stacks: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condemned:
+    """End the attempt."""
+
+    failure: Failure
+
+
+@dataclass(slots=True, kw_only=True)
+class _Inquiry:
+    """Stacks are on their way."""
+
+    about: Hung | Suspicious | Failure
+    deadline: float
+    stacks: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Vigil:
+    """What is known of the trainers of one generation, and what has been said about it."""
+
+    config: FailureConfig
+    generation: int
+    world_size: int
+    _started: set[int] = field(default_factory=set)
+    _joined: set[int] = field(default_factory=set)
+    _rendezvous: float | None = None
+    """When all must have met."""
+
+    _vitals: dict[int, Vitals] = field(default_factory=dict)
+    _warned: set[int] = field(default_factory=set)
+    """Ranks of whose quiet the user knows."""
+
+    _inquiry: _Inquiry | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When `look` may have something to say though nothing has happened."""
+        return self._rendezvous if self._inquiry is None else self._inquiry.deadline
+
+    def take(self, sign: Sign | Joined, *, now: float) -> None:
+        """Take note of something. Signs of other generations don't count."""
+        if sign.generation != self.generation:
+            return
+        match sign:
+            case Started(rank=rank):
+                self._started.add(rank)
+                if len(self._started) == self.world_size and len(self._joined) < self.world_size:
+                    self._rendezvous = now + self.config.rendezvous_timeout_s
+            case Joined(rank=rank):
+                self._joined.add(rank)
+                if len(self._joined) == self.world_size:
+                    self._rendezvous = None
+            case Vitals(rank=rank):
+                self._vitals[rank] = sign
+                if sign.quiet_s < (self.config.hang_timeout_s or 0.0):
+                    self._warned.discard(rank)
+            case Stacks(rank=rank, text=text) if self._inquiry is not None:
+                self._inquiry.stacks[rank] = text
+            case _:
+                pass
+
+    def look(self, state: State, *, now: float) -> LookInto | Warned | Condemned | None:
+        """Say what is to be done now; nothing again before something has happened."""
+        if state.generation != self.generation or not isinstance(state.phase, Gathering | Training):
+            self._inquiry = self._rendezvous = None
+            return None
+        if self._inquiry is not None:
+            return self._concluded(self._inquiry, state, now)
+        about = self._late(state, now) or self._judged(state)
+        if about is None:
+            return None
+        self._inquiry = _Inquiry(about=about, deadline=now + _INQUIRY_S)
+        return LookInto()
+
+    def _concluded(self, inquiry: _Inquiry, state: State, now: float) -> Warned | Condemned | None:
+        if len(inquiry.stacks) < self.world_size and now < inquiry.deadline:
+            return None
+        self._inquiry = None
+        about, stacks = inquiry.about, dict(sorted(inquiry.stacks.items()))
+        match about:
+            case Failure(kind=kind, rank=rank, message=message):
+                self._rendezvous = None
+            case Hung(rank=rank, reason=message) if self._is_confirmed(about, state):
+                kind = FailureKind.HANG
+            case _:
+                self._warned |= about.ranks
+                return Warned(reason=about.reason, stacks=stacks)
+        return Condemned(failure=Failure(kind=kind, rank=rank, message=message, stacks=stacks))
+
+    def _is_confirmed(self, hung: Hung, state: State) -> bool:
+        """Whether nobody has gone on meanwhile. To be looked into may itself end a stop."""
+        return hung.is_stop or isinstance(self._verdict(state), Hung)
+
+    def _verdict(self, state: State) -> Hung | Suspicious | None:
+        phase = state.phase
+        return judge(
+            self._vitals,
+            world_size=self.world_size,
+            done=phase.done if isinstance(phase, Training) else frozenset(),
+            steps=state.steps,
+            config=self.config,
+        )
+
+    def _judged(self, state: State) -> Hung | Suspicious | None:
+        verdict = self._verdict(state)
+        if isinstance(verdict, Suspicious) and verdict.ranks <= self._warned:
+            return None
+        return verdict
+
+    def _late(self, state: State, now: float) -> Failure | None:
+        if self._rendezvous is None or now < self._rendezvous:
+            return None
+        if isinstance(state.phase, Gathering):
+            what, there = "made an offer to the others", frozenset(state.phase.offers)
+        else:
+            what, there = "joined the others", frozenset(self._joined)
+        missing = [rank for rank in range(self.world_size) if rank not in there]
+        named = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {_list(missing)} have"
+        limit = f"rendezvous_timeout_s={self.config.rendezvous_timeout_s:g}"
+        return Failure(
+            kind=FailureKind.STARTUP,
+            rank=missing[0] if len(missing) == 1 else None,
+            message=f"{named} not {what} in time ({limit})",
+        )
+
+
+def _list(ranks: list[int]) -> str:
+    return f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,0 +1,266 @@
+"""Ranks that hang: told apart from those that work, explained by stacks, ended where certain."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+import polytrain
+from polytrain import (
+    FailureConfig,
+    FailureKind,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
+from polytrain.testing.reference import Reference, ReferenceEngine
+from polytrain.trainer import Trainer
+from polytrain.workers import ray_group
+from polytrain_plugins import Member, Offer, World
+
+TIMEOUT_S = 1.5
+WORK_S = 2.5 * TIMEOUT_S
+
+
+def fit(function: Any, quiet: RunConfig, **failure: Any) -> Result:
+    """Train on two ranks, of which one may be without progress for `TIMEOUT_S`."""
+    config = FailureConfig(**{"hang_timeout_s": TIMEOUT_S, **failure})
+    return make_trainer(
+        "reference",
+        function,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(quiet, failure_config=config),
+    ).fit()
+
+
+def looked_into(quiet: RunConfig) -> list[Mapping[str, Any]]:
+    """The journal's lines about ranks that something was wrong with."""
+    assert quiet.storage_path is not None
+    [journal] = Path(quiet.storage_path).glob("*/journal.jsonl")
+    entries = map(json.loads, journal.read_text().splitlines())
+    return [entry for entry in entries if entry["event"] == "LookedInto"]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.message for r in caplog.records if "no progress" in r.message]
+
+
+def is_rank(rank: int, *, attempt: int = 0) -> bool:
+    context = polytrain.get_context()
+    return (context.get_world_rank(), context.get_attempt()) == (rank, attempt)
+
+
+def is_stopped_once() -> None:
+    polytrain.report({"attempt": polytrain.get_context().get_attempt()})
+    if is_rank(1):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_stopped_rank_is_named_and_replaced(quiet: RunConfig) -> None:
+    result = fit(is_stopped_once, quiet, max_failures=1)
+    assert result.restarts == 1
+    assert result.metrics == {"attempt": 1}
+    [found] = looked_into(quiet)
+    assert "rank 1 has been stopped by a signal" in found["reason"]
+    assert "is_stopped_once" in found["stacks"]["1"]
+
+
+def rank_0_waits_for_a_lock() -> None:
+    polytrain.report({"step": 1})
+    lock = threading.Lock()
+    if is_rank(0):
+        with lock:
+            waits_for_itself(lock)
+    waits_for_the_others()
+
+
+def waits_for_itself(lock: threading.Lock) -> None:
+    lock.acquire()
+
+
+def waits_for_the_others() -> None:
+    threading.Event().wait()
+
+
+def test_a_deadlock_is_explained_by_every_ranks_stack(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError) as caught:
+        fit(rank_0_waits_for_a_lock, quiet)
+    failure = caught.value.failures[0]
+    assert (failure.kind, failure.rank, failure.step) == (FailureKind.HANG, None, 0)
+    assert "waits_for_itself" in failure.stacks[0]
+    assert "waits_for_the_others" in failure.stacks[1]
+    assert re.search("no rank has made progress or spent CPU time for .* s", str(caught.value))
+    assert "waits_for_itself" in str(caught.value)
+    [found] = looked_into(quiet)
+    assert "waits_for_the_others" in found["stacks"]["1"]
+
+
+def rank_1_works_for_long() -> None:
+    if is_rank(1):
+        works(WORK_S)
+    polytrain.report({"step": 1})
+
+
+def works(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def test_a_rank_that_works_without_progress_is_warned_about_once(
+    quiet: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = fit(rank_1_works_for_long, quiet)
+    assert result.metrics == {"step": 1}
+    assert result.restarts == 0
+    [told] = warnings(caplog)
+    assert "rank 1 has made no progress" in told
+    assert "rank 1 works" in told
+    assert "works (" in told
+    [found] = looked_into(quiet)
+    assert "rank_1_works_for_long" in found["stacks"]["1"]
+
+
+def rank_1_works_and_says_so() -> None:
+    if is_rank(1):
+        for _ in range(10):
+            works(WORK_S / 10)
+            polytrain.heartbeat()
+    polytrain.report({"step": 1})
+
+
+def test_a_heartbeat_is_progress(quiet: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
+    assert fit(rank_1_works_and_says_so, quiet).metrics == {"step": 1}
+    assert warnings(caplog) == []
+    assert looked_into(quiet) == []
+
+
+def rank_1_leaves_early() -> None:
+    polytrain.report({"step": 1})
+    polytrain.report({"step": 2})
+    if is_rank(0):
+        waits_for_the_others()
+
+
+def test_a_rank_that_has_left_while_others_wait_is_named(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError) as caught:
+        fit(rank_1_leaves_early, quiet)
+    failure = caught.value.failures[0]
+    assert (failure.kind, failure.rank) == (FailureKind.HANG, 1)
+    assert "rank 1 left the training function at step 2 while rank 0 waits in it" in failure.message
+    assert "waits_for_the_others" in failure.stacks[0]
+
+
+def test_a_rank_that_works_is_killed_where_the_user_wants_that(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError) as caught:
+        fit(rank_1_works_for_long, quiet, hang_action="kill")
+    failure = caught.value.failures[0]
+    assert (failure.kind, failure.rank) == (FailureKind.HANG, 1)
+    assert "rank_1_works_for_long" in failure.stacks[1]
+
+
+def both_wait_a_while() -> None:
+    threading.Event().wait(WORK_S)
+    polytrain.report({"step": 1})
+
+
+@pytest.mark.parametrize("timeout_s", [TIMEOUT_S, None])
+def test_nothing_is_killed_where_the_user_doesnt_want_that(
+    quiet: RunConfig, caplog: pytest.LogCaptureFixture, timeout_s: float | None
+) -> None:
+    action: Literal["warn", "kill"] = "warn" if timeout_s else "kill"
+    result = fit(both_wait_a_while, quiet, hang_action=action, hang_timeout_s=timeout_s)
+    assert result.metrics == {"step": 1}
+    assert bool(warnings(caplog)) == (timeout_s is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stuck(Reference):
+    """A backend of which rank 1 gets stuck at some point."""
+
+    where: str = ""
+    name: ClassVar[str] = "reference"
+
+    def engine(self) -> ReferenceEngine:
+        return StuckEngine(self, self.where)
+
+
+class StuckEngine(ReferenceEngine):
+    def __init__(self, options: Reference, where: str) -> None:
+        super().__init__(options)
+        self._where = where
+
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        self._stick("offering", me.rank)
+        with super().offering(me) as offer:
+            yield offer
+
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        with super().joined(world):
+            yield
+            self._stick("leaving", world.me.rank)
+
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        summed = super().sum_over_ranks(values, world)
+        self._stick("joining", world.me.rank)
+        return summed
+
+    def _stick(self, where: str, rank: int) -> None:
+        if (where, rank) == (self._where, 1):
+            waits_for_the_others()
+
+
+def fit_stuck(where: str, quiet: RunConfig) -> Result:
+    config = FailureConfig(rendezvous_timeout_s=TIMEOUT_S)
+    return Trainer(
+        Stuck(where=where),
+        both_wait_a_while,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(quiet, failure_config=config),
+    ).fit()
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [("offering", "not made an offer to the others"), ("joining", "not joined the others")],
+)
+def test_a_rank_that_doesnt_meet_the_others_is_named(
+    quiet: RunConfig, where: str, what: str
+) -> None:
+    with pytest.raises(TrainingFailedError) as caught:
+        fit_stuck(where, quiet)
+    failure = caught.value.failures[0]
+    assert (failure.kind, failure.rank) == (FailureKind.STARTUP, 1)
+    assert f"rank 1 has {what} in time (rendezvous_timeout_s=1.5)" in failure.message
+    assert "waits_for_the_others" in failure.stacks[1]
+    assert set(failure.stacks) == {0, 1}
+
+
+def test_a_rank_that_doesnt_leave_is_killed_and_the_run_has_succeeded(
+    quiet: RunConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_group, "LEAVE_TIMEOUT_S", TIMEOUT_S)
+    with caplog.at_level(logging.WARNING):
+        result = fit_stuck("leaving", quiet)
+    assert result.metrics == {"step": 1}
+    assert result.restarts == 0
+    [told] = [record.message for record in caplog.records if "has not ended" in record.message]
+    assert "rank 1" in told
+    assert "waits_for_the_others" in told
