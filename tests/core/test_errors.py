@@ -78,6 +78,17 @@ def test_a_failed_training_begins_with_its_cause() -> None:
     assert "Also on rank 0: RuntimeError: peer closed" in text
 
 
+def test_a_hang_is_told_with_what_the_first_ranks_did() -> None:
+    stacks = {rank: f"frame of {rank}\n" for rank in reversed(range(20))}
+    hang = Failure(kind=FailureKind.HANG, rank=None, message="no progress", stacks=stacks)
+    text = str(TrainingFailedError("no restart is left", (hang,)))
+    assert text.startswith("no progress (no restart is left)\n")
+    assert "Rank 0:\nframe of 0\n\nRank 1:\nframe of 1\n" in text
+    assert "frame of 7" in text
+    assert "frame of 8" not in text
+    assert "12 more are in the run's journal" in text
+
+
 def test_a_failure_of_no_rank_is_told_without_one() -> None:
     failure = Failure(kind=FailureKind.STARTUP, rank=None, message="no room for 4 workers")
     error = TrainingFailedError("workers can't be placed", (failure,))

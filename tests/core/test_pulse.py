@@ -4,12 +4,42 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from polytrain import pulse
+from polytrain.checkpoint.manifest import Attempt
+from polytrain.checkpoint.start import StartingPoint
+from polytrain.data.cursor import Cursor
+from polytrain.data.dealing import Leg
+from polytrain.data.position import StreamPosition
+from polytrain.data.stream import PartSource, StreamShard, StreamSpec
 from polytrain.pulse import Page, Stage
+from polytrain.testing.processes import eventually
+from polytrain.testing.reference import Reference
+from polytrain.workers.handover import Handover
+from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.processes import cpu_seconds, is_stopped
+from polytrain.workers.wire import Message, settled_message
+from polytrain_plugins import CheckpointKind
+
+JOB = TrainerJob(
+    run_name="run",
+    backend=Reference(),
+    training_function=None,
+    training_config=None,
+    checkpoint_frequency=0,
+    checkpoint_kind=CheckpointKind.ONE_RANK,
+    max_in_flight=2,
+    waits_for_commit=False,
+    near_staging=None,
+)
+ORDER = LaunchOrder(
+    attempt=Attempt(claim=0, generation=0), members=(), start=StartingPoint(), first_checkpoint=0
+)
 
 WRITER = """
 import sys
@@ -74,6 +104,65 @@ def test_a_reader_sees_beats_and_stages_of_another_process(page: Page) -> None:
         assert told(writer) == "over\n"
         assert (page.beats, page.stage) == (2, Stage.TRAINING)
         go_on(writer)
+
+
+class Answering:
+    """A channel whose other end commits every checkpoint, and looks at the trainer's page first."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self.seen: list[Stage] = []
+
+    def send(self, *messages: Message) -> None:
+        self.seen.append(self._page.stage)
+
+    def receive(self) -> Message:
+        self.seen.append(self._page.stage)
+        return settled_message(0)
+
+
+def test_a_wait_for_a_commit_shows(page: Page, tmp_path: Path) -> None:
+    pulse.write_to(page.descriptor)
+    pulse.enter(Stage.TRAINING)
+    channel = Answering(page)
+    handover = Handover(job=JOB, order=ORDER, rank=0, channel=channel, scratch=tmp_path)
+    handover.give(lambda directory: {}, step=1, metrics={}, positions={}, with_it=[], waits=True)
+    assert channel.seen == [Stage.TRAINING, Stage.WAITING_FOR_COMMIT]
+    assert page.stage is Stage.TRAINING
+
+
+class Slow(PartSource):
+    """A stream that comes when its reader is seen to wait for it."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+
+    def begin(self, epoch: int, legs: Sequence[Leg]) -> None:
+        assert self._page.stage is Stage.TRAINING
+
+    def next_part(self, epoch: int, index: int) -> pa.Table | int:
+        if index == 1:
+            return 3
+        assert eventually(lambda: self._page.stage is Stage.WAITING_FOR_DATA, seconds=10)
+        return pa.table({"id": [1, 2, 3]})
+
+
+def test_a_wait_for_a_stream_shows_and_its_batches_are_progress(page: Page) -> None:
+    pulse.write_to(page.descriptor)
+    pulse.enter(Stage.TRAINING)
+    schema = pa.schema([("id", pa.int64())])
+    shard = StreamShard(
+        StreamSpec(name="train", schema=schema, remainder="keep"),
+        Slow(page),
+        Cursor(StreamPosition(world_size=1)),
+        world_size=1,
+        rank=0,
+    )
+    before = page.beats
+    [batch] = shard.iter_batches(batch_size=3)
+    assert batch["id"].tolist() == [1, 2, 3]
+    assert page.beats > before
+    assert page.stage is Stage.TRAINING
 
 
 def test_what_its_children_do_is_a_process_s_work_even_when_they_are_gone() -> None:

@@ -70,7 +70,8 @@ def judge(
     waits = any(its.stage.is_wait for its in inside.values())
     everybody = len(inside) + len(done) == world_size
     if stopped and config.hang_action != "warn":
-        reason = f"{_have(stopped)} been stopped by a signal for {_longest(stopped, inside)}"
+        since = max(inside[rank].stopped_s for rank in stopped)
+        reason = f"{_have(stopped)} been stopped by a signal for {since:.3g} s"
         return Hung(rank=_only(stopped), reason=reason, ranks=frozenset(stopped), is_stop=True)
     if config.hang_action == "kill" and quiet and not waits:
         return _killed(inside, quiet, done, steps)
@@ -89,7 +90,8 @@ def judge(
 def _all_idle(
     inside: Mapping[int, Vitals], done: AbstractSet[int], steps: Mapping[int, int]
 ) -> Hung:
-    ranks, since = list(inside), f"for {_longest(list(inside), inside)}"
+    ranks = list(inside)
+    since = f"for {min(its.idle_s for its in inside.values()):.3g} s"
     if done:
         reason = f"{_left(done, ranks, steps)}, without progress or CPU time {since}"
         return Hung(rank=_only(sorted(done)), reason=reason, ranks=frozenset(ranks))
@@ -119,10 +121,14 @@ def _described(
     done: AbstractSet[int],
     steps: Mapping[int, int],
 ) -> str:
-    each = ", ".join(f"rank {rank} {_doing(inside[rank])}" for rank in ranks)
+    if len(ranks) == 1:
+        each = f"it {_doing(inside[ranks[0]])}"
+    else:
+        each = ", ".join(f"rank {rank} {_doing(inside[rank])}" for rank in ranks)
     if done and all(_is_idle(its) for its in inside.values()):
         each = f"{each}; {_left(done, list(inside), steps)}"
-    return f"{_have(ranks)} made no progress for {_longest(ranks, inside)} ({each})"
+    since = max(inside[rank].quiet_s for rank in ranks)
+    return f"{_have(ranks)} made no progress for {since:.3g} s ({each})"
 
 
 def _doing(its: Vitals) -> str:
@@ -145,10 +151,6 @@ def _left(done: Collection[int], others: Sequence[int], steps: Mapping[int, int]
     at = f" at step {last.pop()}" if len(last) == 1 else ""
     waits = "waits" if len(others) == 1 else "wait"
     return f"{_named(gone)} left the training function{at} while {_named(others)} {waits} in it"
-
-
-def _longest(ranks: Sequence[int], vitals: Mapping[int, Vitals]) -> str:
-    return f"{max(vitals[rank].quiet_s for rank in ranks):.3g} s"
 
 
 def _have(ranks: Sequence[int]) -> str:

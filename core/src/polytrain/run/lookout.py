@@ -16,6 +16,11 @@ from polytrain.run.states import State
 from polytrain.run.vigil import Condemned, LookInto, Vigil, Warned
 from polytrain.workers.group import WorkerGroup
 
+_HINT = (
+    "polytrain.heartbeat() tells that a rank goes on; what becomes of one that doesn't is up to "
+    "FailureConfig(hang_timeout_s=…, hang_action=…)."
+)
+
 logger = logging.getLogger(__name__)
 
 
@@ -56,7 +61,7 @@ class Lookout:
             case LookInto():
                 self.group.look_into(state.generation)
             case Warned(reason=reason, stacks=stacks):
-                self._warn(state.generation, reason, stacks)
+                self._warn(state.generation, reason, stacks, hint=_HINT)
             case Condemned(failure=failure):
                 self.journal.looked_into(
                     generation=state.generation, reason=str(failure), stacks=failure.stacks
@@ -64,6 +69,9 @@ class Lookout:
                 return failure
         return None
 
-    def _warn(self, generation: int, reason: str, stacks: Mapping[int, str]) -> None:
+    def _warn(
+        self, generation: int, reason: str, stacks: Mapping[int, str], *, hint: str = ""
+    ) -> None:
         self.journal.looked_into(generation=generation, reason=reason, stacks=stacks)
-        logger.warning("A warning: %s. What was being done:\n%s", reason, stacks_text(stacks))
+        told = f"{reason[0].upper()}{reason[1:]}. {hint}".strip()
+        logger.warning("%s What was being done:\n%s", told, stacks_text(stacks))

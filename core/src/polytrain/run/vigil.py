@@ -120,6 +120,8 @@ class Vigil:
             case _:
                 self._warned |= about.ranks
                 return Warned(reason=about.reason, stacks=stacks)
+        # A failure of one rank begins with its name anyway.
+        message = message.removeprefix(f"rank {rank} ")
         return Condemned(failure=Failure(kind=kind, rank=rank, message=message, stacks=stacks))
 
     def _is_confirmed(self, hung: Hung, state: State) -> bool:

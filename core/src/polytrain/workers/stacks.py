@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,8 +24,8 @@ from polytrain.workers.processes import allow_tracing, is_stopped
 STACKS_TIMEOUT_S = 10.0
 """Seconds within which `stacks_of` has its answer, whatever it is."""
 
-_SIGNAL = signal.SIGRTMAX - 2
-"""Asks for the frames. Frameworks and schedulers use the ones that have names."""
+_OUR_FRAMES = re.compile(r"^( +run_trainer \(.*\)\n)(?: +.*\n)+", re.MULTILINE)
+"""How a trainer has come to run is the same for all of them."""
 
 _PLAIN_TIMEOUT_S = 3.0
 _NATIVE_TIMEOUT_S = 5.0
@@ -41,7 +42,7 @@ def be_readable(descriptor: int) -> None:
     """
     allow_tracing()
     faulthandler.enable(file=2)
-    faulthandler.register(_SIGNAL, file=descriptor, all_threads=True)
+    faulthandler.register(_asking_signal(), file=descriptor, all_threads=True)
 
 
 def stacks_of(pid: int, descriptor: int) -> str:
@@ -79,8 +80,13 @@ def _py_spy(pid: int, *options: str, timeout: float) -> tuple[str, str]:
     # Before the first thread comes what is known: the command line, and Python's version.
     _, thread, stacks = told.stdout.partition("\nThread ")
     if told.returncode == 0 and stacks:
-        return f"{thread.lstrip()}{stacks.rstrip()}", ""
+        return _OUR_FRAMES.sub(r"\1", f"{thread.lstrip()}{stacks.rstrip()}\n").rstrip(), ""
     return "", next(iter(told.stderr.splitlines()), f"py-spy exited with {told.returncode}")
+
+
+def _asking_signal() -> int:
+    """Frameworks and schedulers use the signals that have names."""
+    return signal.SIGRTMAX - 2
 
 
 def _by_handler(pid: int, descriptor: int, *, stopped: bool) -> str:
@@ -89,7 +95,7 @@ def _by_handler(pid: int, descriptor: int, *, stopped: bool) -> str:
         os.ftruncate(descriptor, SIZE)
         # The place to write at is common to all who have the descriptor from us.
         os.lseek(descriptor, SIZE, os.SEEK_SET)
-        os.kill(pid, _SIGNAL)
+        os.kill(pid, _asking_signal())
         if stopped:
             os.kill(pid, signal.SIGCONT)
         deadline, written = time.monotonic() + _HANDLER_TIMEOUT_S, SIZE

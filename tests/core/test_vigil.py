@@ -1,0 +1,201 @@
+"""One generation watched over: stacks are asked for before anything is said to be wrong."""
+
+from __future__ import annotations
+
+import pytest
+from tests.core.play import Play, exited, offered, reported
+
+from polytrain.config import FailureConfig
+from polytrain.errors import FailureKind
+from polytrain.pulse import Stage
+from polytrain.run.events import Done, Joined
+from polytrain.run.signs import Stacks, Started, Vitals
+from polytrain.run.vigil import Condemned, LookInto, Vigil, Warned
+
+LIMIT = 300.0
+
+
+class Watched:
+    """A world of two in a test's hands, with a clock."""
+
+    def __init__(self, **config: float | None) -> None:
+        self.play = Play(2, max_failures=1).launched()
+        self.vigil = Vigil(
+            config=FailureConfig(**config),  # type: ignore[arg-type]
+            generation=0,
+            world_size=2,
+        )
+        self.now = 1000.0
+
+    def started(self, *ranks: int) -> Watched:
+        for rank in ranks:
+            self.vigil.take(Started(generation=0, rank=rank), now=self.now)
+        return self
+
+    def join(self, *ranks: int) -> Watched:
+        for rank in ranks:
+            self.vigil.take(Joined(generation=0, rank=rank), now=self.now)
+        return self
+
+    def training(self) -> Watched:
+        self.started(0, 1)
+        self.play.tell(offered(0), offered(1))
+        return self.join(0, 1)
+
+    def quiet(
+        self, rank: int, seconds: float = LIMIT, *, idle: bool = True, stopped: float = 0.0
+    ) -> Watched:
+        vitals = Vitals(
+            generation=0,
+            rank=rank,
+            stage=Stage.TRAINING,
+            quiet_s=seconds,
+            idle_s=seconds if idle else 0.0,
+            stopped_s=stopped,
+            cpu_s=0.0,
+        )
+        self.vigil.take(vitals, now=self.now)
+        return self
+
+    def stacks(self, *ranks: int, generation: int = 0) -> Watched:
+        for rank in ranks:
+            text = f"stack of {rank}"
+            sign = Stacks(generation=generation, rank=rank, text=text)
+            self.vigil.take(sign, now=self.now)
+        return self
+
+    def look(self, after: float = 0.0) -> LookInto | Warned | Condemned | None:
+        self.now += after
+        return self.vigil.look(self.play.state, now=self.now)
+
+
+def test_a_hang_is_told_with_every_ranks_stack() -> None:
+    watched = Watched().training().quiet(0).quiet(1)
+    assert watched.look() == LookInto()
+    assert watched.look() is None
+    assert watched.stacks(0).look() is None
+    found = watched.stacks(1).look()
+    assert isinstance(found, Condemned)
+    assert (found.failure.kind, found.failure.rank) == (FailureKind.HANG, None)
+    assert found.failure.stacks == {0: "stack of 0", 1: "stack of 1"}
+    assert watched.vigil.deadline is None
+
+
+def test_agents_that_dont_answer_are_waited_for_until_a_deadline() -> None:
+    watched = Watched().training().quiet(0).quiet(1)
+    watched.look()
+    assert watched.vigil.deadline is not None
+    watched.stacks(1)
+    assert watched.look(watched.vigil.deadline - watched.now - 0.1) is None
+    found = watched.look(0.2)
+    assert isinstance(found, Condemned)
+    assert found.failure.stacks == {1: "stack of 1"}
+
+
+def test_an_attempt_that_goes_on_meanwhile_is_not_ended() -> None:
+    watched = Watched().training().quiet(0).quiet(1)
+    watched.look()
+    found = watched.quiet(1, 0.0).stacks(0, 1).look()
+    assert isinstance(found, Warned)
+
+
+def test_a_stopped_rank_is_ended_even_if_the_look_has_woken_it() -> None:
+    watched = Watched().training().quiet(1, 12.0, stopped=10.0)
+    assert watched.look() == LookInto()
+    found = watched.quiet(1, 0.0).stacks(0, 1).look()
+    assert isinstance(found, Condemned)
+    assert str(found.failure) == "rank 1: has been stopped by a signal for 10 s"
+
+
+def test_a_warning_is_given_once_for_each_quiet_time() -> None:
+    watched = Watched().training()
+    for _ in range(2):
+        watched.quiet(1, idle=False)
+        assert watched.look() == LookInto()
+        found = watched.stacks(0, 1).look()
+        assert isinstance(found, Warned)
+        assert found.stacks == {0: "stack of 0", 1: "stack of 1"}
+        assert watched.quiet(1, LIMIT + 1, idle=False).look(10.0) is None
+        assert watched.quiet(1, 0.0).look() is None
+
+
+def test_a_warning_about_one_rank_doesnt_hide_another() -> None:
+    watched = Watched().training().quiet(1, idle=False)
+    watched.look()
+    watched.stacks(0, 1).look()
+    assert watched.quiet(0).look() == LookInto()
+
+
+def test_what_ends_otherwise_meanwhile_needs_no_verdict() -> None:
+    watched = Watched().training().quiet(0).quiet(1)
+    watched.look()
+    watched.play.tell(exited(1, killed=False))
+    assert watched.stacks(0, 1).look(60.0) is None
+    assert watched.vigil.deadline is None
+
+
+def test_another_generations_trainers_are_another_matter() -> None:
+    watched = Watched().training().quiet(0)
+    other = Vitals(
+        generation=1, rank=1, stage=Stage.TRAINING, quiet_s=999, idle_s=999, stopped_s=0, cpu_s=0
+    )
+    watched.vigil.take(other, now=watched.now)
+    found = watched.look()
+    assert found == LookInto()
+    assert isinstance(watched.stacks(0, 1).look(), Warned)
+
+
+def test_a_rank_that_left_is_the_cause() -> None:
+    watched = Watched().training()
+    watched.play.tell(reported(1, 5), Done(generation=0, rank=1))
+    watched.quiet(0).look()
+    found = watched.stacks(0, 1).look()
+    assert isinstance(found, Condemned)
+    assert found.failure.rank == 1
+    assert str(found.failure).startswith("rank 1: left the training function at step 5")
+
+
+def test_ranks_have_their_time_to_meet_from_when_all_are_started() -> None:
+    watched = Watched(rendezvous_timeout_s=20.0).started(0)
+    assert watched.vigil.deadline is None
+    watched.now += 100
+    watched.started(1)
+    assert watched.look(19.9) is None
+    assert watched.look(0.2) == LookInto()
+
+
+@pytest.mark.parametrize("timeout_s", [LIMIT, None])
+def test_a_rank_that_makes_no_offer_is_named(timeout_s: float | None) -> None:
+    watched = Watched(rendezvous_timeout_s=20.0, hang_timeout_s=timeout_s).started(0, 1)
+    watched.play.tell(offered(0))
+    assert watched.look(20.0) == LookInto()
+    found = watched.stacks(0, 1).look()
+    assert isinstance(found, Condemned)
+    assert (found.failure.kind, found.failure.rank) == (FailureKind.STARTUP, 1)
+    assert "has not made an offer" in found.failure.message
+    assert found.failure.stacks[1] == "stack of 1"
+
+
+def test_ranks_that_dont_join_are_named() -> None:
+    watched = Watched(rendezvous_timeout_s=20.0).started(0, 1)
+    watched.play.tell(offered(0), offered(1))
+    watched.look(20.0)
+    found = watched.stacks(0, 1).look()
+    assert isinstance(found, Condemned)
+    assert found.failure.rank is None
+    assert str(found.failure).startswith("ranks 0 and 1 have not joined the others in time")
+
+
+def test_ranks_that_have_met_have_no_deadline() -> None:
+    watched = Watched(rendezvous_timeout_s=20.0).training()
+    assert watched.vigil.deadline is None
+    assert watched.look(1000.0) is None
+
+
+def test_a_rank_that_joins_while_stacks_are_gathered_was_late_all_the_same() -> None:
+    watched = Watched(rendezvous_timeout_s=20.0).started(0, 1)
+    watched.play.tell(offered(0), offered(1))
+    watched.join(0).look(20.0)
+    found = watched.join(1).stacks(0, 1).look()
+    assert isinstance(found, Condemned)
+    assert found.failure.rank == 1
