@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from polytrain.run.actions import Conclude
 from polytrain.run.chronicle import Chronicle, read_chronicle
 from polytrain.run.events import Reported
 from polytrain.run.journal import JOURNAL, Journal
@@ -71,7 +72,7 @@ def test_a_run_that_went_well(written: Written) -> None:
     journal.launched(generation=0, step=0, start=None, world_size=2)
     report(journal, 1, 2, 3)
     assert written.read().succeeded is None
-    journal.concluded(succeeded=True, reason="every rank finished")
+    journal.concluded(Conclude(succeeded=True, reason="every rank finished"))
     told = written.read()
     assert told.identity == {"backend": "reference"}
     assert (told.world_size, told.since_claim, told.launches) == (3, 1, 1)
@@ -112,7 +113,7 @@ def test_another_driver_goes_on_where_the_first_was_killed(written: Written) -> 
 
 
 def test_a_failed_run_that_is_gone_on_with_has_not_failed_yet(written: Written) -> None:
-    written.driver(anew=True).concluded(succeeded=False, reason="no restart is left")
+    written.driver(anew=True).concluded(Conclude(succeeded=False, reason="no restart is left"))
     assert written.read().succeeded is False
     written.driver()
     assert (written.read().succeeded, written.read().reason) == (None, "")
@@ -122,7 +123,7 @@ def test_a_run_that_is_started_over_has_no_past(written: Written) -> None:
     first = written.driver(anew=True)
     first.launched(generation=0, step=0, start=None, world_size=2)
     report(first, 1, 2)
-    first.concluded(succeeded=True, reason="every rank finished")
+    first.concluded(Conclude(succeeded=True, reason="every rank finished"))
     written.driver(anew=True, backend="another")
     told = written.read()
     assert (told.history, told.launches, told.succeeded) == ([], 0, None)
@@ -141,7 +142,7 @@ def test_a_driver_whose_run_was_taken_says_nothing_more(written: Written) -> Non
     report(second, 3, by="second")
     first.launched(generation=1, step=0, start=None, world_size=2)
     report(first, 1, 4, by="first")
-    first.concluded(succeeded=False, reason="the storage has failed")
+    first.concluded(Conclude(succeeded=False, reason="the storage has failed"))
     report(second, 4, by="second")
     told = written.read()
     assert steps(told) == [1, 2, 3, 4]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from polytrain.policy.failure import FailurePolicy
+from polytrain.run.actions import Conclude
 from polytrain.run.chronicle import read_chronicle
 from polytrain.run.events import AgentsPlaced, Reported
 from polytrain.run.journal import JOURNAL, Journal
@@ -141,7 +142,7 @@ class Run(RuleBasedStateMachine):
     @rule(succeeded=st.booleans())
     def the_run_ends(self, succeeded: bool) -> None:
         assert self.driver is not None
-        self.driver.concluded(succeeded=succeeded, reason="so it is")
+        self.driver.concluded(Conclude(succeeded=succeeded, reason="so it is"))
         self.wrote(replace(self.now, succeeded=succeeded), synced=True)
         self.driver.__exit__(None, None, None)
         self.driver = self.step = None
@@ -172,7 +173,7 @@ class Run(RuleBasedStateMachine):
                 metrics = self.new_metrics("late")
                 journal.reported(Reported(generation=0, rank=0, step=step, metrics=metrics))
             case "concluded":
-                journal.concluded(succeeded=True, reason="late")
+                journal.concluded(Conclude(succeeded=True, reason="late"))
         self.wrote(self.known[-1][1])
 
     @precondition(lambda self: self.claims > 0)

@@ -11,6 +11,7 @@ import pytest
 
 from polytrain.errors import Failure, FailureKind
 from polytrain.policy.failure import FailurePolicy
+from polytrain.run.actions import Conclude
 from polytrain.run.events import AgentsPlaced, Event, Exited, Failed, Offered, Reported
 from polytrain.run.journal import JOURNAL, Journal
 from polytrain.run.ledger import Ledger
@@ -93,7 +94,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
         journal.reported(
             Reported(generation=0, rank=0, step=41, metrics={"loss": 0.5, "text": "a\nb\u2028é"})
         )
-        journal.concluded(succeeded=False, reason="no restart is left")
+        journal.concluded(Conclude(succeeded=False, reason="no restart is left"))
     written = lines(tmp_path)
     assert {line["claim"] for line in written} == {3}
     assert [{k: v for k, v in line.items() if k not in ("claim", "time")} for line in written] == [
@@ -111,7 +112,12 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "world_size": 2,
         },
         {"event": "Reported", "step": 41, "metrics": {"loss": 0.5, "text": "a\nb\u2028é"}},
-        {"event": "Concluded", "succeeded": False, "reason": "no restart is left"},
+        {
+            "event": "Concluded",
+            "succeeded": False,
+            "stopped": False,
+            "reason": "no restart is left",
+        },
     ]
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from polytrain.trainer import Trainer, make_trainer
     from polytrain.workers.session import (
         Context,
+        checkpoint_requested,
         get_checkpoint,
         get_context,
         get_dataset_shard,
@@ -59,6 +60,7 @@ __all__ = [
     "Trainer",
     "TrainingFailedError",
     "backend_names",
+    "checkpoint_requested",
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",
@@ -89,6 +91,7 @@ _HOMES = {
     "polytrain.trainer": ("Trainer", "make_trainer"),
     "polytrain.workers.session": (
         "Context",
+        "checkpoint_requested",
         "get_checkpoint",
         "get_context",
         "get_dataset_shard",

@@ -47,6 +47,9 @@ class Result:
     ledger: Ledger = field(default_factory=Ledger)
     """Where the time went."""
 
+    finished: bool = True
+    """False if it was stopped before its end, or has none yet: `fit()` goes on with it."""
+
     error: TrainingFailedError | None = None
     """Why the run failed; None if it didn't."""
 
@@ -120,7 +123,7 @@ def recorded(
     found = store.find(since_claim=chronicle.since_claim)
     newest = newest_intact(store, found)
     error = None
-    if chronicle.succeeded is False:
+    if chronicle.succeeded is False and not chronicle.stopped:
         error = TrainingFailedError(chronicle.reason, ())
 
     def checkpoint(manifest: Manifest) -> Checkpoint:
@@ -134,6 +137,7 @@ def recorded(
         path=location.address,
         restarts=max(0, chronicle.launches - 1),
         ledger=chronicle.ledger,
+        finished=chronicle.succeeded is not None and not chronicle.stopped,
         error=error,
         backend=backend or _backend(chronicle.identity),
     )

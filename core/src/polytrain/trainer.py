@@ -135,6 +135,9 @@ class Trainer:
         A run of the same name in the same storage is gone on with, from its newest checkpoint, at
         whatever number of workers; if it is finished, its result is returned.
 
+        Ctrl-C, or SIGTERM, lets the run make its next checkpoint and stops it there: the result
+        says so, and `fit()` goes on with it. A second one stops it at once.
+
         Ray is used as it is when it is initialised; otherwise it is initialised as `ray.init()`
         would, and shut down again. `num_workers=0` does without.
 
@@ -146,7 +149,7 @@ class Trainer:
             InvalidJobError: if the job can't be run here; nothing was started.
             RunOwnedError: if another driver works on the run.
             TrainingFailedError: if training failed and was not, or no more, restarted.
-            KeyboardInterrupt: on Ctrl-C, after everything has been released.
+            KeyboardInterrupt: on the second Ctrl-C, after everything has been released.
         """
         request, location = self._request, location_of(self._request.run, self._backend)
         _raise_if_any((*resume_problems(resume), *storage_problems_of(request, location)))

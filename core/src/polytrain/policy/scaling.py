@@ -102,6 +102,11 @@ class SizePolicy:
         return Size(workers=workers, reason=f"there is room for {workers} workers now")
 
 
+def holds(totals: Mapping[str, float], demand: Mapping[str, float]) -> bool:
+    """Whether there is enough of everything for one worker."""
+    return largest_fit([totals], demand).workers > 0
+
+
 def _units(amount: float) -> int:
     """An amount as Ray counts it: in ten-thousandths, without rounding errors."""
     return round(amount * 10_000)

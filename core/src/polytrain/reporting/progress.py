@@ -42,7 +42,7 @@ class ProgressLine:
 
     @hookimpl
     def polytrain_attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
-        if not outcome.succeeded:
+        if not outcome.succeeded and not outcome.planned:
             self._print(f"{run.name}: attempt {attempt.generation} failed: {outcome.reason}")
 
     @hookimpl
@@ -59,7 +59,7 @@ class ProgressLine:
     def polytrain_run_ended(self, run: RunInfo, outcome: Outcome) -> None:
         if self._status is not None:
             self._status.stop()
-        ended = "finished" if outcome.succeeded else "failed"
+        ended = "finished" if outcome.succeeded else "stopped" if outcome.planned else "failed"
         restarts = f", {outcome.restarts} restart(s)" if outcome.restarts else ""
         self._print(f"{run.name}: {ended}{restarts}")
 

@@ -28,6 +28,9 @@ class Chronicle:
     succeeded: bool | None = None
     """None while nobody has concluded it."""
 
+    stopped: bool = False
+    """Whether it was concluded because somebody wanted it to stop."""
+
     reason: str = ""
     """Why it was concluded so."""
 
@@ -56,7 +59,7 @@ def read_chronicle(journal: str) -> Chronicle | None:
                 chronicle = Chronicle(since_claim=claim)
             chronicle.identity = entry["identity"]
             chronicle.world_size = entry["world_size"]
-            chronicle.succeeded, chronicle.reason = None, ""
+            chronicle.succeeded, chronicle.stopped, chronicle.reason = None, False, ""
         if chronicle is not None:
             _take(chronicle, entry)
     return chronicle
@@ -71,6 +74,7 @@ def _take(chronicle: Chronicle, entry: Mapping[str, Any]) -> None:
             chronicle.history.append((entry["step"], entry["metrics"]))
         case "Concluded":
             chronicle.succeeded, chronicle.reason = entry["succeeded"], entry["reason"]
+            chronicle.stopped = entry["stopped"]
     chronicle.ledger.take(entry)
 
 

@@ -43,6 +43,7 @@ from polytrain.run.events import (
     Joined,
     PartStored,
     PartVoid,
+    Purpose,
     Reported,
 )
 from polytrain.run.journal import Journal
@@ -98,7 +99,7 @@ class Controller:
             self._look_who_is_behind()
             self._look_who_hangs()
         self.chores.finish()
-        self.journal.concluded(succeeded=self._conclusion.succeeded, reason=self._conclusion.reason)
+        self.journal.concluded(self._conclusion)
         return self._conclusion
 
     def _handle(self, happening: Happening) -> None:
@@ -160,7 +161,7 @@ class Controller:
             case AddCheckpoint(committed=committed):
                 self._add_checkpoint(committed)
             case Drain(generation=generation):
-                self.group.drain(generation)
+                self._drain(generation)
             case Leave(generation=generation):
                 self.group.leave(generation)
             case Kill(generation=generation):
@@ -216,6 +217,16 @@ class Controller:
                 first_checkpoint=keeper.next_number,
             )
         )
+
+    def _drain(self, generation: int) -> None:
+        drain = self.state.drain
+        if drain is not None and drain.purpose is Purpose.STOP:
+            logger.warning(
+                "The run is %s: it ends after its next checkpoint, and can be gone on with. A "
+                "second signal ends it at once.",
+                drain.reason,
+            )
+        self.group.drain(generation)
 
     def _publish(self, report: Reported) -> None:
         if report.rank != 0:

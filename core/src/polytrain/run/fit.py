@@ -36,7 +36,8 @@ from polytrain.run.chores import Chores
 from polytrain.run.chronicle import Chronicle, read_chronicle
 from polytrain.run.claim import Claim
 from polytrain.run.controller import Controller
-from polytrain.run.events import Reported
+from polytrain.run.events import DrainWanted, Purpose, Reported
+from polytrain.run.interrupts import stop_requests
 from polytrain.run.journal import JOURNAL, Journal
 from polytrain.run.ledger import Ledger
 from polytrain.run.lookout import Lookout
@@ -202,6 +203,7 @@ def run_to_end(run: Run) -> Result:
                 succeeded=conclusion.succeeded,
                 reason=conclusion.reason,
                 restarts=controller.state.restarts,
+                planned=conclusion.succeeded or conclusion.stopped,
             )
         return _result(run, controller, conclusion)
     finally:
@@ -210,8 +212,12 @@ def run_to_end(run: Run) -> Result:
 
 
 def _concluded(run: Run, controller: Controller) -> Conclude:
+    def stop(reason: str) -> None:
+        controller.ask(DrainWanted(purpose=Purpose.STOP, reason=reason))
+
     try:
-        return controller.conclude()
+        with stop_requests(stop):
+            return controller.conclude()
     except OSError as error:
         # Neither the journal nor the index: without them nobody could go on with the run.
         return _storage_failed(run.location, error)
@@ -336,7 +342,7 @@ def _result(run: Run, controller: Controller, conclusion: Conclude) -> Result:
     keeper, filesystem = controller.keeper, run.location.filesystem
     history = tuple(report.metrics for report in controller.history)
     error = None
-    if not conclusion.succeeded:
+    if not (conclusion.succeeded or conclusion.stopped):
         error = TrainingFailedError(conclusion.reason, conclusion.failures)
         # If it failed from its storage, the user has waited for that long enough.
         keeper.store = CheckpointStore(location=replace(run.location, patience_s=0))
@@ -356,6 +362,7 @@ def _result(run: Run, controller: Controller, conclusion: Conclude) -> Result:
         path=run.location.address,
         restarts=controller.state.restarts + (0 if run.past is None else run.past.launches),
         ledger=controller.journal.ledger,
+        finished=not conclusion.stopped,
         error=error,
         backend=run.backend,
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from polytrain.run.actions import EndAttempt
+from polytrain.run.actions import Conclude, EndAttempt
 from polytrain.run.events import Event, Reported
 from polytrain.run.ledger import Ledger
 from polytrain.run.transition import Transition
@@ -111,9 +111,14 @@ class Journal:
         told = {str(rank): text for rank, text in stacks.items()}
         self._write("LookedInto", generation=generation, reason=reason, stacks=told)
 
-    def concluded(self, *, succeeded: bool, reason: str) -> None:
-        """The run is over."""
-        self._write("Concluded", succeeded=succeeded, reason=reason)
+    def concluded(self, conclusion: Conclude) -> None:
+        """The run is over, or this driver has stopped working on it."""
+        self._write(
+            "Concluded",
+            succeeded=conclusion.succeeded,
+            stopped=conclusion.stopped,
+            reason=conclusion.reason,
+        )
         self.sync()
 
     def sync(self) -> None:

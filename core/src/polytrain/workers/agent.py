@@ -11,6 +11,7 @@ import contextlib
 import os
 import pickle
 import shutil
+import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +31,7 @@ from polytrain.run.signs import Overstayed, Stacks, Started
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.placement import Place
-from polytrain.workers.processes import kill_session
+from polytrain.workers.processes import describe_exit, kill_session
 from polytrain.workers.trainer_line import READ_SIZE, TrainerLine
 from polytrain.workers.wire import (
     FrameBuffer,
@@ -46,6 +47,9 @@ from polytrain_plugins import Offer
 if TYPE_CHECKING:
     from polytrain.workers.holdings import DataOrder, Holdings
     from polytrain.workers.streams import StreamOrder
+
+
+_SIGKILLED = describe_exit(signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +143,7 @@ class Agent:
             self._never_started(order, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
             return
         if order.generation <= self._killed:
-            self._emit_exit(order.generation, how="never started", killed=True)
+            self._emit_no_start(order)
             return
         try:
             self._launch(order, held, streams)
@@ -297,7 +301,16 @@ class Agent:
 
     async def _conclude(self, trainer: TrainerLine, how: str, killed: bool) -> None:
         await asyncio.gather(*self._storing)
-        self._emit_exit(trainer.generation, how=how, killed=killed)
+        self._events.put_nowait(
+            Exited(
+                generation=trainer.generation,
+                rank=self._rank,
+                how=how,
+                killed=killed,
+                out_of_memory=not killed and how == _SIGKILLED and trainer.memory_ran_out,
+                output=trainer.last_words,
+            )
+        )
 
     def _store_part(self, part: StagedPart) -> None:
         store = asyncio.get_running_loop().create_task(self._store(part))
@@ -326,11 +339,11 @@ class Agent:
     def _never_started(self, order: LaunchOrder, kind: FailureKind, message: str) -> None:
         failure = Failure(kind=kind, rank=self._rank, message=message)
         self._events.put_nowait(Failed(generation=order.generation, failure=failure))
-        self._emit_exit(order.generation, how="never started", killed=True)
+        self._emit_no_start(order)
 
-    def _emit_exit(self, generation: int, *, how: str, killed: bool) -> None:
+    def _emit_no_start(self, order: LaunchOrder) -> None:
         self._events.put_nowait(
-            Exited(generation=generation, rank=self._rank, how=how, killed=killed)
+            Exited(generation=order.generation, rank=self._rank, how="never started", killed=True)
         )
 
 

@@ -61,6 +61,15 @@ def describe_exit(status: int) -> str:
     return f"killed by {signal.Signals(-code).name}"
 
 
+def oom_kills() -> int:
+    """Processes that this machine's kernel has ended for want of memory since it started."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
 def is_running(child: int) -> bool:
     """Whether a child of this process hasn't ended yet. It stays to be reaped."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None

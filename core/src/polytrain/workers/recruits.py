@@ -33,8 +33,8 @@ class Recruit:
     bundle: int | None
     """Its bundle of the placement group; None outside of it."""
 
-    place: Place | None = None
-    """Where it is; None until it has arrived."""
+    place: Place = field(default_factory=lambda: Place(node_id="", host=""))
+    """Where it is, once it has arrived."""
 
     seat: tuple[int, int] | None = None
     """The rank that it was prepared for, and of how many."""

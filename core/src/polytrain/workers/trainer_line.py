@@ -14,11 +14,15 @@ from polytrain.pulse import Page
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
+from polytrain.workers.processes import oom_kills
 from polytrain.workers.stacks import stacks_of
 from polytrain.workers.watch import Pulse, Watch
 from polytrain.workers.wire import FrameBuffer, Message, pack, to_event, to_part
 
 READ_SIZE = 1 << 16
+
+_LAST_WORDS = 4000
+"""Characters of a trainer's standard error that are kept to explain its end."""
 
 
 class TrainerLine:
@@ -48,7 +52,11 @@ class TrainerLine:
         self.pid = 0
         """Of the trainer's process; 0 until the zygote has told it."""
 
+        self.last_words = ""
+        """What it has written last on its standard error."""
+
         self.page = Page()
+        self._oom_kills = oom_kills()
         self._rank = rank
         self._tell = tell
         self._stage = stage
@@ -88,6 +96,11 @@ class TrainerLine:
         for reader in self._streams:
             os.set_blocking(reader, False)
             loop.add_reader(reader, self._read_output, reader)
+
+    @property
+    def memory_ran_out(self) -> bool:
+        """Whether the machine's kernel has ended processes for want of memory meanwhile."""
+        return oom_kills() > self._oom_kills
 
     def send(self, message: Message) -> None:
         """Say something, unless the trainer is gone: that is about to be told."""
@@ -171,6 +184,8 @@ class TrainerLine:
             except BlockingIOError:
                 return
             text = self._decoders[reader].decode(data, final=not data)
+            if text and self._streams[reader] == "stderr":
+                self.last_words = (self.last_words + text)[-_LAST_WORDS:]
             if text:
                 output = Output(
                     generation=self.generation,

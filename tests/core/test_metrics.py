@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import polytrain
 from polytrain.errors import NotInTrainerError
-from polytrain.workers.session import plain_metrics
+from polytrain.workers.metrics import plain_metrics
 from polytrain.workers.wire import FrameBuffer, pack
 
 

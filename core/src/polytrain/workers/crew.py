@@ -1,0 +1,265 @@
+"""Who works for a run: which agents have ranks, which stand by, which are yet to come.
+
+Nothing here waits: agents arrive and are lost, and the crew says when it is complete.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from polytrain.config import ScalingConfig
+from polytrain.policy.scaling import SizePolicy, holds, largest_fit
+from polytrain.run.events import (
+    AgentLost,
+    AgentsPlaced,
+    DrainWanted,
+    Event,
+    PlacementFailed,
+    Purpose,
+)
+from polytrain.workers.cluster import free_nodes, free_resources, living_nodes
+from polytrain.workers.placement import Place, rank_order
+from polytrain.workers.recruits import Gone, Recruit, Recruiter
+
+logger = logging.getLogger(__name__)
+
+_NOTICE_AFTER_S = 10.0
+"""Seconds without all workers after which the user is told what is waited for."""
+
+_SETBACKS = 3
+"""Agents that may be lost one after another before one arrives."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Placing:
+    """What is known while the workers of a generation come together."""
+
+    room: int
+    """Workers that there was room for."""
+
+    notice_at: float | None
+    """When to tell the user that it takes long; None once it is done."""
+
+    give_up_at: float
+
+
+class Crew:
+    """The agents of one run."""
+
+    def __init__(
+        self,
+        scaling: ScalingConfig,
+        *,
+        recruiter: Recruiter,
+        first_node: str,
+        tell: Callable[[Event], None],
+    ) -> None:
+        """
+        Args:
+            scaling: how many there are to be.
+            recruiter: asks for them.
+            first_node: the node whose workers come first, if it has any.
+            tell: is told when the crew is complete, can't be, or can grow.
+        """
+        self.ranked: list[Recruit] = []
+        """Agents of the last generation, by rank; some may be gone."""
+
+        self._scaling = scaling
+        self._sizes = SizePolicy(
+            least=scaling.min_workers, most=scaling.max_workers, standby=scaling.standby
+        )
+        self._recruiter = recruiter
+        self._first_node = first_node
+        self._tell = tell
+        self._spares: list[Recruit] = []
+        """Agents that are there and have no rank."""
+
+        self._coming: list[Recruit] = []
+        """Agents that have been asked for."""
+
+        self._setbacks = 0
+        """Agents that were lost since one has arrived."""
+
+        self._avoided: frozenset[str] = frozenset()
+        self._bundle_nodes: dict[int, str] = {}
+        self._placing: _Placing | None = None
+
+    @property
+    def here(self) -> list[Recruit]:
+        """The agents that are there, those with a rank first."""
+        return [recruit for recruit in self.ranked if not recruit.is_gone] + self._spares
+
+    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+        """Complete the crew; see `WorkerGroup.place`."""
+        now, scaling = time.monotonic(), self._scaling
+        self._placing = _Placing(
+            room=largest_fit([free_resources()], scaling.resources).workers,
+            notice_at=now + min(_NOTICE_AFTER_S, scaling.start_timeout_s),
+            give_up_at=now + scaling.start_timeout_s,
+        )
+        if not self.ranked and not scaling.is_elastic:
+            self._recruiter.reserve(scaling.max_workers, scaling.placement_strategy)
+        self._leave(avoid, without)
+        self._staff()
+
+    @property
+    def deadline(self) -> float | None:
+        """When `look_at_the_clock` may have something to do."""
+        placing = self._placing
+        return None if placing is None else placing.notice_at or placing.give_up_at
+
+    def arrived(self, recruit: Recruit, place: Place) -> None:
+        """An agent is there."""
+        if recruit not in self._coming:
+            return
+        self._coming.remove(recruit)
+        recruit.place = place
+        if recruit.bundle is not None:
+            self._bundle_nodes[recruit.bundle] = place.node_id
+        self._setbacks = 0
+        self._spares.append(recruit)
+        if self._placing is not None:
+            self._staff()
+        else:
+            growth = self._sizes.growth(size=len(self.ranked), up=len(self.here))
+            if growth is not None:
+                self._tell(DrainWanted(purpose=Purpose.RESIZE, reason=growth.reason))
+
+    def lost(self, gone: Gone) -> AgentLost | None:
+        """Note that an agent isn't there any more; what to tell if it had a rank."""
+        recruit, was_wanted = gone.recruit, not gone.recruit.is_gone
+        recruit.is_gone = True
+        for recruits in (self._spares, self._coming):
+            if recruit in recruits:
+                recruits.remove(recruit)
+        if not was_wanted:
+            return None
+        if recruit in self.ranked and self._placing is None:
+            rank = self.ranked.index(recruit)
+            return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
+        self._setbacks += 1
+        if self._placing is None:
+            logger.warning("An agent without a rank is lost: %s.", gone.reason)
+            self._ask_for_more()
+        elif self._setbacks > _SETBACKS:
+            self._placing = None
+            self._tell(PlacementFailed(reason=f"agents don't stay: {gone.reason}"))
+        else:
+            self._staff()
+        return None
+
+    def look_at_the_clock(self) -> None:
+        """Tell who is waited for, and give up in the end."""
+        placing, now = self._placing, time.monotonic()
+        if placing is None:
+            return
+        if placing.notice_at is not None and now >= placing.notice_at:
+            placing.notice_at = None
+            # What is there by now is what there is.
+            placing.room = len(self.here)
+            self._staff()
+            if self._placing is not None:
+                logger.warning("Waiting for resources: %s.", self._wanted_and_free())
+        if self._placing is not None and now >= placing.give_up_at:
+            self._placing = None
+            self._tell(PlacementFailed(reason=self._why_not_placed()))
+
+    def _staff(self) -> None:
+        """Share the ranks out, if there are enough agents for it."""
+        assert self._placing is not None
+        up = len(self.here)
+        if self.ranked:
+            size = self._sizes.after_place(size=len(self.ranked), up=up)
+        else:
+            size = self._sizes.first(up=up, room=self._placing.room)
+        if size is not None:
+            self._placing = None
+            self._seat(size.workers)
+            self._tell(AgentsPlaced(nodes=tuple(r.place.node_id for r in self.ranked)))
+        self._ask_for_more()
+
+    def _seat(self, size: int) -> None:
+        """Give every rank an agent."""
+        spares = list(self._spares)
+        if size == len(self.ranked):
+            # Whoever stays keeps its rank, and so its data.
+            self.ranked = [spares.pop(0) if r.is_gone else r for r in self.ranked]
+        else:
+            chosen = self.here[:size]
+            order = rank_order([recruit.place for recruit in chosen], self._first_node)
+            self.ranked = [chosen[index] for index in order]
+        self._spares = [recruit for recruit in self._spares if recruit not in self.ranked]
+
+    def _ask_for_more(self) -> None:
+        """Ask for the agents that are missing: workers first, standbys when these are there."""
+        scaling = self._scaling
+        wanted = scaling.max_workers
+        if scaling.is_elastic or self._placing is None:
+            wanted += scaling.standby
+        if self._setbacks > _SETBACKS:
+            return
+        bundles = [] if scaling.is_elastic else self._free_bundles()
+        for _ in range(wanted - len(self.here) - len(self._coming)):
+            if bundles:
+                recruit = self._recruiter.ask(bundle=bundles.pop(0))
+            else:
+                recruit = self._recruiter.ask(avoid=self._avoided | self._busy_nodes())
+            self._coming.append(recruit)
+
+    def _free_bundles(self) -> list[int]:
+        taken = {recruit.bundle for recruit in (*self.here, *self._coming)}
+        return [
+            bundle
+            for bundle in range(self._scaling.max_workers)
+            if bundle not in taken and self._bundle_nodes.get(bundle) not in self._avoided
+        ]
+
+    def _busy_nodes(self) -> frozenset[str]:
+        """The nodes that a standby is better not on, if others have room for it."""
+        if self._placing is not None or not self._scaling.standby:
+            return frozenset()
+        busy = frozenset(recruit.place.node_id for recruit in self.ranked)
+        others = {node: free for node, free in free_nodes().items() if node not in busy}
+        demand = self._scaling.resources
+        return busy if any(holds(free, demand) for free in others.values()) else frozenset()
+
+    def _leave(self, avoid: frozenset[str], without: frozenset[int]) -> None:
+        """Send agents away from where they mustn't be, if there is another place for them."""
+        unwanted = [recruit for recruit in self.here if recruit.place.node_id in avoid]
+        if unwanted:
+            others = [total for node, total in living_nodes().items() if node not in avoid]
+            if largest_fit(others, self._scaling.resources).workers < self._sizes.least:
+                logger.warning(
+                    "%d agents stay on nodes that they should leave: no others can hold them.",
+                    len(unwanted),
+                )
+                unwanted, avoid = [], frozenset()
+        self._avoided = avoid
+        replaceable = len([recruit for recruit in self._spares if recruit not in unwanted])
+        ranked = [self.ranked[rank] for rank in sorted(without)[:replaceable]]
+        for recruit in {*unwanted, *ranked}:
+            self._dismiss(recruit)
+
+    def _dismiss(self, recruit: Recruit) -> None:
+        recruit.is_gone = True
+        if recruit in self._spares:
+            self._spares.remove(recruit)
+        self._recruiter.dismiss(recruit)
+
+    def _why_not_placed(self) -> str:
+        return (
+            f"the workers could not be placed within {self._scaling.start_timeout_s:g} s: "
+            f"{self._wanted_and_free()}. Wait for other jobs, ask for fewer workers, or raise "
+            "ScalingConfig(start_timeout_s=…)"
+        )
+
+    def _wanted_and_free(self) -> str:
+        resources = self._scaling.resources
+        wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
+        free = free_resources()
+        has = ", ".join(f"{free.get(name, 0):g} {name}" for name in resources)
+        least = self._scaling.min_workers
+        return f"{least} workers of {wanted} each; the cluster has {has} free"

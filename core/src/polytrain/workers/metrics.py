@@ -1,0 +1,49 @@
+"""What users report, as values that can travel and be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as plain values: arrays and tensors of one element become numbers.
+
+    Raises:
+        TypeError: if one is neither a number, a string nor a list or dict of them.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"report takes a dict of metrics, not {type(metrics).__name__}.")
+    return {str(name): _plain(str(name), value) for name, value in metrics.items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if _is_plain(value):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(f"{name}/{key}", inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, inner) for inner in value]
+    # NumPy's scalars and every framework's tensors have `item`; it refuses more than one element.
+    item = getattr(value, "item", None)
+    if item is not None:
+        try:
+            number = item()
+        except (ValueError, RuntimeError, TypeError):
+            number = value
+        if _is_plain(number):
+            return number
+    raise TypeError(
+        f"The metric {name!r} is a {type(value).__name__} that can't be stored. Report a number of "
+        "64 bits, a string, or a list or dict of them; of an array, report for example its mean."
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value can travel as it is, and stand in a manifest."""
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    if type(value) is str:
+        # File names may hold bytes that are no text.
+        return not any("\ud800" <= character <= "\udfff" for character in value)
+    return value is None or type(value) in (bool, float)
