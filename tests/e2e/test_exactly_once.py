@@ -69,6 +69,7 @@ def train(config: Any) -> None:
     import os
     import signal
     import tempfile
+    import time
 
     context = polytrain.get_context()
     rank, attempt = context.get_world_rank(), context.get_attempt()
@@ -91,6 +92,9 @@ def train(config: Any) -> None:
                 counts += add_up(np.bincount(rows, minlength=ROWS).astype(float))
                 if kill == [rank, step]:
                     os.kill(os.getpid(), signal.SIGKILL)
+                waits = rank == 0 and config.get("waits", {}).get(attempt) == step
+                while waits and not polytrain.checkpoint_requested():
+                    time.sleep(0.005)
                 with tempfile.TemporaryDirectory() as directory:
                     state = {"counts": counts.tolist(), "step": step}
                     (Path(directory) / "state.json").write_text(json.dumps(state))

@@ -1,0 +1,169 @@
+"""The number of workers follows the resources; what is lost is replaced by what stands by."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from tests.e2e.test_exactly_once import (
+    EPOCHS,
+    ROWS,
+    STEPS_PER_EPOCH,
+    Diary,
+    train,
+    with_torch,
+    with_xgboost,
+)
+
+import polytrain
+from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
+from polytrain.testing.processes import eventually, title
+from polytrain_plugins import Report, hookimpl
+
+
+class At:
+    """An observer that does something when rank 0 reports a step for the first time."""
+
+    def __init__(self, step: int, do: Any) -> None:
+        self._step, self._do = step, do
+
+    @hookimpl
+    def polytrain_reported(self, report: Report) -> None:
+        if report.step == self._step and self._do is not None:
+            do, self._do = self._do, None
+            do()
+
+
+def kill_an_agent() -> None:
+    agents()[-1].kill()
+
+
+def agents() -> list[psutil.Process]:
+    """The agents of this process's runs, the oldest first."""
+    below = psutil.Process().children(recursive=True)
+    found = [process for process in below if "ray::Agent" in title(process)]
+    return sorted(found, key=lambda process: process.create_time())
+
+
+def fit(
+    path: Path,
+    scaling: ScalingConfig,
+    *,
+    observers: tuple[Any, ...] = (),
+    waits: dict[int, int] | None = None,
+    max_failures: int = 0,
+    backend: str = "torch",
+) -> Result:
+    (path / "diary").mkdir()
+    config = {
+        "diary": str(path / "diary"),
+        "waits": waits or {},
+        "run": "",
+        "kills": {},
+        "add_up": {"torch": with_torch, "xgboost": with_xgboost}[backend],
+    }
+    return make_trainer(
+        backend,
+        train,
+        train_loop_config=config,
+        datasets={"train": {"id": list(range(ROWS))}},
+        scaling_config=scaling,
+        run_config=RunConfig(
+            storage_path=path,
+            name="run",
+            progress=False,
+            failure_config=FailureConfig(max_failures=max_failures),
+            observers=observers,
+        ),
+    ).fit()
+
+
+def sizes(path: Path) -> list[int]:
+    """World size of every generation, as the journal has it."""
+    return [line["world_size"] for line in journal(path) if line["event"] == "Launched"]
+
+
+def journal(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "run/journal.jsonl").read_text().splitlines()]
+
+
+def assert_exactly_once(path: Path, result: Result) -> None:
+    steps = Diary(path / "diary").steps_that_count()
+    assert sorted(steps) == list(range(1, EPOCHS * STEPS_PER_EPOCH + 1))
+    for epoch in range(EPOCHS):
+        first = epoch * STEPS_PER_EPOCH + 1
+        used = [row for step in range(first, first + STEPS_PER_EPOCH) for row in steps[step]]
+        assert sorted(used) == list(range(ROWS))
+    assert result.checkpoint is not None
+    state = json.loads((Path(result.checkpoint.path) / "state.json").read_text())
+    assert state["counts"] == [EPOCHS] * ROWS
+
+
+@pytest.mark.parametrize("backend", ["torch", "xgboost"])
+def test_a_run_begins_with_what_there_is_and_grows_when_there_is_more(
+    tmp_path: Path, backend: str
+) -> None:
+    taken = ray.util.placement_group([{"CPU": 2}])
+    ray.get(taken.ready())
+    result = fit(
+        tmp_path,
+        ScalingConfig(num_workers=(1, 4)),
+        observers=(At(3, lambda: ray.util.remove_placement_group(taken)),),
+        waits={0: 7},
+        backend=backend,
+    )
+    assert sizes(tmp_path)[0] == 2
+    assert sizes(tmp_path)[-1] == 4
+    assert result.error is None
+    assert_exactly_once(tmp_path, result)
+    # No failure was allowed, and none was charged: nothing was done twice either.
+    launched = [line for line in journal(tmp_path) if line["event"] == "Launched"]
+    assert launched[1]["step"] == 7
+
+
+def test_a_lost_agent_makes_the_run_smaller_until_it_is_replaced(tmp_path: Path) -> None:
+    result = fit(
+        tmp_path,
+        ScalingConfig(num_workers=(1, 3)),
+        observers=(At(4, kill_an_agent),),
+        waits={0: 12, 1: 20},
+        max_failures=1,
+    )
+    assert sizes(tmp_path) == [3, 2, 3]
+    assert_exactly_once(tmp_path, result)
+
+
+def test_a_standby_takes_the_place_of_a_lost_agent(tmp_path: Path) -> None:
+    seen: list[list[int]] = []
+
+    def kill_a_rank() -> None:
+        assert eventually(lambda: len(agents()) == 3)
+        seen.append([agent.pid for agent in agents()])
+        agents()[0].kill()
+
+    result = fit(
+        tmp_path,
+        ScalingConfig(num_workers=2, standby=1),
+        observers=(At(4, kill_a_rank), At(15, lambda: seen.append([a.pid for a in agents()]))),
+        max_failures=1,
+    )
+    before, after = seen
+    assert sizes(tmp_path) == [2, 2]
+    assert set(before[1:]) <= set(after)
+    assert_exactly_once(tmp_path, result)
+    [ended] = [line for line in journal(tmp_path) if line["event"] == "AttemptEnded"]
+    assert ended["failure"]["kind"] == "AGENT_LOST"
+
+
+def test_a_run_that_can_never_have_its_least_number_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(polytrain.InvalidJobError, match=r"5 is more than the cluster can ever"):
+        fit(tmp_path, ScalingConfig(num_workers=(5, 8)))
+
+
+def test_standbys_that_can_never_be_had_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(polytrain.InvalidJobError, match=r"ScalingConfig.standby.*Use standby=2"):
+        fit(tmp_path, ScalingConfig(num_workers=2, standby=3))
