@@ -71,11 +71,18 @@ def started(tmp_path: Path) -> Iterator[Starter]:
         driver.communicate()
 
 
-def test_ctrl_c_releases_everything(started: Starter, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_releases_everything_at_once(
+    started: Starter, tmp_path: Path, number: signal.Signals
+) -> None:
     driver = started(OURS + SCRIPT)
     assert driver.stdout is not None
+    assert driver.stderr is not None
     assert driver.stdout.readline() == "training\n"
-    driver.send_signal(signal.SIGINT)
+    driver.send_signal(number)
+    told = next(line for line in driver.stderr if "ends after its next checkpoint" in line)
+    assert f"stopped by {number.name}" in told
+    driver.send_signal(number)
     output, errors = driver.communicate(timeout=60)
     assert "interrupted []" in output, errors
     assert "free CPUs 4.0" in output

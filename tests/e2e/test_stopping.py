@@ -1,0 +1,139 @@
+"""A run that is asked to stop: it makes a checkpoint, says so, and is gone on with later."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.driver import run_driver
+
+from polytrain import CheckpointConfig, Result, RunConfig, ScalingConfig, make_trainer
+from polytrain.testing.contract import kit_table
+from polytrain_plugins import Report, hookimpl
+
+ROUNDS = 1500
+
+
+class StopAt:
+    """An observer that sends this process a signal when a step is reported."""
+
+    def __init__(self, step: int, number: signal.Signals = signal.SIGINT) -> None:
+        self._step, self._number = step, number
+
+    @hookimpl
+    def polytrain_reported(self, report: Report) -> None:
+        if report.step == self._step:
+            os.kill(os.getpid(), self._number)
+
+
+def fit(path: Path, *, observers: tuple[Any, ...] = (), workers: int = 2) -> Result:
+    return make_trainer(
+        "reference",
+        rounds=ROUNDS,
+        label="label",
+        datasets={"train": kit_table()},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(
+            name="run",
+            storage_path=path,
+            progress=False,
+            checkpoint_config=CheckpointConfig(checkpoint_frequency=0),
+            observers=observers,
+        ),
+    ).fit()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_goes_on_to_the_same_end(
+    tmp_path: Path, number: signal.Signals, workers: int
+) -> None:
+    straight = fit(tmp_path / "straight", workers=workers)
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    stopped = fit(tmp_path / "stopped", observers=(StopAt(5, number),), workers=workers)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert not stopped.finished
+    assert stopped.error is None
+    # It made no checkpoint of its own accord: this one was asked for.
+    assert stopped.checkpoint is not None
+    steps = len(stopped.history)
+    assert 5 <= steps < ROUNDS
+    told = Result.from_path(stopped.path)
+    assert (told.finished, told.error) == (False, None)
+
+    result = fit(tmp_path / "stopped", workers=workers)
+    assert result.finished
+    assert result.history[:steps] == stopped.history
+    assert len(result.history) == ROUNDS
+    assert (result.load_model() == straight.load_model()).all()
+
+
+def test_a_function_is_told_and_its_next_checkpoint_is_its_last(tmp_path: Path) -> None:
+    script = """
+    import tempfile
+    import polytrain_plugins
+    from polytrain import Checkpoint
+
+    def train():
+        rank = polytrain.get_context().get_world_rank()
+        step = 0
+        while True:
+            step += 1
+            with tempfile.TemporaryDirectory() as directory:
+                # Only when somebody asks: no step makes one of its own accord.
+                wanted = rank == 0 and polytrain.checkpoint_requested()
+                kept = Checkpoint.from_directory(directory) if wanted else None
+                open(directory + "/step", "w").write(str(step))
+                polytrain.report({"step": step}, checkpoint=kept)
+                assert kept is None, "what comes after the last checkpoint would be lost"
+
+    class Stop:
+        @polytrain_plugins.hookimpl
+        def polytrain_reported(self, report):
+            if report.step == 100:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    result = make_trainer(
+        "reference", train, scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path="runs", progress=False, observers=(Stop(),)),
+    ).fit()
+    with result.checkpoint.as_directory() as directory:
+        kept = int(open(directory + "/step").read())
+    print(result.finished, result.metrics["step"] == kept >= 100, flush=True)
+    """
+    code, output, errors = run_driver(tmp_path, script)
+    assert output.endswith("False True\n"), errors
+    assert code == 0
+
+
+def test_stopping_while_workers_are_waited_for_is_at_once(tmp_path: Path) -> None:
+    script = """
+    import pathlib, threading
+    taken = ray.util.placement_group([{"CPU": 4}])
+    ray.get(taken.ready())
+
+    def interrupt():
+        journal = pathlib.Path("runs/run/journal.jsonl")
+        while not (journal.exists() and "placing 2 workers" in journal.read_text()):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def train():
+        polytrain.report({})
+
+    threading.Thread(target=interrupt).start()
+    result = make_trainer(
+        "reference", train, scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path="runs", name="run", progress=False),
+    ).fit()
+    print(result.finished, result.checkpoint, flush=True)
+    """
+    code, output, errors = run_driver(tmp_path, script)
+    assert output.endswith("False None\n"), errors
+    assert code == 0
+    lines = (tmp_path / "runs/run/journal.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["stopped"]
