@@ -26,7 +26,7 @@ from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.node_watch import NodeWatch
 from polytrain.workers.pickling import pickled_with
 from polytrain.workers.placement import members
-from polytrain.workers.recruits import Arrived, Gone, Mail, Recruiter
+from polytrain.workers.recruits import Arrived, Delivery, Gone, Recruiter
 from polytrain.workers.streams import Streams
 from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain_plugins import Demand, Member, Offer
@@ -76,7 +76,7 @@ class RayGroup:
         scaling, agent_spec = spec.scaling, self._describe_agents()
         # Frameworks import here while Ray still starts the actors.
         self._zygote = self._start_zygote_early(agent_spec.zygote)
-        self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
+        self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._recruiter = Recruiter(
             spec=agent_spec, resources=scaling.resources, mailbox=self._mailbox
         )

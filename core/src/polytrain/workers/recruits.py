@@ -60,7 +60,7 @@ class Gone:
     reason: str
 
 
-Mail = Sequence[Happening | Arrived | Gone]
+Delivery = Sequence[Happening | Arrived | Gone]
 """What is told at once; nothing, only to wake the reader."""
 
 
@@ -72,7 +72,7 @@ class Recruiter:
     resources: Mapping[str, float]
     """Of one agent."""
 
-    mailbox: queue.SimpleQueue[Mail]
+    mailbox: queue.SimpleQueue[Delivery]
     _bundles: PlacementGroup | None = None
     _asked_for: list[Recruit] = field(default_factory=list)
     _listeners: list[threading.Thread] = field(default_factory=list)
