@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         with running_ray(num_cpus=2 * workers):
             for backend in backends:
                 torchrun = Torchrun(workers=workers)
-                parties: dict[str, Callable[[], Recovery]] = {
+                parties: dict[str, Callable[[], Recovery | None]] = {
                     OURS: partial(measure_ours, backend, workers)
                 }
                 if not options.quick:
@@ -54,7 +54,10 @@ def main(argv: list[str] | None = None) -> int:
                 what = f"{backend}, {workers} workers"
                 taken = take_turns(parties, repetitions=options.repetitions, what=what)
                 bounds = [] if options.quick else _bounds(backend, workers)
-                figures += _figures(what, taken, bounds)
+                # Of restarts that never worked there is nothing to show but their number.
+                worked = {name: [run for run in runs if run] for name, runs in taken.items()}
+                shown = {name: runs for name, runs in worked.items() if runs}
+                figures += _figures(what, shown, bounds)
                 notes += [str(torchrun)] if torchrun.tried else []
     return conclude("From the SIGKILL of a worker to the next attempt's", figures, notes=notes)
 
