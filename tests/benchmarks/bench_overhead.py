@@ -205,8 +205,12 @@ class _Stopwatch:
 
     def __init__(self) -> None:
         driver = psutil.Process()
+        mine = {process.pid for process in driver.children(recursive=True)}
+        # This passes over those that end while they are looked at.
         agents = [
-            p for p in driver.children(recursive=True) if "ray::Agent" in "".join(p.cmdline())
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if process.pid in mine and "ray::Agent" in "".join(process.info["cmdline"] or ())
         ]
         assert len(agents) == _WORKERS
         self._processes = [driver, *agents]

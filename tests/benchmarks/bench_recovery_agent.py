@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from harness import OURS, Bound, Figure, conclude, parse, running_ray, settle, take_turns
-from lost_processes import kill_agent, kill_raylet
+from lost_processes import agent, raylet
 from recovery_loop import killed_at, recovery, training_function
 from recovery_peers import our_rank, our_step
 
@@ -50,13 +50,13 @@ class Replacement:
         return self.first_step - self.told
 
 
-def measure(backend: str, kill: Callable[[], Callable[[], None]], *, standby: int) -> Replacement:
+def measure(backend: str, victim: Callable[[], Callable[[], int]], *, standby: int) -> Replacement:
     """One loss and its recovery. Ray must be up, with room for the standby."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         trainer = make_trainer(
             backend,
-            training_function(our_step(backend), our_rank(), kill()),
+            training_function(our_step(backend), our_rank(), victim()),
             train_loop_config={"directory": name},
             scaling_config=ScalingConfig(num_workers=_WORKERS, standby=standby),
             run_config=RunConfig(
@@ -114,12 +114,12 @@ def main(argv: list[str] | None = None) -> int:
 def _of_agent(backend: str, standby: int) -> Replacement:
     with running_ray(num_cpus=2 * _WORKERS):
         settle()
-        return measure(backend, kill_agent, standby=standby)
+        return measure(backend, agent, standby=standby)
 
 
 def _of_node(backend: str, standby: int) -> Replacement:
     with _nodes(_WORKERS + 1):
-        return measure(backend, kill_raylet, standby=standby)
+        return measure(backend, raylet, standby=standby)
 
 
 @contextlib.contextmanager

@@ -5,38 +5,38 @@ Functions are made in functions, so that they travel by value: no worker has thi
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 from collections.abc import Callable, Iterator
 
 import psutil
 
 
-def kill_agent() -> Callable[[], None]:
-    """Kills this trainer's agent: the actor that reads what it prints."""
+def agent() -> Callable[[], int]:
+    """Finds this trainer's agent: the actor that reads what it prints."""
 
-    def kill() -> None:
+    def find() -> int:
         def pipes_of(pid: int) -> Iterator[str]:
             directory = f"/proc/{pid}/fd"
-            for descriptor in os.listdir(directory):
-                try:
-                    yield os.readlink(f"{directory}/{descriptor}")
-                except FileNotFoundError:
-                    continue
+            # Processes, of others too, come to an end while they are looked at.
+            with contextlib.suppress(OSError):
+                for descriptor in os.listdir(directory):
+                    with contextlib.suppress(OSError):
+                        yield os.readlink(f"{directory}/{descriptor}")
 
         mine = os.readlink("/proc/self/fd/1")
-        agents = [p for p in psutil.process_iter() if "ray::Agent" in "".join(p.cmdline())]
-        [agent] = [agent for agent in agents if mine in pipes_of(agent.pid)]
-        agent.send_signal(signal.SIGKILL)
+        processes = psutil.process_iter(["cmdline"])
+        agents = [p.pid for p in processes if "ray::Agent" in "".join(p.info["cmdline"] or ())]
+        [found] = [pid for pid in agents if mine in pipes_of(pid)]
+        return found
 
-    return kill
+    return find
 
 
-def kill_raylet() -> Callable[[], None]:
-    """Kills the raylet of this trainer's node."""
+def raylet() -> Callable[[], int]:
+    """Finds the raylet of this trainer's node."""
 
-    def kill() -> None:
-        raylet = next(p for p in psutil.Process().parents() if p.name() == "raylet")
-        raylet.send_signal(signal.SIGKILL)
+    def find() -> int:
+        return next(p.pid for p in psutil.Process().parents() if p.name() == "raylet")
 
-    return kill
+    return find

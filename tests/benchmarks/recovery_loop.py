@@ -33,7 +33,7 @@ class Recovery:
 
 
 def training_function(
-    step_of: StepOf, rank_of: Callable[[], int], kill: Callable[[], None]
+    step_of: StepOf, rank_of: Callable[[], int], victim_of: Callable[[], int]
 ) -> Callable[[dict[str, Any]], None]:
     """A training function whose rank 1 kills after a step, and that notes when it is there again.
 
@@ -42,7 +42,7 @@ def training_function(
     Args:
         step_of: builds what is trained.
         rank_of: tells the rank.
-        kill: ends what is to be lost.
+        victim_of: finds the process that is to be lost.
     """
     killed_rank = _KILLED_RANK
 
@@ -58,17 +58,13 @@ def training_function(
             (directory / f"back-{rank}").write_text(json.dumps([begun, stepped]))
             return
         if rank == killed_rank:
+            victim = victim_of()
             (directory / "killed").write_text(repr(time.time()))
-            kill()
+            os.kill(victim, signal.SIGKILL)
         while True:
             step()
 
     return train
-
-
-def kill_trainer() -> Callable[[], None]:
-    """Kills the process that trains."""
-    return lambda: os.kill(os.getpid(), signal.SIGKILL)
 
 
 def killed_at(directory: Path) -> float:
@@ -91,7 +87,7 @@ def main() -> None:
     from recovery_steps import torch_step
 
     dist.init_process_group("gloo")
-    train = training_function(torch_step(), dist.get_rank, kill_trainer())
+    train = training_function(torch_step(), dist.get_rank, os.getpid)
     train({"directory": sys.argv[1]})
     dist.destroy_process_group()
 

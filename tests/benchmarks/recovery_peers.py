@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import recovery_loop
 from harness import settle
-from recovery_loop import Recovery, kill_trainer, recovery, training_function
+from recovery_loop import Recovery, recovery, training_function
 from recovery_steps import StepOf, lightgbm_step, tensorflow_step, torch_step, xgboost_step
 
 from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
@@ -36,7 +37,7 @@ def measure_ours(backend: str, workers: int) -> Recovery:
         directory = Path(name)
         trainer = make_trainer(
             backend,
-            training_function(our_step(backend), our_rank(), kill_trainer()),
+            training_function(our_step(backend), our_rank(), os.getpid),
             train_loop_config={"directory": name},
             scaling_config=ScalingConfig(num_workers=workers),
             run_config=RunConfig(
@@ -59,7 +60,7 @@ def measure_ray_train(backend: str, workers: int) -> Recovery:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         trainer = getattr(module, _RAY_TRAINERS[backend])(
-            training_function(_ray_step(backend), _ray_rank(), kill_trainer()),
+            training_function(_ray_step(backend), _ray_rank(), os.getpid),
             train_loop_config={"directory": name},
             scaling_config=ray.train.ScalingConfig(num_workers=workers),
             run_config=ray.train.RunConfig(
