@@ -19,16 +19,25 @@ def train(config):
     with polytrain_tf.strategy().scope():
         model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    epochs = 0
+    checkpoint = polytrain.get_checkpoint()
+    if checkpoint is not None:
+        state = np.load(Path(checkpoint.path) / "state.npz")
+        model.set_weights([state["kernel"], state["bias"]])
+        epochs = int(state["epochs"])
     shard = polytrain.get_dataset_shard("train")
-    data = shard.to_tf(feature_columns=["x0", "x1", "x2"], label_columns="label", batch_size=20)
-    loss = model.fit(data, epochs=1, verbose=0, shuffle=False).history["loss"][-1]
-    with tempfile.TemporaryDirectory() as directory:
-        # A .keras file holds the time at which it was written; the weights are what must agree.
-        np.save(
-            Path(directory) / "weights.npy",
-            np.concatenate([w.ravel() for w in model.get_weights()]),
+    for epoch in range(epochs, 6):
+        data = shard.to_tf(
+            feature_columns=["x0", "x1", "x2"], label_columns="label", batch_size=20
         )
-        polytrain.report({"loss": loss}, checkpoint=polytrain.Checkpoint.from_directory(directory))
+        loss = model.fit(data, epochs=1, verbose=0, shuffle=False).history["loss"][-1]
+        with tempfile.TemporaryDirectory() as directory:
+            kernel, bias = model.get_weights()
+            # A .keras file holds the time at which it was written; the weights are what must agree.
+            np.savez(Path(directory) / "state.npz", kernel=kernel, bias=bias, epochs=epoch + 1)
+            polytrain.report(
+                {"loss": loss}, checkpoint=polytrain.Checkpoint.from_directory(directory)
+            )
 
 
 class TestTensorFlow(BackendConformance):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray
 
@@ -22,13 +20,11 @@ from polytrain import (
     TrainingFailedError,
 )
 from polytrain.testing.contract import ROWS, kit_table
-from polytrain.testing.faults import Fault, WithFault
+from polytrain.testing.faults import Fault
 from polytrain.testing.functions import STEPS, count_steps
-from polytrain.testing.processes import eventually, title
-from polytrain.workers.cluster import free_resources
+from polytrain.testing.injection import FaultPlan, WithFaults
+from polytrain.testing.local_ray import leftovers, local_ray, our_processes
 from polytrain_plugins import Backend, CheckpointKind, Report, hookimpl
-
-CPUS = 4
 
 
 class TrainerTier:
@@ -75,19 +71,20 @@ class TrainerTier:
             # What isn't declared is refused: the contract tier shows it.
             return
         attempts = _Attempts()
+        plan = FaultPlan(directory=tmp_path, faults=(Fault(rank=0, at_step=3),))
         trainer = Trainer(
-            WithFault(inner=self.backend, fault=Fault(rank=0, at_step=3)),
+            WithFaults(inner=self.backend, plan=plan),
             datasets={"train": kit_table()},
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(
                 storage_path=tmp_path,
                 failure_config=FailureConfig(max_failures=1),
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=1),
-                observers=(attempts,),
+                observers=(attempts, plan.clock),
                 progress=False,
             ),
         )
-        _local_ray()
+        local_ray()
         result = trainer.fit()
         assert result.restarts == 1
         steps = [report.step for report in attempts.reports]
@@ -111,18 +108,14 @@ class TrainerTier:
 
         If this fails: the engine starts processes in sessions of their own.
         """
-        _local_ray()
+        local_ray()
         environment, alive = dict(os.environ), _CountProcesses()
-        self._fit(tmp_path / "good", observers=(alive,))
+        good = self._fit(tmp_path / "good", observers=(alive,))
         with pytest.raises(TrainingFailedError):
             self._fit(tmp_path / "bad", fault=Fault(rank=0, at_step=1))
         assert alive.seen >= 5, "two agents, a zygote and two trainers are what a run consists of"
-        assert _our_processes() == []
+        assert leftovers(Path(good.path)) == []
         assert dict(os.environ) == environment
-        assert ray.util.placement_group_table() == {} or all(
-            group["state"] == "REMOVED" for group in ray.util.placement_group_table().values()
-        )
-        assert eventually(lambda: free_resources().get("CPU") == CPUS, seconds=10)
 
     def test_inline(self, tmp_path: Path) -> None:
         """`num_workers=0` runs the same in this process: reports, checkpoints, all rows.
@@ -145,7 +138,7 @@ class TrainerTier:
         max_failures: int = 0,
         observers: tuple[Any, ...] = (),
     ) -> Result:
-        _local_ray()
+        local_ray()
         # The function brings its own work: options for declarative training would be in its way.
         trainer = Trainer(
             type(self.backend)(),
@@ -182,37 +175,4 @@ class _CountProcesses:
 
     @hookimpl
     def polytrain_reported(self) -> None:
-        self.seen = max(self.seen, len(_our_processes()))
-
-
-_MARK = "POLYTRAIN_CONFORMANCE_PROCESS"
-"""A variable that all processes of this test session's runs inherit: others' runs are no leak."""
-
-
-def _local_ray() -> None:
-    """One Ray for all tests of the process; it ends with it."""
-    os.environ[_MARK] = str(os.getpid())
-    if not ray.is_initialized():
-        ray.init(
-            address="local",
-            num_cpus=CPUS,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
-
-
-def _our_processes() -> list[str]:
-    """Zygotes, trainers and agents that live, whichever run of this session they are of."""
-    forked = [p for p in psutil.process_iter() if _is_marked(p) and "polytrain.workers" in title(p)]
-    # Ray writes its titles over the environment: agents are known by whose they are.
-    below = psutil.Process().children(recursive=True)
-    agents = [process for process in below if "ray::Agent" in title(process)]
-    return [str(process) for process in forked + agents]
-
-
-def _is_marked(process: psutil.Process) -> bool:
-    try:
-        return bool(process.environ().get(_MARK) == str(os.getpid()))
-    except psutil.Error:
-        return False
+        self.seen = max(self.seen, len(our_processes()))

@@ -1,0 +1,289 @@
+"""Where faults strike: a backend that is another one, but for what befalls its trainers."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+from unittest import mock
+
+from polytrain.checkpoint.snapshot import Stamps
+from polytrain.testing.faults import Fault, Point
+from polytrain.testing.strikes import DRIVER, count_services
+from polytrain.workers.handover import Handover, Write
+from polytrain.workers.wire import Message, SocketChannel
+from polytrain_plugins import (
+    Backend,
+    Demand,
+    Engine,
+    Job,
+    Member,
+    Offer,
+    Problem,
+    Session,
+    Shard,
+    World,
+    hookimpl,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPlan:
+    """The faults of one run, and where is noted what has come of them."""
+
+    directory: Path
+    """The run's own, on this machine. It must be there."""
+
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def clock(self) -> FaultClock:
+        """An observer that the run needs: it tells trainers which attempt is theirs."""
+        return FaultClock(self)
+
+    @property
+    def strikes(self) -> list[Strike]:
+        """What has struck so far, in its order."""
+        if not self._noted.exists():
+            return []
+        lines = self._noted.read_text().splitlines()
+        return [Strike(**json.loads(line)) for line in lines]
+
+    def note(self, strike: Strike) -> None:
+        """Note what is about to strike."""
+        with self._noted.open("a") as file:
+            file.write(json.dumps(asdict(strike)) + "\n")
+
+    @property
+    def attempts(self) -> int:
+        """Attempts that were begun, by all drivers."""
+        return self._now()["attempts"] if self._current.exists() else 0
+
+    @property
+    def driver(self) -> int:
+        """Process id of the run's driver."""
+        return self._now()["driver"]
+
+    def begin_attempt(self) -> None:
+        """The next attempt begins, in a run of this process."""
+        now = {"attempts": self.attempts + 1, "driver": os.getpid()}
+        new = self._current.with_suffix(".new")
+        new.write_text(json.dumps(now))
+        new.replace(self._current)
+
+    def _now(self) -> dict[str, int]:
+        now: dict[str, int] = json.loads(self._current.read_text())
+        return now
+
+    @property
+    def _current(self) -> Path:
+        return self.directory / "attempt.json"
+
+    @property
+    def _noted(self) -> Path:
+        return self.directory / "strikes.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strike:
+    """A fault that has happened."""
+
+    time: float
+    """Seconds since the epoch."""
+
+    attempt: int
+    rank: int
+    kind: str
+    point: str
+    step: int
+    services: int
+    """Ports on which the rank offered something at that time."""
+
+
+class FaultClock:
+    """Notes in the driver when attempts begin and when they report."""
+
+    def __init__(self, plan: FaultPlan) -> None:
+        self._plan = plan
+        self.first_reports: dict[int, float] = {}
+        """Attempt → when rank 0's first report of it has come, in seconds since the epoch."""
+
+    @hookimpl
+    def polytrain_attempt_started(self) -> None:
+        self._plan.begin_attempt()
+
+    @hookimpl
+    def polytrain_reported(self) -> None:
+        self.first_reports.setdefault(self._plan.attempts - 1, time.time())
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithFaults(Backend):
+    """A backend whose trainers meet faults, and which is otherwise another one."""
+
+    contract_version: ClassVar[int] = 1
+
+    inner: Backend
+    plan: FaultPlan
+
+    def __post_init__(self) -> None:
+        # What is the class's in every other backend is here the inner one's.
+        for name in ("name", "capabilities", "requires", "changeable"):
+            object.__setattr__(self, name, getattr(self.inner, name))
+
+    def problems(self, job: Job) -> Iterator[Problem]:
+        yield from self.inner.problems(job)
+
+    def demand(self, job: Job) -> Demand:
+        return self.inner.demand(job)
+
+    def engine(self) -> Engine[Any]:
+        return _FaultyEngine(self.inner.engine(), self.plan)
+
+
+class Injection:
+    """The faults that wait for one trainer."""
+
+    def __init__(self, plan: FaultPlan, rank: int) -> None:
+        self.attempt = plan.attempts - 1
+        """Of the run, counted over all its drivers."""
+
+        self._plan = plan
+        self._rank = rank
+
+    def reach(self, point: Point, step: int = 0) -> None:
+        """The trainer is here: let happen what is to."""
+        for fault in self._due(point, step):
+            self._plan.note(
+                Strike(
+                    time=time.time(),
+                    attempt=self.attempt,
+                    rank=self._rank,
+                    kind=fault.kind,
+                    point=point,
+                    step=step,
+                    services=count_services(),
+                )
+            )
+            fault.strike(rank=self._rank, step=step, attempt=self.attempt, point=point)
+
+    def awaits(self, point: Point, step: int) -> bool:
+        """Whether anything is to happen here."""
+        return bool(self._due(point, step))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Have the points of reports reached, whoever reports."""
+        send, give = SocketChannel.send, Handover.give
+
+        def faulty_send(channel: SocketChannel, *messages: Message) -> None:
+            steps = [message[1] for message in messages if message[0] == "report"]
+            for step in steps:
+                self.reach("before_report", step)
+            send(channel, *messages)
+            for step in steps:
+                self.reach("after_report", step)
+
+        def faulty_give(handover: Handover, write: Write, **arguments: Any) -> None:
+            give(handover, self._half_way(write, arguments["step"]), **arguments)
+
+        with (
+            mock.patch.object(SocketChannel, "send", faulty_send),
+            mock.patch.object(Handover, "give", faulty_give),
+        ):
+            yield
+
+    def _half_way(self, write: Write, step: int) -> Write:
+        def write_half(directory: Path) -> Stamps:
+            stamps = write(directory)
+            if self.awaits("saving", step):
+                _halve(directory)
+            self.reach("saving", step)
+            return stamps
+
+        return write_half
+
+    def _due(self, point: Point, step: int) -> list[Fault]:
+        here = {"rank": self._rank, "step": step, "attempt": self.attempt}
+        return [fault for fault in self._plan.faults if fault.is_due(point=point, **here)]
+
+
+def current_injection() -> Injection:
+    """Of the trainer that this process is."""
+    return _injections[-1]
+
+
+def sum_over_ranks(values: Sequence[int]) -> list[int]:
+    """Add up numbers over all ranks, by the collective operation that the backend has for it."""
+    return _sums[-1](values)
+
+
+_injections: list[Injection] = []
+_sums: list[Callable[[Sequence[int]], list[int]]] = []
+
+
+class _FaultyEngine(Engine[Any]):
+    def __init__(self, inner: Engine[Any], plan: FaultPlan) -> None:
+        self._inner = inner
+        self._plan = plan
+
+    @contextmanager
+    def offering(self, me: Member) -> Iterator[Offer]:
+        injection = Injection(self._plan, me.rank)
+        with ExitStack() as stack:
+            stack.enter_context(_pushed(_injections, injection))
+            stack.enter_context(mock.patch.dict(os.environ, {DRIVER: str(self._plan.driver)}))
+            stack.enter_context(injection.watching())
+            injection.reach("offering")
+            offer = stack.enter_context(self._inner.offering(me))
+            injection.reach("offered")
+            yield offer
+
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        injection = current_injection()
+        injection.reach("joining")
+        with (
+            self._inner.joined(world),
+            _pushed(_sums, lambda values: self._inner.sum_over_ranks(values, world)),
+        ):
+            injection.reach("joined")
+            yield
+
+    def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
+        return self._inner.sum_over_ranks(values, world)
+
+    def adapt(self, shard: Shard) -> Any:
+        return self._inner.adapt(shard)
+
+    def train(self, shards: Mapping[str, Shard], session: Session) -> Any:
+        return self._inner.train(shards, session)
+
+    def save(self, model: Any, directory: Path) -> None:
+        self._inner.save(model, directory)
+
+    def load(self, directory: Path) -> Any:
+        return self._inner.load(directory)
+
+
+@contextmanager
+def _pushed(stack: list[Any], value: Any) -> Iterator[None]:
+    stack.append(value)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def _halve(directory: Path) -> None:
+    """Make a checkpoint what it would be in the middle of being written."""
+    for file in [path for path in directory.rglob("*") if path.is_file()]:
+        content = file.read_bytes()
+        # Anew: a link shares its content with what the caller has.
+        file.unlink()
+        file.write_bytes(content[: len(content) // 2])

@@ -1,0 +1,74 @@
+"""One Ray for all tests of a process, and what runs have left of themselves there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import psutil
+import ray
+
+from polytrain.checkpoint.manifest import MANIFEST_NAME
+from polytrain.checkpoint.staging import STAGING
+from polytrain.testing.processes import eventually, title
+from polytrain.workers.cluster import free_resources
+
+CPUS = 4
+
+_MARK = "POLYTRAIN_CONFORMANCE_PROCESS"
+"""A variable that all processes of this test session's runs inherit: others' runs are no leak."""
+
+
+def local_ray() -> None:
+    """Have a Ray, which ends with this process."""
+    mark_processes()
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=CPUS,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+
+
+def mark_processes() -> None:
+    """Have what this process starts known as its own."""
+    os.environ[_MARK] = str(os.getpid())
+
+
+def our_processes() -> list[str]:
+    """Zygotes, trainers and agents that live, whichever run of this session they are of."""
+    forked = [p for p in psutil.process_iter() if _is_marked(p) and "polytrain.workers" in title(p)]
+    # Ray writes its titles over the environment: agents are known by whose they are.
+    below = psutil.Process().children(recursive=True)
+    agents = [process for process in below if "ray::Agent" in title(process)]
+    return [str(process) for process in forked + agents]
+
+
+def leftovers(run: Path) -> list[str]:
+    """What a run that has ended should have taken with it: none of it is there at the end.
+
+    Args:
+        run: its directory.
+    """
+    left = [f"the process {process}" for process in our_processes()]
+    groups = ray.util.placement_group_table().values()
+    left += [f"the placement group {g['name']}" for g in groups if g["state"] != "REMOVED"]
+    # Ray counts in its own time.
+    total = ray.cluster_resources().get("CPU")  # type: ignore[no-untyped-call]
+    if not eventually(lambda: free_resources().get("CPU") == total, seconds=10):
+        left.append(f"{free_resources().get('CPU')} of {total} CPUs are free")
+    if (run / STAGING).exists():
+        left.append(f"{run / STAGING}")
+    checkpoints = (path for path in run.glob("checkpoint_*") if path.is_dir())
+    left += [str(path) for path in checkpoints if not (path / MANIFEST_NAME).exists()]
+    return left
+
+
+def _is_marked(process: psutil.Process) -> bool:
+    try:
+        return bool(process.environ().get(_MARK) == str(os.getpid()))
+    except psutil.Error:
+        return False
