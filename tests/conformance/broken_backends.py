@@ -79,23 +79,6 @@ class _VariableEngine(ReferenceEngine):
             yield
 
 
-class SwallowsTheExit(Reference):
-    """A training function that exits looks as if it had returned."""
-
-    def engine(self) -> ReferenceEngine:
-        return _SwallowingEngine(self)
-
-
-class _SwallowingEngine(ReferenceEngine):
-    @contextmanager
-    def joined(self, world: World) -> Iterator[None]:
-        with super().joined(world):
-            try:
-                yield
-            except SystemExit:
-                return
-
-
 class TestSkipsTheJoin(BackendConformance):
     backend = SkipsTheJoin(rounds=3, label="label")
 
@@ -110,7 +93,3 @@ class TestLeaksAPort(BackendConformance):
 
 class TestLeaksAVariable(BackendConformance):
     backend = LeaksAVariable(rounds=3, label="label")
-
-
-class TestSwallowsTheExit(BackendConformance):
-    backend = SwallowsTheExit(rounds=3, label="label")

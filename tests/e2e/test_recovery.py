@@ -13,7 +13,14 @@ import psutil
 import pytest
 
 import polytrain
-from polytrain import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+from polytrain import (
+    FailureConfig,
+    FailureKind,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
 from polytrain.testing import Fault
 from polytrain.testing.contract import kit_table
 from polytrain.testing.functions import STEPS, count_steps
@@ -124,3 +131,23 @@ def divide_by_zero() -> None:
         1 / 0  # noqa: B018
     else:
         signal.pause()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_end_of_a_file_is_an_error_like_others(quiet: RunConfig, num_workers: int) -> None:
+    """What a torn file raises isn't taken for the end of the line to whoever listens."""
+    with pytest.raises(TrainingFailedError) as caught:
+        make_trainer(
+            "reference",
+            read_a_torn_file,
+            scaling_config=ScalingConfig(num_workers=num_workers),
+            run_config=quiet,
+        ).fit()
+    assert caught.value.failures[0].kind is FailureKind.USER_ERROR
+    assert "pickle.loads" in caught.value.failures[0].traceback
+
+
+def read_a_torn_file() -> None:
+    import pickle
+
+    pickle.loads(b"")

@@ -17,6 +17,7 @@ import pytest
 from polytrain.testing.faults import Fault
 from polytrain.testing.functions import STEPS, count_steps
 from polytrain.testing.local_world import WorldRecord, run_world
+from polytrain.testing.strikes import Kind
 from polytrain.validation import backend_problems, function_problems
 from polytrain_plugins import (
     CONTRACT_VERSION,
@@ -202,25 +203,17 @@ class ContractTier:
         """
         assert [(rank.leaks or {}).get("variables") for rank in left.ranks] == [[], []]
 
-    def test_exception_in_training_is_told(self, tmp_path: Path) -> None:
-        """An exception of the training function arrives as what it is.
+    def test_what_training_raises_is_told(self, tmp_path: Path) -> None:
+        """What the training function raises arrives as what it is; a `sys.exit` is no end either.
 
-        If this fails: `joined` or `offering` catches what passes through it.
+        If this fails: something that `joined` or `offering` has started ends the process first.
         """
-        record = self._count_steps(tmp_path, fault=Fault(rank=1, at_step=1, kind="exception"))
-        failure = record.ranks[1].failure
-        assert failure is not None
-        assert "InjectedError" in failure.failure.message
-
-    def test_exit_in_training_is_told(self, tmp_path: Path) -> None:
-        """A training function that calls `sys.exit` hasn't finished, whatever the code.
-
-        If this fails: `joined` or `offering` catches SystemExit.
-        """
-        record = self._count_steps(tmp_path, fault=Fault(rank=1, at_step=1, kind="exit"))
-        failure = record.ranks[1].failure
-        assert failure is not None, "the exit was swallowed"
-        assert "SystemExit" in failure.failure.message
+        kinds: dict[Kind, str] = {"exception": "InjectedError", "exit": "SystemExit"}
+        for kind, told in kinds.items():
+            fault = Fault(rank=1, at_step=1, kind=kind)
+            failure = self._count_steps(tmp_path / kind, fault=fault).ranks[1].failure
+            assert failure is not None, f"nothing was told of an {kind}"
+            assert told in failure.failure.message
 
     @classmethod
     def _count_steps(

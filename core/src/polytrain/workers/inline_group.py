@@ -27,6 +27,7 @@ from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.placement import Place, members
 from polytrain.workers.trainer_process import run_trainer
 from polytrain.workers.wire import (
+    LineClosedError,
     Message,
     drain_message,
     leave_message,
@@ -131,7 +132,7 @@ class InlineGroup:
             take=lambda message: self._take(message, order, handle), inbox=self._inbox
         )
         unset = {k: v for k, v in self._environment.items() if k not in os.environ}
-        with changed_environment(unset), contextlib.suppress(EOFError):
+        with changed_environment(unset), contextlib.suppress(LineClosedError):
             run_trainer(
                 job=self._job,
                 order=order,
@@ -154,7 +155,7 @@ class InlineGroup:
             handle(stored_part(self._store, part))
             shutil.rmtree(part.staged, ignore_errors=True)
         if self._killed and message[0] != "raised":
-            raise EOFError("the attempt has been ended")
+            raise LineClosedError("the attempt has been ended")
 
 
 class _InlineChannel:
@@ -170,7 +171,7 @@ class _InlineChannel:
 
     def receive(self) -> Message:
         if not self._inbox:
-            raise EOFError("the attempt has been ended")
+            raise LineClosedError("the attempt has been ended")
         return self._inbox.popleft()
 
     def poll(self) -> Message | None:

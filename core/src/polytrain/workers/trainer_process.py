@@ -22,6 +22,7 @@ from polytrain.workers.session import TrainerSession, current_session
 from polytrain.workers.stacks import be_readable
 from polytrain.workers.wire import (
     Channel,
+    LineClosedError,
     SocketChannel,
     done_message,
     joined_message,
@@ -63,9 +64,10 @@ def run_trainer(
         scratch: directory on the node for files on their way to the storage.
 
     Raises:
-        EOFError: nobody listens any more.
+        LineClosedError: nobody listens any more.
         KeyboardInterrupt: the user wants it to end.
     """
+    told = False
     try:
         engine = job.backend.engine()
         with contextlib.ExitStack() as stack:
@@ -91,18 +93,31 @@ def run_trainer(
                 scratch=scratch,
             )
             with current_session(session):
-                _train(job, engine, opened, session)
+                try:
+                    _train(job, engine, opened, session)
+                except (LineClosedError, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    # Before the collective is left: peers that miss this rank would be heard first.
+                    _tell(error, channel)
+                    told = True
+                    raise
             enter(Stage.DONE)
             channel.send(done_message())
             # Nobody tears the collective down while a slower peer may still need it.
             while channel.receive() != leave_message():
                 pass
-    except (EOFError, KeyboardInterrupt):
+    except (LineClosedError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        # Last words without a newline are still in a buffer, and may be the reason.
-        _flush_output()
-        channel.send(raised_message(error, _pickled(error)))
+        if not told:
+            _tell(error, channel)
+
+
+def _tell(error: BaseException, channel: Channel) -> None:
+    # Last words without a newline are still in a buffer, and may be the reason.
+    _flush_output()
+    channel.send(raised_message(error, _pickled(error)))
 
 
 def _train(
@@ -180,7 +195,7 @@ def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
             channel=channel,
             scratch=Path(scratch),
         )
-    except EOFError:
+    except LineClosedError:
         return 1
     return 0
 

@@ -30,6 +30,10 @@ _LENGTH = struct.Struct(">I")
 _UNDECODABLE = "surrogatepass"
 
 
+class LineClosedError(EOFError):
+    """The other end is gone. What training reads from files of its own may raise EOFError too."""
+
+
 class Channel(Protocol):
     """A trainer's line to whoever watches over it."""
 
@@ -40,7 +44,7 @@ class Channel(Protocol):
         """Wait for the next message.
 
         Raises:
-            EOFError: the other end is gone.
+            LineClosedError: the other end is gone.
         """
 
     def poll(self) -> Message | None:
@@ -109,13 +113,13 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     """Read this many bytes.
 
     Raises:
-        EOFError: the other end was closed before.
+        LineClosedError: the other end was closed before.
     """
     parts = bytearray()
     while len(parts) < size:
         data = connection.recv(size - len(parts))
         if not data:
-            raise EOFError("the other end of the connection is gone")
+            raise LineClosedError("the other end of the connection is gone")
         parts += data
     return bytes(parts)
 
