@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -113,7 +114,11 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
 
     def save(self, model: lightgbm.Booster, directory: Path) -> None:
         # All trees: a restart goes on from the last, not from the best.
-        model.save_model(directory / MODEL_FILE, num_iteration=-1)
+        text = model.model_to_string(num_iteration=-1)
+        # LightGBM counts from the last restart: the same training would give another file.
+        told = f"[num_iterations: {self._options.num_boost_round}]"
+        text = re.sub(r"^\[num_iterations: \d+\]$", told, text, flags=re.MULTILINE)
+        (directory / MODEL_FILE).write_text(text)
         (directory / HISTORY_FILE).write_text(self._history.to_json())
 
     def load(self, directory: Path) -> lightgbm.Booster:
