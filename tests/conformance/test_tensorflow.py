@@ -27,9 +27,7 @@ def train(config):
         epochs = int(state["epochs"])
     shard = polytrain.get_dataset_shard("train")
     for epoch in range(epochs, 6):
-        data = shard.to_tf(
-            feature_columns=["x0", "x1", "x2"], label_columns="label", batch_size=20
-        )
+        data = shard.to_tf(feature_columns=["x0", "x1", "x2"], label_columns="label", batch_size=20)
         loss = model.fit(data, epochs=1, verbose=0, shuffle=False).history["loss"][-1]
         with tempfile.TemporaryDirectory() as directory:
             kernel, bias = model.get_weights()

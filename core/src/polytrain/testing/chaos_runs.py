@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -203,7 +204,7 @@ def other_driver(directory: str, address: str) -> None:
     import cloudpickle
     import ray
 
-    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     run: ChaosRun = cloudpickle.loads(Path(directory, "job").read_bytes())
     run.fit(run.plan.clock)
 

@@ -44,9 +44,7 @@ class Fault:
             and (point in _WITHOUT_STEP or step == self.at_step)
         )
 
-    def strike(
-        self, *, rank: int, step: int, attempt: int, point: Point = "after_report"
-    ) -> None:
+    def strike(self, *, rank: int, step: int, attempt: int, point: Point = "after_report") -> None:
         """Let it happen, if this is the place and the time."""
         if self.is_due(rank=rank, step=step, attempt=attempt, point=point):
             STRIKES[self.kind](f"rank {rank}, step {step}, attempt {attempt}")

@@ -62,7 +62,7 @@ def leftovers(run: Path) -> list[str]:
         left.append(f"{free_resources().get('CPU')} of {total} CPUs are free")
     if (run / STAGING).exists():
         left.append(f"{run / STAGING}")
-    checkpoints = (path for path in run.glob("checkpoint_*") if path.is_dir())
+    checkpoints = (path for path in run.glob("checkpoints/*") if path.is_dir())
     left += [str(path) for path in checkpoints if not (path / MANIFEST_NAME).exists()]
     return left
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from polytrain import (
     CheckpointConfig,
