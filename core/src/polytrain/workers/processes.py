@@ -15,6 +15,11 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
+_FLAGS = 6
+"""Which field behind the name in `/proc/*/stat` holds the kernel's flags of a process."""
+
+_PF_EXITING = 0x4
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -71,8 +76,16 @@ def oom_kills() -> int:
 
 
 def is_running(child: int) -> bool:
-    """Whether a child of this process hasn't ended yet. It stays to be reaped."""
-    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    """Whether a child of this process hasn't begun to end yet. It stays to be reaped.
+
+    A process that ends closes its connections, which others notice, before its parent can see that
+    it ends: the kernel's own mark is set before both.
+    """
+    if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+        return False
+    # The second field, in parentheses, may hold spaces.
+    _, _, fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")
+    return not int(fields.split()[_FLAGS]) & _PF_EXITING
 
 
 def is_stopped(pid: int) -> bool:
