@@ -15,15 +15,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polytrain.testing.chaos import ChaosTier
     from polytrain.testing.conformance import BackendConformance, KnownFailure
     from polytrain.testing.contract import ContractTier
     from polytrain.testing.faults import Fault
     from polytrain.testing.trainer import TrainerTier
 
-__all__ = ["BackendConformance", "ContractTier", "Fault", "KnownFailure", "TrainerTier"]
+__all__ = [
+    "BackendConformance",
+    "ChaosTier",
+    "ContractTier",
+    "Fault",
+    "KnownFailure",
+    "TrainerTier",
+]
 
 _HOME_OF = {
     "BackendConformance": "conformance",
+    "ChaosTier": "chaos",
     "ContractTier": "contract",
     "Fault": "faults",
     "KnownFailure": "conformance",
@@ -37,6 +46,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest
 
-    tiers = (f"{__name__}.{module}" for module in ("contract", "trainer", "conformance"))
+    tiers = (f"{__name__}.{module}" for module in ("contract", "trainer", "chaos", "conformance"))
     pytest.register_assert_rewrite(*tiers)
     return getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)

@@ -132,6 +132,8 @@ CASES: tuple[Case, ...] = (
     Case(name="raylet killed", faults=(_fault(1, "raylet_killed"),), on_two_nodes=True),
 )
 
+UNTOUCHED = Case(name="nothing", faults=(), effect="none", restarts=(0,), max_failures=0)
+
 BY_NAME: Mapping[str, Case] = {case.name: case for case in CASES}
 
 
@@ -141,7 +143,7 @@ def in_sequence(cases: Sequence[Case], *, name: str) -> Case:
     step = FIRST_STEP
     for attempt, case in enumerate(cases):
         faults += [replace(fault, attempt=attempt, at_step=step) for fault in case.faults]
-        if any(fault.point == "after_report" for fault in case.faults):
+        if any(fault.point == "after_report" or fault.rank for fault in case.faults):
             # There may be a checkpoint of it: it doesn't come again.
             step += 1
     count = len(cases)
@@ -157,8 +159,7 @@ def at_random(seed: int, *, steps: int) -> Case:
     """
     random = Random(seed)
     cases = random.choices(RESTARTED, k=random.randint(1, min(4, steps - FIRST_STEP)))
-    sequence = in_sequence([_elsewhere(case, random) for case in cases], name=f"seed {seed}")
-    return sequence
+    return in_sequence([_elsewhere(case, random) for case in cases], name=f"seed {seed}")
 
 
 def _elsewhere(case: Case, random: Random) -> Case:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from polytrain.testing.chaos import ChaosTier
 from polytrain.testing.contract import ContractTier
 from polytrain.testing.trainer import TrainerTier
 
@@ -21,7 +22,7 @@ class KnownFailure:
     raises: type[BaseException]
 
 
-class BackendConformance(ContractTier, TrainerTier):
+class BackendConformance(ContractTier, TrainerTier, ChaosTier):
     """Every test that a backend has to pass. Set `backend`, and inherit.
 
     Standard tests can't be left out or replaced; one that is known to fail is listed with its
