@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint test conformance crash bench-startup bench-report bench-recovery bench-recovery-agent \
+.PHONY: help install demo lint test conformance crash chaos bench-startup bench-report bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index clean
 
 help: ## list the targets
@@ -48,6 +48,9 @@ conformance: install ## the conformance kit over every backend
 
 crash: install ## runs killed at every line that deals with checkpoints, each gone on with
 	@$(BIN)/python -m tests.crash.run $(ARGS)
+
+chaos: install ## every fault in every backend, and by chance (ARGS="--minutes 30 --seed 1 --backend torch")
+	@$(BIN)/python -m polytrain.testing.chaos_run tests/conformance $(ARGS)
 
 bench-startup: $(VENV)/.stamp-bench ## time to the first distributed step, against Ray Train
 	@$(BIN)/python tests/benchmarks/bench_startup.py $(ARGS)

@@ -90,15 +90,19 @@ class ChaosTier:
         assert self._judged(case, tmp_path).wrong == []
 
     @classmethod
-    def _judged(
-        cls, case: Case, path: Path, *, work: Work = "model", untouched: Verdict | None = None
-    ) -> Verdict:
-        local_ray()
-        subject = Subject(
+    def subject(cls) -> Subject:
+        """What the faults befall."""
+        return Subject(
             name=cls.__name__,
             backend=cls.backend,
             training_function=cls.training_function,
             data=kit_table(),
         )
-        run = ChaosRun(subject=subject, case=case, work=work, directory=path)
+
+    @classmethod
+    def _judged(
+        cls, case: Case, path: Path, *, work: Work = "model", untouched: Verdict | None = None
+    ) -> Verdict:
+        local_ray()
+        run = ChaosRun(subject=cls.subject(), case=case, work=work, directory=path)
         return judged(run, expected=untouched.model if untouched is not None else None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -22,7 +24,7 @@ _MARK = "POLYTRAIN_CONFORMANCE_PROCESS"
 
 def local_ray() -> None:
     """Have a Ray, which ends with this process."""
-    mark_processes()
+    _mark_processes()
     if not ray.is_initialized():
         ray.init(
             address="local",
@@ -33,7 +35,34 @@ def local_ray() -> None:
         )
 
 
-def mark_processes() -> None:
+class LocalCluster:
+    """A Ray of several nodes, all of them on this machine, as long as the block lasts."""
+
+    def __enter__(self) -> LocalCluster:
+        from ray.cluster_utils import Cluster
+
+        _mark_processes()
+        head = {"num_cpus": CPUS, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ray.shutdown()  # type: ignore[no-untyped-call]
+        self._cluster.shutdown()
+
+    @contextmanager
+    def second_node(self) -> Iterator[None]:
+        """Have another node, which may get lost."""
+        node = self._cluster.add_node(num_cpus=1)
+        self._cluster.wait_for_nodes()
+        try:
+            yield
+        finally:
+            self._cluster.remove_node(node, allow_graceful=False)
+
+
+def _mark_processes() -> None:
     """Have what this process starts known as its own."""
     os.environ[_MARK] = str(os.getpid())
 
