@@ -48,8 +48,8 @@ class LocalCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        ray.shutdown()  # type: ignore[no-untyped-call]
-        self._cluster.shutdown()
+        ray.shutdown()
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def second_node(self) -> Iterator[None]:
