@@ -53,8 +53,8 @@ _REASONS: Mapping[Kind, str] = {
     "disk_full": "rank {rank}: .*No room for a checkpoint",
     # Whose trainer is noticed first is chance.
     "zygote_killed": r"rank \d+: its zygote died",
-    "agent_killed": "rank {rank}: .*actor",
-    "raylet_killed": "rank {rank}: .*(actor|node)",
+    "agent_killed": "rank {rank}: .*agent",
+    "raylet_killed": "rank {rank}: .*(agent|node)",
 }
 """How the journal tells what has befallen a rank. What isn't here needn't end an attempt."""
 

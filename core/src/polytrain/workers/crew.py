@@ -232,10 +232,12 @@ class Crew:
         if unwanted:
             others = [total for node, total in living_nodes().items() if node not in avoid]
             if largest_fit(others, self._scaling.resources).workers < self._sizes.least:
-                logger.warning(
-                    "%d agents stay on nodes that they should leave: no others can hold them.",
-                    len(unwanted),
-                )
+                if others:
+                    logger.warning(
+                        "%d agent(s) stay on nodes that they should leave: no others can hold the "
+                        "workers.",
+                        len(unwanted),
+                    )
                 unwanted, avoid = [], frozenset()
         self._avoided = avoid
         replaceable = len([recruit for recruit in self._spares if recruit not in unwanted])
