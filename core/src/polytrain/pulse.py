@@ -1,8 +1,9 @@
 """What a trainer shows of itself while it works: a page of memory that its agent reads.
 
-Two numbers: how often it has made progress, and the stage that it is in. A trainer that hangs can't
-answer questions; what it has written last is there all the same, and writing it costs no system
-call. A process that isn't a trainer of an agent has a page of its own, which nobody reads.
+How often it has made progress, the stage that it is in, and what it has reported lately. A trainer
+that hangs can't answer questions; what it has written last is there all the same, and writing it
+costs no system call. A process that isn't a trainer of an agent has a page of its own, which nobody
+reads.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-SIZE = mmap.PAGESIZE
+SIZE = 1 << 16
 """Of the page, in bytes. What comes after it in its memory is `workers.stacks`'s."""
 
 _BEATS, _STAGE = 0, 1
+
+_REPORTS = 64
+"""Where `workers.report_ring`'s part of the page begins, in bytes."""
 
 
 class Stage(IntEnum):
@@ -69,14 +73,21 @@ def write_to(descriptor: int) -> None:
     _page = memoryview(mmap.mmap(descriptor, SIZE)).cast("Q")
 
 
+def reports() -> memoryview:
+    """The part of the page for reports."""
+    return _page.cast("B")[_REPORTS:]
+
+
 class Page:
     """The page of another process, for reading."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("polytrain-pulse")
         os.ftruncate(self.descriptor, SIZE)
-        self._memory = mmap.mmap(self.descriptor, SIZE, prot=mmap.PROT_READ)
+        self._memory = mmap.mmap(self.descriptor, SIZE)
         self._numbers = memoryview(self._memory).cast("Q")
+        self.reports = self._numbers.cast("B")[_REPORTS:]
+        """The part of the page for reports."""
 
     @property
     def beats(self) -> int:
@@ -90,6 +101,7 @@ class Page:
 
     def close(self) -> None:
         """Give the memory back; a writer that lives keeps its own."""
+        self.reports.release()
         self._numbers.release()
         self._memory.close()
         os.close(self.descriptor)

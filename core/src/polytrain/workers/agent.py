@@ -30,7 +30,6 @@ from polytrain.run.events import Exited, Failed
 from polytrain.run.signs import Overstayed, Stacks, Started
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
-from polytrain.workers.mail import Mail
 from polytrain.workers.placement import Place
 from polytrain.workers.processes import describe_exit, kill_session
 from polytrain.workers.trainer_line import READ_SIZE, TrainerLine
@@ -93,7 +92,7 @@ class Agent:
             # Inside a training function the first Ray call connects to the same cluster.
             "RAY_ADDRESS": context.gcs_address,
         }
-        self._mail = Mail()
+        self._events: asyncio.Queue[Happening] = asyncio.Queue()
         self._storer = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
         self._zygote: ZygoteConnection | None = None
         self._zygote_frames = FrameBuffer()
@@ -123,8 +122,11 @@ class Agent:
             self._holding = loop.create_task(self._hold(data, before))
 
     async def events(self) -> AsyncIterator[list[Happening]]:
-        """Everything that happens, in order."""
-        async for batch in self._mail.batches():
+        """Everything that happens, in order, at once; what is ready together comes together."""
+        while True:
+            batch = [await self._events.get()]
+            while not self._events.empty():
+                batch.append(self._events.get_nowait())
             yield batch
 
     async def launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
@@ -178,14 +180,14 @@ class Agent:
                 after_s=self._spec.leave_timeout_s,
                 stacks=await trainer.stacks(),
             )
-            self._mail.put(overstayed)
+            self._events.put_nowait(overstayed)
             await self.kill(generation)
 
     async def look_into(self, generation: int) -> None:
         """Tell what the trainer is doing."""
         trainer = self._trainer_of(generation)
         stacks = "its process is gone" if trainer is None else await trainer.stacks()
-        self._mail.put(Stacks(generation=generation, rank=self._rank, text=stacks))
+        self._events.put_nowait(Stacks(generation=generation, rank=self._rank, text=stacks))
 
     async def kill(self, generation: int) -> None:
         """End the trainer at once."""
@@ -227,7 +229,7 @@ class Agent:
         trainer = TrainerLine(
             order,
             self._rank,
-            tell=self._mail.put,
+            tell=self._events.put_nowait,
             stage=self._store_part,
             hang_timeout_s=self._spec.hang_timeout_s,
         )
@@ -250,7 +252,7 @@ class Agent:
             handed_over.close()
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines)))
-        self._mail.put(Started(generation=order.generation, rank=self._rank))
+        self._events.put_nowait(Started(generation=order.generation, rank=self._rank))
         trainer.begin(["start", self._job, what, self._rank, str(self._scratch.path)])
 
     def _connect_zygote(self) -> ZygoteConnection:
@@ -299,7 +301,7 @@ class Agent:
 
     async def _conclude(self, trainer: TrainerLine, how: str, killed: bool) -> None:
         await asyncio.gather(*self._storing)
-        self._mail.put(
+        self._events.put_nowait(
             Exited(
                 generation=trainer.generation,
                 rank=self._rank,
@@ -323,7 +325,7 @@ class Agent:
         else:
             # The node's own copy, for a generation that starts from it.
             self._staged[part.checkpoint] = part.staged
-        self._mail.put(event)
+        self._events.put_nowait(event)
 
     def _send(self, generation: int, message: Message) -> None:
         trainer = self._trainer_of(generation)
@@ -336,11 +338,11 @@ class Agent:
 
     def _never_started(self, order: LaunchOrder, kind: FailureKind, message: str) -> None:
         failure = Failure(kind=kind, rank=self._rank, message=message)
-        self._mail.put(Failed(generation=order.generation, failure=failure))
+        self._events.put_nowait(Failed(generation=order.generation, failure=failure))
         self._emit_no_start(order)
 
     def _emit_no_start(self, order: LaunchOrder) -> None:
-        self._mail.put(
+        self._events.put_nowait(
             Exited(generation=order.generation, rank=self._rank, how="never started", killed=True)
         )
 

@@ -15,6 +15,7 @@ from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.output import Output
 from polytrain.workers.processes import oom_kills
+from polytrain.workers.report_ring import Ring, calls_every_s
 from polytrain.workers.stacks import stacks_of
 from polytrain.workers.watch import Pulse, Watch
 from polytrain.workers.wire import FrameBuffer, Message, pack, to_event, to_part
@@ -63,6 +64,9 @@ class TrainerLine:
         self._hang_timeout_s = hang_timeout_s
         self._watch: Watch | None = None
         self._frames = FrameBuffer()
+        self._ring = Ring(self.page.reports)
+        self._frames_of_ring = FrameBuffer()
+        self._next_look: asyncio.TimerHandle | None = None
         self._connection, self._their_connection = socket.socketpair()
         pipes = {stream: os.pipe() for stream in ("stdout", "stderr")}
         self._streams = {reader: stream for stream, (reader, _) in pipes.items()}
@@ -113,8 +117,11 @@ class TrainerLine:
         """Take what the trainer has handed over: it is still in the lines, complete."""
         loop = asyncio.get_running_loop()
         self._read_messages()
+        self._take_reports()
         self._look_away()
+        self._cancel_look()
         loop.remove_reader(self._connection)
+        self._ring.close()
         self._connection.close()
         self.page.close()
         for reader in self._streams:
@@ -163,7 +170,31 @@ class TrainerLine:
             for message in self._frames.feed(data):
                 self._take(message)
 
+    def _take_reports(self) -> None:
+        """Tell what is in the ring: of ranks other than 0, how far they are is enough."""
+        events = [
+            to_event(message, generation=self.generation, rank=self._rank)
+            for message in self._frames_of_ring.feed(self._ring.take())
+        ]
+        for event in events if self._rank == 0 else events[-1:]:
+            self._tell(event)
+
+    def _take_call(self) -> None:
+        self._take_reports()
+        self._cancel_look()
+        # The trainer relies on it: what it writes until then, it doesn't call for.
+        loop = asyncio.get_running_loop()
+        self._next_look = loop.call_later(calls_every_s(self._rank), self._take_reports)
+
+    def _cancel_look(self) -> None:
+        if self._next_look is not None:
+            self._next_look.cancel()
+
     def _take(self, message: Message) -> None:
+        if message == ["reports"]:
+            self._take_call()
+            return
+        self._take_reports()
         if message[0] == "raised":
             # What it wrote before it failed is heard before the failure: it may be the reason.
             for reader in self._streams:

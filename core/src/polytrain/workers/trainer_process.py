@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 
-from polytrain.pulse import Stage, enter, write_to
+from polytrain.pulse import Stage, enter, reports, write_to
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.processes import die_with_parent
+from polytrain.workers.report_ring import Ring, calls_every_s
 from polytrain.workers.session import TrainerSession, current_session
 from polytrain.workers.stacks import be_readable
 from polytrain.workers.wire import (
@@ -178,6 +179,7 @@ def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
         _, pickled_job, pickled_order, rank, scratch = channel.receive()
         order: LaunchOrder
         order, extents, streams = pickle.loads(pickled_order)
+        channel.gather_reports(Ring(reports()), calls_every_s=calls_every_s(rank))
         try:
             job: TrainerJob = pickle.loads(pickled_job)
         except Exception as error:
