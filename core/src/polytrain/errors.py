@@ -40,19 +40,15 @@ class FailureKind(StrEnum):
 
     @property
     def is_loss(self) -> bool:
-        """Whether a process is gone, rather than one having said what went wrong."""
+        """Whether a process is gone, or about to be: what its peers raise follows from that."""
         return self in _LOSSES
-
-    @property
-    def loses_agent(self) -> bool:
-        """Whether what an agent holds is gone too."""
-        return self in (FailureKind.AGENT_LOST, FailureKind.NODE_LOST, FailureKind.PREEMPTED)
 
 
 _LOSSES = (
     FailureKind.WORKER_LOST,
     FailureKind.AGENT_LOST,
     FailureKind.NODE_LOST,
+    FailureKind.OUT_OF_MEMORY,
     FailureKind.PREEMPTED,
 )
 
@@ -126,6 +122,9 @@ class TrainingFailedError(PolytrainError):
                 lines.append(f"\nOn rank {failure.rank}:\n{failure.traceback.rstrip()}")
             elif failure is not root:
                 lines.append(f"\nAlso on {failure}")
+            if failure.output:
+                told = failure.output.rstrip()
+                lines.append(f"\nLast on rank {failure.rank}'s standard error:\n{told}")
         return "\n".join(lines)
 
 

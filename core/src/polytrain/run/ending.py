@@ -23,13 +23,7 @@ from polytrain.run.states import (
 from polytrain.run.transition import Transition
 
 # After the last rank is done only what could lose the final checkpoint still matters.
-_LOSES_A_CHECKPOINT = (
-    FailureKind.STORAGE,
-    FailureKind.UNMATCHED_PARTS,
-    FailureKind.AGENT_LOST,
-    FailureKind.NODE_LOST,
-    FailureKind.PREEMPTED,
-)
+_LOSES_A_CHECKPOINT = (FailureKind.STORAGE, FailureKind.UNMATCHED_PARTS)
 
 # What a node may be to blame for.
 _OF_A_NODE = (
@@ -41,13 +35,20 @@ _OF_A_NODE = (
 )
 
 
-def failed(state: State, failure: Failure, *, now: float) -> Transition:
-    """Something has gone wrong: the generation ends, if it isn't ending already."""
+def failed(state: State, failure: Failure, *, now: float, loses_agent: bool = False) -> Transition:
+    """Something has gone wrong: the generation ends, if it isn't ending already.
+
+    Args:
+        state: before it.
+        failure: what has gone wrong.
+        now: seconds on the clock of the run.
+        loses_agent: whether an agent is gone with what it was storing.
+    """
     failure = _placed_in_time(state, failure)
     match state.phase:
         case Gathering() | Training():
             return _end(state, Ending().also(failure), reason=str(failure), now=now)
-        case Leaving(gone=gone) if failure.kind in _LOSES_A_CHECKPOINT:
+        case Leaving(gone=gone) if loses_agent or failure.kind in _LOSES_A_CHECKPOINT:
             ending = Ending(gone=gone, told_to_leave=True).also(failure)
             return _end(state, ending, reason=str(failure), now=now)
         case Ending() as ending if not ending.is_planned or failure.kind is FailureKind.STORAGE:
@@ -87,7 +88,7 @@ def agent_lost(state: State, event: AgentLost, *, now: float) -> Transition:
     expected = state.nodes[event.rank : event.rank + 1]
     kind = FailureKind.PREEMPTED if state.leaving_nodes.intersection(expected) else event.kind
     failure = Failure(kind=kind, rank=event.rank, message=event.reason)
-    transition = failed(state, failure, now=now)
+    transition = failed(state, failure, now=now, loses_agent=True)
     ending = transition.state.phase
     if isinstance(ending, Ending):
         ending = replace(ending, lost_agents=ending.lost_agents.insert(event.rank))
@@ -104,7 +105,6 @@ def launched(state: State, *, reason: str, now: float) -> Transition:
             launches=state.launches + 1,
             launched_at=now,
             steps=HashTrieMap(),
-            drain=None,
         ),
         actions=(Launch(generation=state.generation),),
         reason=reason,
@@ -222,7 +222,7 @@ def _decide(state: State, ending: Ending, now: float) -> Transition:
     if ending.lost_agents or state.drain is not None or avoid.intersection(state.nodes):
         without = frozenset[int]() if state.drain is None else state.drain.ranks
         place = Place(avoid=avoid, without=without)
-        placing = replace(state, phase=Placing())
+        placing = replace(state, phase=Placing(), drain=None)
         return Transition(state=placing, actions=(ended, place), reason=decision.reason)
     after = launched(state, reason=decision.reason, now=now)
     return replace(after, actions=(ended, *after.actions))
@@ -236,7 +236,7 @@ def _go_on(state: State, now: float) -> Transition:
     if drain.purpose is Purpose.STOP:
         stopped = concluded_stopped(state, drain.reason)
         return replace(stopped, actions=(ended, *stopped.actions))
-    state = replace(state, generation=state.generation + 1, phase=Placing())
+    state = replace(state, generation=state.generation + 1, phase=Placing(), drain=None)
     place = Place(avoid=_avoid(state, now), without=drain.ranks)
     return Transition(state=state, actions=(ended, place), reason=drain.reason)
 

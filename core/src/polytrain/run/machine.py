@@ -76,7 +76,12 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
         return Transition(state=state)
     match event:
         case AgentsPlaced(nodes=nodes):
-            placed = replace(state, world_size=len(nodes), nodes=nodes)
+            # Where workers are now that node is about to go: it was told while they were placed.
+            drain = state.drain
+            is_late = drain is not None and not drain.nodes.isdisjoint(nodes)
+            placed = replace(
+                state, world_size=len(nodes), nodes=nodes, drain=drain if is_late else None
+            )
             return launched(placed, reason=f"{len(nodes)} ranks have agents", now=now)
         case PlacementFailed():
             failure = Failure(kind=FailureKind.STARTUP, rank=None, message=event.reason)
@@ -161,9 +166,13 @@ def _done(state: State, rank: int) -> Transition:
 
 def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition:
     before, stops = state.drain, event.purpose is Purpose.STOP
+    state = replace(state, leaving_nodes=state.leaving_nodes | event.nodes)
+    is_placed = not isinstance(state.phase, Placing)
+    if event.nodes and is_placed and event.nodes.isdisjoint(state.nodes):
+        return Transition(state=state, reason=f"{event.reason}, and hold no worker of this run")
     if before is not None and not stops:
-        event = replace(before, ranks=before.ranks | event.ranks, nodes=event.nodes)
-    state = replace(state, drain=event, leaving_nodes=state.leaving_nodes | event.nodes)
+        event = replace(before, ranks=before.ranks | event.ranks, nodes=before.nodes | event.nodes)
+    state = replace(state, drain=event)
     match state.phase:
         case Placing() if stops:
             return concluded_stopped(state, event.reason)
