@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from polytrain.config import ScalingConfig
 from polytrain.policy.scaling import SizePolicy, holds, largest_fit
@@ -20,9 +21,8 @@ from polytrain.run.events import (
     PlacementFailed,
     Purpose,
 )
-from polytrain.workers.cluster import free_nodes, free_resources, living_nodes
 from polytrain.workers.placement import Place, rank_order
-from polytrain.workers.recruits import Gone, Recruit, Recruiter
+from polytrain.workers.recruits import Gone, Recruit
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,30 @@ _NOTICE_AFTER_S = 10.0
 """Seconds without all workers after which the user is told what is waited for."""
 
 _SETBACKS = 3
-"""Agents that may be lost one after another before one arrives."""
+"""Agents that may be lost one after another before one arrives, or as many as there are workers."""
+
+
+class Cluster(Protocol):
+    """What there is to place agents on."""
+
+    def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Each node's resources in all."""
+
+    def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Each node's resources that nobody uses now."""
+
+
+class Recruiting(Protocol):
+    """Who asks for agents, and ends them."""
+
+    def reserve(self, bundles: int, strategy: str) -> None:
+        """Have room for so many agents, all of it or none."""
+
+    def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> Recruit:
+        """Ask for an agent; it arrives, or is gone, some time later."""
+
+    def dismiss(self, recruit: Recruit) -> None:
+        """End an agent."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,16 +76,21 @@ class Crew:
         self,
         scaling: ScalingConfig,
         *,
-        recruiter: Recruiter,
+        recruiter: Recruiting,
+        cluster: Cluster,
         first_node: str,
         tell: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             scaling: how many there are to be.
             recruiter: asks for them.
+            cluster: where they may be.
             first_node: the node whose workers come first, if it has any.
-            tell: is told when the crew is complete, can't be, or can grow.
+            tell: is told when the crew is complete, can't be, or can grow. What it is told is to be
+                heard before the next loss is told here: by then ranks may be others'.
+            clock: seconds that never go back.
         """
         self.ranked: list[Recruit] = []
         """Agents of the last generation, by rank; some may be gone."""
@@ -72,6 +100,8 @@ class Crew:
             least=scaling.min_workers, most=scaling.max_workers, standby=scaling.standby
         )
         self._recruiter = recruiter
+        self._cluster = cluster
+        self._clock = clock
         self._first_node = first_node
         self._tell = tell
         self._spares: list[Recruit] = []
@@ -94,9 +124,10 @@ class Crew:
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
         """Complete the crew; see `WorkerGroup.place`."""
-        now, scaling = time.monotonic(), self._scaling
+        now, scaling = self._clock(), self._scaling
+        self._setbacks = 0
         self._placing = _Placing(
-            room=largest_fit([free_resources()], scaling.resources).workers,
+            room=self._room(),
             notice_at=now + min(_NOTICE_AFTER_S, scaling.start_timeout_s),
             give_up_at=now + scaling.start_timeout_s,
         )
@@ -132,6 +163,8 @@ class Crew:
         """Note that an agent isn't there any more; what to tell if it had a rank."""
         recruit, was_wanted = gone.recruit, not gone.recruit.is_gone
         recruit.is_gone = True
+        # Those that were there may go all at once, with their node.
+        self._setbacks += was_wanted and recruit in self._coming
         for recruits in (self._spares, self._coming):
             if recruit in recruits:
                 recruits.remove(recruit)
@@ -140,11 +173,10 @@ class Crew:
         if recruit in self.ranked and self._placing is None:
             rank = self.ranked.index(recruit)
             return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
-        self._setbacks += 1
         if self._placing is None:
             logger.warning("An agent without a rank is lost: %s.", gone.reason)
             self._ask_for_more()
-        elif self._setbacks > _SETBACKS:
+        elif not self._is_patient:
             self._placing = None
             self._tell(PlacementFailed(reason=f"agents don't stay: {gone.reason}"))
         else:
@@ -153,7 +185,7 @@ class Crew:
 
     def look_at_the_clock(self) -> None:
         """Tell who is waited for, and give up in the end."""
-        placing, now = self._placing, time.monotonic()
+        placing, now = self._placing, self._clock()
         if placing is None:
             return
         if placing.notice_at is not None and now >= placing.notice_at:
@@ -199,7 +231,7 @@ class Crew:
         wanted = scaling.max_workers
         if scaling.is_elastic or self._placing is None:
             wanted += scaling.standby
-        if self._setbacks > _SETBACKS:
+        if not self._is_patient:
             return
         bundles = [] if scaling.is_elastic else self._free_bundles()
         for _ in range(wanted - len(self.here) - len(self._coming)):
@@ -208,6 +240,14 @@ class Crew:
             else:
                 recruit = self._recruiter.ask(avoid=self._avoided | self._busy_nodes())
             self._coming.append(recruit)
+
+    @property
+    def _is_patient(self) -> bool:
+        return self._setbacks <= max(_SETBACKS, self._scaling.max_workers)
+
+    def _room(self) -> int:
+        """Workers that there are resources for now, besides those that are there."""
+        return largest_fit([*self._cluster.free_nodes().values()], self._scaling.resources).workers
 
     def _free_bundles(self) -> list[int]:
         taken = {recruit.bundle for recruit in (*self.here, *self._coming)}
@@ -222,7 +262,9 @@ class Crew:
         if self._placing is not None or not self._scaling.standby:
             return frozenset()
         busy = frozenset(recruit.place.node_id for recruit in self.ranked)
-        others = {node: free for node, free in free_nodes().items() if node not in busy}
+        others = {
+            node: free for node, free in self._cluster.free_nodes().items() if node not in busy
+        }
         demand = self._scaling.resources
         return busy if any(holds(free, demand) for free in others.values()) else frozenset()
 
@@ -230,7 +272,9 @@ class Crew:
         """Send agents away from where they mustn't be, if there is another place for them."""
         unwanted = [recruit for recruit in self.here if recruit.place.node_id in avoid]
         if unwanted:
-            others = [total for node, total in living_nodes().items() if node not in avoid]
+            others = [
+                total for node, total in self._cluster.living_nodes().items() if node not in avoid
+            ]
             if largest_fit(others, self._scaling.resources).workers < self._sizes.least:
                 if others:
                     logger.warning(
@@ -261,7 +305,7 @@ class Crew:
     def _wanted_and_free(self) -> str:
         resources = self._scaling.resources
         wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
-        free = free_resources()
-        has = ", ".join(f"{free.get(name, 0):g} {name}" for name in resources)
+        free = self._cluster.free_nodes().values()
+        has = ", ".join(f"{sum(node.get(name, 0) for node in free):g} {name}" for name in resources)
         least = self._scaling.min_workers
         return f"{least} workers of {wanted} each; the cluster has {has} free"

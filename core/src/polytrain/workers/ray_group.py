@@ -6,6 +6,7 @@ import logging
 import queue
 import secrets
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 
 import ray
@@ -17,8 +18,8 @@ from polytrain.data.spec import ShardSpec
 from polytrain.data.stream import StreamSpec
 from polytrain.policy.scaling import holds
 from polytrain.run.events import DrainWanted, Event, Purpose
+from polytrain.workers import cluster
 from polytrain.workers.agent import AgentSpec
-from polytrain.workers.cluster import living_nodes
 from polytrain.workers.crew import Crew
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.holdings import DataOffice
@@ -80,8 +81,13 @@ class RayGroup:
         self._recruiter = Recruiter(
             spec=agent_spec, resources=scaling.resources, mailbox=self._mailbox
         )
+        self._of_the_crew: deque[Event] = deque()
         self._crew = Crew(
-            scaling, recruiter=self._recruiter, first_node=self._node_id, tell=self._tell
+            scaling,
+            recruiter=self._recruiter,
+            cluster=cluster,
+            first_node=self._node_id,
+            tell=self._of_the_crew.append,
         )
         self._data: DataOffice | None = None
         self._job = pickled_with(spec.job.training_function, value=spec.job)
@@ -132,14 +138,18 @@ class RayGroup:
                 recruit.actor.acknowledge.remote(generation, checkpoint)
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
+        if self._hear_the_crew(handle):
+            timeout = 0.0
         try:
             mail = self._mailbox.get(timeout=self._patience(timeout))
             while True:
                 for happening in mail:
                     self._take(happening, handle)
+                    self._hear_the_crew(handle)
                 mail = self._mailbox.get_nowait()
         except queue.Empty:
             self._crew.look_at_the_clock()
+            self._hear_the_crew(handle)
 
     def wake(self) -> None:
         self._mailbox.put(())
@@ -182,7 +192,7 @@ class RayGroup:
         )
 
     def _start_zygote_early(self, spec: ZygoteSpec) -> ZygoteConnection | None:
-        if not holds(living_nodes().get(self._node_id, {}), self._spec.scaling.resources):
+        if not holds(cluster.living_nodes().get(self._node_id, {}), self._spec.scaling.resources):
             return None
         return ZygoteConnection(replace(spec, name=zygote_name(self._token, self._node_id)))
 
@@ -197,10 +207,17 @@ class RayGroup:
             case _:
                 handle(happening)
 
+    def _hear_the_crew(self, handle: Handler) -> bool:
+        """Pass on what the crew has told, before anything else; whether there was anything."""
+        told = bool(self._of_the_crew)
+        while self._of_the_crew:
+            handle(self._of_the_crew.popleft())
+        return told
+
     def _nodes_are_leaving(self, nodes: frozenset[str]) -> None:
         """Called by the watch's thread."""
-        reason = f"{len(nodes)} nodes are about to be taken away"
-        self._tell(DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=nodes))
+        reason = f"{len(nodes)} node(s) are about to be taken away"
+        self._mailbox.put((DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=nodes),))
 
     def _seat(self, world_size: int) -> None:
         """Have every agent at its rank, with the rank's data."""
@@ -222,6 +239,3 @@ class RayGroup:
             return timeout
         own = max(0.0, deadline - time.monotonic())
         return own if timeout is None else min(own, timeout)
-
-    def _tell(self, event: Event) -> None:
-        self._mailbox.put((event,))
