@@ -68,7 +68,6 @@ def run_trainer(
         LineClosedError: nobody listens any more.
         KeyboardInterrupt: the user wants it to end.
     """
-    told = False
     try:
         engine = job.backend.engine()
         with contextlib.ExitStack() as stack:
@@ -99,10 +98,11 @@ def run_trainer(
                 except (LineClosedError, KeyboardInterrupt):
                     raise
                 except BaseException as error:
-                    # Before the collective is left: peers that miss this rank would be heard first.
                     _tell(error, channel)
-                    told = True
-                    raise
+                    # Not out of the collective: the complaints of peers that miss this rank could
+                    # be heard before what it has said. Whoever listens ends all of them.
+                    while True:
+                        channel.receive()
             enter(Stage.DONE)
             channel.send(done_message())
             # Nobody tears the collective down while a slower peer may still need it.
@@ -111,8 +111,7 @@ def run_trainer(
     except (LineClosedError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        if not told:
-            _tell(error, channel)
+        _tell(error, channel)
 
 
 def _tell(error: BaseException, channel: Channel) -> None:
