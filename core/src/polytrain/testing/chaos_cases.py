@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from polytrain import FailureKind
 from polytrain.testing.faults import Fault, Point, kill
@@ -35,28 +35,58 @@ class Case:
 
     max_failures: int = 1
     on_two_nodes: bool = False
+    hang_timeout_s: float | None = None
 
-    def reason(self, attempt: int) -> str | None:
-        """What the journal says of an attempt's end, as a pattern; None if it doesn't end it."""
-        here = [f for f in self.faults if f.attempt in (attempt, None) and f.kind in _REASONS]
-        return "|".join(_REASONS[f.kind].format(rank=f.rank) for f in here) or None
+    def endings(self, attempt: int) -> tuple[Ending, ...]:
+        """What the journal may say of an attempt's end; nothing if it needn't be ended."""
+        here = [fault for fault in self.faults if fault.attempt in (attempt, None)]
+        return tuple(
+            Ending(kinds=kinds, message=message, rank=fault.rank if is_told_by_it else None)
+            for fault in here
+            if fault.kind in _ENDINGS
+            for kinds, message, is_told_by_it in [_ENDINGS[fault.kind]]
+        )
 
 
-_REASONS: Mapping[Kind, str] = {
-    "sigkill": "rank {rank}: killed by SIGKILL",
-    "segfault": "rank {rank}: killed by SIGSEGV",
-    "exit": "rank {rank}: SystemExit: 0",
-    "os_exit": "rank {rank}: exited with code 0",
-    "exception": "rank {rank}: .*InjectedError: injected",
-    "user_error": "rank {rank}: .*InjectedError: injected",
-    "memory": "rank {rank}: .*(MemoryError|bad_alloc|SIGABRT)",
-    "disk_full": "rank {rank}: .*No room for a checkpoint",
-    # Whose trainer is noticed first is chance.
-    "zygote_killed": r"rank \d+: its zygote died",
-    "agent_killed": "rank {rank}: .*agent",
-    "raylet_killed": "rank {rank}: .*(agent|node)",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The cause of an attempt's end, as the journal has it."""
+
+    kinds: tuple[FailureKind, ...]
+    message: str
+    """A pattern."""
+
+    rank: int | None
+    """None if it is chance whose process is missed first."""
+
+    def is_told(self, failure: Mapping[str, Any]) -> bool:
+        """Whether the journal says so."""
+        return (
+            failure["kind"] in [kind.name for kind in self.kinds]
+            and (self.rank is None or failure["rank"] == self.rank)
+            and re.search(self.message, failure["message"]) is not None
+        )
+
+
+_LOST = (FailureKind.WORKER_LOST,)
+_USER = (FailureKind.USER_ERROR,)
+
+_ENDINGS: Mapping[Kind, tuple[tuple[FailureKind, ...], str, bool]] = {
+    "sigkill": (_LOST, "killed by SIGKILL", True),
+    "sigstop": ((FailureKind.HANG,), "stopped", True),
+    "segfault": (_LOST, "killed by SIGSEGV", True),
+    "exit": (_USER, "SystemExit: 0", True),
+    "os_exit": (_LOST, "exited with code 0", True),
+    "exception": (_USER, "InjectedError: injected", True),
+    "user_error": (_USER, "InjectedError: injected", False),
+    "memory": ((FailureKind.OUT_OF_MEMORY,), "MemoryError|bad_alloc|SIGABRT", True),
+    "disk_full": ((FailureKind.STORAGE, *_USER), "No room for a checkpoint", True),
+    "zygote_killed": (_LOST, "its zygote died", False),
+    "agent_killed": ((FailureKind.AGENT_LOST,), "agent", True),
+    "raylet_killed": ((FailureKind.NODE_LOST, FailureKind.AGENT_LOST), "node|agent", True),
 }
-"""How the journal tells what has befallen a rank. What isn't here needn't end an attempt."""
+"""Of which kind what befalls a rank is, how it is told, and whether it is known to be that rank's.
+What isn't here needn't end an attempt."""
 
 
 def _one(name: str, rank: int, kind: Kind, point: Point = "after_report") -> Case:
@@ -98,6 +128,7 @@ RESTARTED: tuple[Case, ...] = (
 
 CASES: tuple[Case, ...] = (
     *RESTARTED,
+    Case(name="rank stopped", faults=(_fault(1, "sigstop"),), hang_timeout_s=2.0),
     Case(name="slow rank", faults=(_fault(1, "slow"),), effect="none", restarts=(0,)),
     Case(
         name="exception on all ranks",
@@ -170,8 +201,3 @@ def _elsewhere(case: Case, random: Random) -> Case:
         for fault in case.faults
     ]
     return replace(case, faults=tuple(faults))
-
-
-def matches(pattern: str, reasons: Sequence[str]) -> bool:
-    """Whether any of the journal's reasons is what was expected."""
-    return any(re.search(pattern, reason) for reason in reasons)

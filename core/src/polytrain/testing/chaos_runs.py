@@ -26,7 +26,7 @@ from polytrain import (
 )
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.run.journal import JOURNAL
-from polytrain.testing.chaos_cases import Case, matches
+from polytrain.testing.chaos_cases import Case
 from polytrain.testing.injection import FaultClock, FaultPlan, Strike, WithFaults
 from polytrain.testing.local_ray import leftovers
 from polytrain.testing.rows import use_rows, wrong_rows
@@ -97,7 +97,8 @@ class ChaosRun:
                 storage_path=self.directory,
                 failure_config=FailureConfig(
                     max_failures=self.case.max_failures,
-                    rendezvous_timeout_s=BOUND_S / 3,
+                    rendezvous_timeout_s=BOUND_S / 6,
+                    hang_timeout_s=self.case.hang_timeout_s,
                 ),
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=1 if declarative else 0),
                 observers=(clock,),
@@ -140,7 +141,7 @@ def judged(run: ChaosRun, *, expected: Files | None) -> Verdict:
             if run.case.effect == "other driver":
                 _killed_driver(run)
             result = _ended(run, clock)
-    except TimeoutError as error:
+    except NotOverError as error:
         verdict.wrong.append(str(error))
         return verdict
     strikes = run.plan.strikes
@@ -159,12 +160,16 @@ def judged(run: ChaosRun, *, expected: Files | None) -> Verdict:
     return verdict
 
 
+class NotOverError(Exception):
+    """Something takes longer than it may."""
+
+
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Have what takes longer raise a TimeoutError. On the main thread only."""
+    """Have what takes longer raise a NotOverError. On the main thread only."""
 
     def expire(*_: object) -> None:
-        raise TimeoutError(f"it wasn't over after {seconds:g} s")
+        raise NotOverError(f"it wasn't over after {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, expire)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -222,17 +227,19 @@ def _wrong_end(run: ChaosRun, result: Result) -> Iterator[str]:
 
 
 def _wrong_reasons(run: ChaosRun) -> Iterator[str]:
-    told: dict[int, list[str]] = {}
+    told: dict[int, Mapping[str, Any]] = {}
     for line in (run.directory / "run" / JOURNAL).read_text().splitlines():
         entry = json.loads(line)
-        if "generation" in entry and "reason" in entry:
-            told.setdefault(entry["generation"], []).append(entry["reason"])
-    for attempt in {strike.attempt for strike in run.plan.strikes}:
-        pattern = run.case.reason(attempt)
-        # A transition to another attempt is told as that one's.
-        reasons = told.get(attempt, []) + told.get(attempt + 1, [])
-        if pattern is not None and not matches(pattern, reasons):
-            yield f"attempt {attempt} ended for none of {pattern}, but for {reasons}"
+        if entry["event"] == "AttemptEnded" and entry["failure"] is not None:
+            told[entry["generation"]] = entry["failure"]
+    for attempt in sorted({strike.attempt for strike in run.plan.strikes}):
+        endings = run.case.endings(attempt)
+        failure = told.get(attempt)
+        if endings and failure is None:
+            yield f"the journal doesn't say why attempt {attempt} ended"
+        elif endings and not any(ending.is_told(failure or {}) for ending in endings):
+            what = {key: failure[key] for key in ("kind", "rank", "message")} if failure else {}
+            yield f"attempt {attempt} ended for {what}, instead of any of {endings}"
 
 
 def _wrong_model(
