@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 from polytrain.testing.chaos import ChaosTier
@@ -41,23 +41,20 @@ def main() -> int:
     began = time.monotonic()
     with LocalCluster() as cluster:
         trials = _Trials(directory=directory, cluster=cluster)
-        references = {subject.name: trials.run(subject, UNTOUCHED, "model") for subject in subjects}
-        verdicts = list(references.values())
+        untouched = [trials.run(subject, UNTOUCHED, "model") for subject in subjects]
+        verdicts = list(untouched)
         cases = [case for case in CASES if arguments.case in case.name]
-        if not arguments.only_chance:
-            for subject in subjects:
-                for case in cases:
-                    for work in _WORKS:
-                        reference = references[subject.name]
-                        verdicts.append(trials.run(subject, case, work, reference))
+        for reference in [] if arguments.only_chance else untouched:
+            for case, work in product(cases, _WORKS):
+                verdicts.append(trials.run(reference.run.subject, case, work, reference))
         end = began + 60 * arguments.minutes
         for seed in count(arguments.seed):
             if time.monotonic() > end:
                 break
-            subject, work = subjects[seed % len(subjects)], _WORKS[seed // len(subjects) % 2]
-            reference = references[subject.name]
-            case = at_random(seed, steps=reference.steps)
-            verdicts.append(trials.run(subject, case, work, reference))
+            for reference in untouched:
+                case = at_random(seed, steps=reference.steps)
+                work = _WORKS[seed % len(_WORKS)]
+                verdicts.append(trials.run(reference.run.subject, case, work, reference))
     print_table(verdicts)
     print(f"\n{len(verdicts)} runs, {time.monotonic() - began:.0f} s")
     wrong = any(verdict.wrong for verdict in verdicts)
@@ -94,7 +91,11 @@ class _Trials:
         if verdict.wrong:
             print(f"\nWRONG: {subject.name}, {case.name}, {work}: see {directory}", flush=True)
             print("\n".join(f"  {what}" for what in verdict.wrong), flush=True)
-            print("".join(f"  {fault}\n" for fault in case.faults), flush=True)
+            print("\n".join(f"  {fault}" for fault in case.faults), flush=True)
+            chosen = f'--case "{case.name}"'
+            if case.name.startswith("seed "):
+                chosen = f"--only-chance --{case.name} --minutes 0.01"
+            print(f"again: --backend {subject.backend.name} {chosen}", flush=True)
         else:
             shutil.rmtree(directory)
         return verdict
