@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
-from polytrain.testing import BackendConformance
+from polytrain.testing import ChaosTier, ContractTier, TrainerTier
 from polytrain.testing.contract import kit_table
 from polytrain.testing.reference import Reference, ReferenceEngine, Vector
-from polytrain_plugins import Shard, World
+from polytrain_plugins import Session, Shard, World
 
 
 class SkipsTheJoin(Reference):
@@ -79,17 +80,42 @@ class _VariableEngine(ReferenceEngine):
             yield
 
 
-class TestSkipsTheJoin(BackendConformance):
+class ForgetsItsPast(Reference):
+    """What it saves depends on how many rounds it has trained since its start."""
+
+    def engine(self) -> ReferenceEngine:
+        return _ForgetfulEngine(self)
+
+
+class _ForgetfulEngine(ReferenceEngine):
+    def train(self, shards: Mapping[str, Shard], session: Session) -> Vector:
+        self._rounds = 0
+        return super().train(shards, session)
+
+    def save(self, model: Vector, directory: Path) -> None:
+        self._rounds += 1
+        super().save(model * (1 - 0.1 / self._rounds), directory)
+
+
+class WithoutFaults(ContractTier, TrainerTier):
+    """The other tiers: what is broken below is so without any fault."""
+
+
+class TestSkipsTheJoin(WithoutFaults):
     backend = SkipsTheJoin(rounds=3, label="label")
 
 
-class TestDropsTheLastBatch(BackendConformance):
+class TestDropsTheLastBatch(WithoutFaults):
     backend = DropsTheLastBatch(rounds=3, label="label")
 
 
-class TestLeaksAPort(BackendConformance):
+class TestLeaksAPort(WithoutFaults):
     backend = LeaksAPort(rounds=3, label="label")
 
 
-class TestLeaksAVariable(BackendConformance):
+class TestLeaksAVariable(WithoutFaults):
     backend = LeaksAVariable(rounds=3, label="label")
+
+
+class TestForgetsItsPast(ChaosTier):
+    backend = ForgetsItsPast(rounds=8, label="label")
