@@ -36,6 +36,19 @@ class Vitals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy a trainer was for a while in which it made progress."""
+
+    generation: int
+    rank: int
+    window: int
+    """Which while: they are counted from when the ranks have joined."""
+
+    busy: float
+    """Share of the time in which its main thread didn't wait for anybody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
     """What a trainer is doing, frame by frame."""
 
@@ -54,4 +67,4 @@ class Overstayed:
     stacks: str
 
 
-Sign = Started | Vitals | Stacks | Overstayed
+Sign = Started | Vitals | Load | Stacks | Overstayed

@@ -1,0 +1,67 @@
+"""Who holds the others up: the rank that works while they wait.
+
+Ranks that train together take their steps at the same rate, because they wait for each other. The
+straggler is the one that doesn't wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+_BUSY = 0.8
+"""Share of a window for which a straggler is busy, at least."""
+
+_OTHERS = 0.6
+"""Share of a straggler's time for which others are busy, at most."""
+
+_MANY = 4
+"""Ranks from which on a few others may be busy too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that the others wait for."""
+
+    rank: int
+    busy: float
+    """Its share of the last window, and below that of the others."""
+
+    others: float
+
+    def reason(self, *, host: str, window_s: float) -> str:
+        """What it is called so for."""
+        return (
+            f"rank {self.rank} on host {host} holds the others up: it was busy for "
+            f"{self.busy:.0%} of the last {window_s:g} s, the others for {self.others:.0%}"
+        )
+
+
+def stragglers(
+    before: Mapping[int, float], last: Mapping[int, float], *, world_size: int
+) -> list[Straggler]:
+    """Who has held the others up in both of two windows, by rank.
+
+    Args:
+        before: how busy each rank was in the last window but one, from 0 to 1.
+        last: in the last one.
+        world_size: ranks. Nobody is accused while nothing is known of some of them.
+    """
+    if world_size < 2 or not len(before) == len(last) == world_size:
+        return []
+    earlier = _stand_out(before)
+    return [straggler for rank, straggler in _stand_out(last).items() if rank in earlier]
+
+
+def _stand_out(busy: Mapping[int, float]) -> dict[int, Straggler]:
+    # Most windows end here, whatever the number of ranks.
+    suspects = [rank for rank in sorted(busy) if busy[rank] >= _BUSY]
+    found = {}
+    if len(suspects) <= len(busy) / 2:
+        for rank in suspects:
+            others = [share for other, share in busy.items() if other != rank]
+            typical = median(others) if len(busy) >= _MANY else max(others)
+            if typical <= _OTHERS * busy[rank]:
+                found[rank] = Straggler(rank=rank, busy=busy[rank], others=typical)
+    return found
