@@ -82,6 +82,18 @@ def test_scaling_that_makes_no_sense(problems: Any, config: Any, field: str) -> 
         ),
         (RunConfig(failure_config=FailureConfig(stragglers="kill")), "FailureConfig.stragglers"),
         (
+            RunConfig(failure_config=FailureConfig(stragglers="replace")),
+            "FailureConfig.stragglers",
+        ),
+        (
+            RunConfig(failure_config=FailureConfig(straggler_window_s=0)),
+            "FailureConfig.straggler_window_s",
+        ),
+        (
+            RunConfig(failure_config=FailureConfig(straggler_window_s=None)),
+            "FailureConfig.straggler_window_s",
+        ),
+        (
             RunConfig(failure_config=FailureConfig(node_cooldown_s=-1)),
             "FailureConfig.node_cooldown_s",
         ),
@@ -126,6 +138,15 @@ def test_scaling_that_makes_no_sense(problems: Any, config: Any, field: str) -> 
 )
 def test_a_run_that_makes_no_sense(problems: Any, config: Any, field: str) -> None:
     problems(run_config=config).only(field)
+
+
+def test_stragglers_can_be_replaced_where_somebody_stands_by(problems: Any) -> None:
+    replaces = RunConfig(failure_config=FailureConfig(stragglers="replace"))
+    problem = problems(run_config=replaces).only("FailureConfig.stragglers")
+    assert "ScalingConfig(standby=1)" in problem.remedy
+    problems(run_config=replaces, scaling_config=ScalingConfig(num_workers=-1, standby=1)).only(
+        "ScalingConfig.num_workers"
+    )
 
 
 def trainer_in(storage: Path | str, name: str | None = None) -> Trainer:

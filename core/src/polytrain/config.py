@@ -118,7 +118,11 @@ class FailureConfig:
 
     stragglers: Literal["report", "replace", "ignore"] = "report"
     """What is done about a rank that all others wait for. "replace" gives its place to a standby
-    after the next checkpoint."""
+    after the next checkpoint, and needs `ScalingConfig(standby=…)`; a rank is moved once."""
+
+    straggler_window_s: float = 30.0
+    """Seconds over which it is measured who works and who waits. A rank that works most of two such
+    windows, while the others mostly wait, is a straggler."""
 
     node_cooldown_s: float = 600.0
     """Seconds for which a node gets no workers after it has lost two, if others can hold them."""

@@ -10,6 +10,9 @@ from typing import Any, get_args, get_type_hints
 from polytrain.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from polytrain_plugins import Problem
 
+_LEAST_WINDOW_S = 0.1
+"""The kernel counts in ticks, of up to ten milliseconds."""
+
 
 def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
     """What is wrong with the configuration by itself."""
@@ -21,6 +24,8 @@ def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
         yield wrong_type("run_config", run, RunConfig)
     else:
         yield from _run_problems(run)
+    if isinstance(scaling, ScalingConfig) and isinstance(run, RunConfig):
+        yield from _straggler_problems(scaling, run.failure_config)
 
 
 def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
@@ -152,12 +157,29 @@ def _failure_problems(config: FailureConfig) -> Iterator[Problem]:
     for name in ("rendezvous_timeout_s", "node_cooldown_s"):
         if not is_seconds(getattr(config, name)):
             yield _no_seconds(f"FailureConfig.{name}", getattr(config, name))
+    window = config.straggler_window_s
+    if not is_seconds(window) or window < _LEAST_WINDOW_S:
+        yield Problem(
+            field="FailureConfig.straggler_window_s",
+            what=f"{window!r} is no time that can be measured",
+            remedy=f"Give a number of seconds, {_LEAST_WINDOW_S:g} or more",
+        )
     timeout = config.hang_timeout_s
     if timeout is not None and not (is_seconds(timeout) and timeout > 0):
         yield Problem(
             field="FailureConfig.hang_timeout_s",
             what=f"{timeout!r} is no time",
             remedy="Give a number of seconds above 0, or None to let ranks take any time",
+        )
+
+
+def _straggler_problems(scaling: ScalingConfig, failure: Any) -> Iterator[Problem]:
+    replaces = isinstance(failure, FailureConfig) and failure.stragglers == "replace"
+    if replaces and scaling.standby == 0:
+        yield Problem(
+            field="FailureConfig.stragglers",
+            what="'replace' gives a straggler's place to a standby, and there is none",
+            remedy="Set ScalingConfig(standby=1), or use 'report'",
         )
 
 

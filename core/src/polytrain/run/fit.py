@@ -316,14 +316,17 @@ def _group(run: Run) -> WorkerGroup:
     # Ray is imported by whom needs it only: inline runs and trainers do without.
     from polytrain.workers.ray_group import RayGroup, RayGroupSpec
 
-    directory = os.getcwd()
+    directory, failure = os.getcwd(), run.config.failure_config
     return RayGroup(
         RayGroupSpec(
             scaling=run.scaling,
             demand=run.demand,
             job=run.job,
             store=run.keeper.store,
-            hang_timeout_s=run.config.failure_config.hang_timeout_s,
+            hang_timeout_s=failure.hang_timeout_s,
+            straggler_window_s=(
+                failure.straggler_window_s if failure.stragglers != "ignore" else None
+            ),
             datasets=run.datasets,
             specs=run.specs,
             directory=directory,

@@ -73,6 +73,9 @@ class AgentSpec:
     hang_timeout_s: float | None
     """Seconds without progress that are told; None for none."""
 
+    straggler_window_s: float | None
+    """Seconds over which it is told how busy a trainer was; None for never."""
+
     leave_timeout_s: float
     """Seconds after which a trainer that was told to leave is killed."""
 
@@ -232,6 +235,7 @@ class Agent:
             tell=self._events.put_nowait,
             stage=self._store_part,
             hang_timeout_s=self._spec.hang_timeout_s,
+            straggler_window_s=self._spec.straggler_window_s,
         )
         self._trainer = trainer
         zygote.request(

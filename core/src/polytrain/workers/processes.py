@@ -100,6 +100,21 @@ def is_traced(pid: int) -> bool:
     return bool(fields) and fields[0] == "t"
 
 
+def is_held(pid: int) -> bool:
+    """Whether a process can't go on: a signal has stopped it, or it waits for a device."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] in "TD"
+
+
+def busy_seconds(pid: int) -> float:
+    """CPU time of a process's main thread, and its time in the queue for a CPU; 0 if it is gone."""
+    try:
+        ran, queued, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+    except OSError:
+        return 0.0
+    return (int(ran) + int(queued)) / 1e9
+
+
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and all its descendants, with those of them that have been reaped."""
     ticks = sum(map(int, _stat(pid)[11:15]))

@@ -53,6 +53,7 @@ class RayGroupSpec:
     job: TrainerJob
     store: CheckpointStore
     hang_timeout_s: float | None
+    straggler_window_s: float | None
     datasets: tuple[RunDataset, ...]
     specs: tuple[ShardSpec | StreamSpec, ...]
     """Of the data sets, in the same order."""
@@ -188,6 +189,7 @@ class RayGroup:
             directory=self._spec.directory,
             store=self._spec.store,
             hang_timeout_s=self._spec.hang_timeout_s,
+            straggler_window_s=self._spec.straggler_window_s,
             leave_timeout_s=LEAVE_TIMEOUT_S,
         )
 

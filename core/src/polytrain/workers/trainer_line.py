@@ -13,6 +13,7 @@ from polytrain.checkpoint.parts import StagedPart
 from polytrain.pulse import Page
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
+from polytrain.workers.meter import Meter
 from polytrain.workers.output import Output
 from polytrain.workers.processes import oom_kills
 from polytrain.workers.report_ring import Ring, calls_every_s
@@ -40,6 +41,7 @@ class TrainerLine:
         tell: Callable[[Happening], None],
         stage: Callable[[StagedPart], None],
         hang_timeout_s: float | None,
+        straggler_window_s: float | None,
     ) -> None:
         """
         Args:
@@ -48,6 +50,7 @@ class TrainerLine:
             tell: gets what the trainer says and writes.
             stage: gets the parts of checkpoints that it hands over.
             hang_timeout_s: seconds without progress that are told; None for none.
+            straggler_window_s: seconds over which it is told how busy it was; None for never.
         """
         self.order = order
         self.pid = 0
@@ -62,7 +65,8 @@ class TrainerLine:
         self._tell = tell
         self._stage = stage
         self._hang_timeout_s = hang_timeout_s
-        self._watch: Watch | None = None
+        self._straggler_window_s = straggler_window_s
+        self._watches: list[Watch] = []
         self._frames = FrameBuffer()
         self._ring = Ring(self.page.reports)
         self._frames_of_ring = FrameBuffer()
@@ -142,20 +146,28 @@ class TrainerLine:
             os.close(descriptor)
 
     def _watch_over(self) -> None:
-        """From now on, tell when the trainer makes no progress."""
-        if self._hang_timeout_s is None:
-            return
-        pulse = Pulse(
-            generation=self.generation,
-            rank=self._rank,
-            timeout_s=self._hang_timeout_s,
-            now=asyncio.get_running_loop().time(),
-        )
-        self._watch = Watch(pulse, page=self.page, pid=self.pid, tell=self._tell)
+        """From now on, tell when the trainer makes no progress, and how busy it is."""
+        now = asyncio.get_running_loop().time()
+        if self._hang_timeout_s is not None:
+            pulse = Pulse(
+                generation=self.generation,
+                rank=self._rank,
+                timeout_s=self._hang_timeout_s,
+                now=now,
+            )
+            self._watches.append(Watch(pulse, page=self.page, pid=self.pid, tell=self._tell))
+        if self._straggler_window_s is not None and len(self.order.members) > 1:
+            meter = Meter(
+                generation=self.generation,
+                rank=self._rank,
+                window_s=self._straggler_window_s,
+                now=now,
+            )
+            self._watches.append(Watch(meter, page=self.page, pid=self.pid, tell=self._tell))
 
     def _look_away(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
+        for watch in self._watches:
+            watch.close()
 
     def _read_messages(self) -> None:
         while True:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from polytrain.policy.hang import stop_limit_s
 from polytrain.pulse import Page, Stage
-from polytrain.run.signs import Vitals
+from polytrain.run.signs import Sign, Vitals
 from polytrain.workers.processes import cpu_seconds, is_stopped, is_traced
 
 _MAX_PERIOD_S = 1.0
@@ -60,6 +61,12 @@ class Pulse:
         self._cpu_before: float | None = None
         self._cpu_s = 0.0
         self._told = self._levels(Stage.TRAINING)
+
+    def look_at(self, now: float, page: Page, pid: int) -> Vitals | None:
+        """Look at a running trainer once more."""
+        return self.look(
+            now, beats=page.beats, stage=page.stage, condition=lambda: Condition.of(pid)
+        )
 
     def look(
         self, now: float, *, beats: int, stage: Stage, condition: Callable[[], Condition]
@@ -127,20 +134,30 @@ def _level(seconds: float, timeout_s: float) -> int:
     return min(2, int(2 * seconds / timeout_s))
 
 
+class Looker(Protocol):
+    """What adds up what is seen of a trainer."""
+
+    period_s: float
+    """Between two looks."""
+
+    def look_at(self, now: float, page: Page, pid: int) -> Sign | None:
+        """Look once more; what is to be told of it."""
+
+
 class Watch:
     """Looks at a running trainer from time to time, until it is closed."""
 
     def __init__(
-        self, pulse: Pulse, *, page: Page, pid: int, tell: Callable[[Vitals], None]
+        self, looker: Looker, *, page: Page, pid: int, tell: Callable[[Sign], None]
     ) -> None:
         """
         Args:
-            pulse: adds up what is seen.
+            looker: adds up what is seen.
             page: the trainer's.
             pid: of its process.
             tell: gets what is to be told.
         """
-        self._pulse = pulse
+        self._looker = looker
         self._page = page
         self._pid = pid
         self._tell = tell
@@ -152,12 +169,7 @@ class Watch:
         self._next.cancel()
 
     def _look(self) -> None:
-        vitals = self._pulse.look(
-            self._loop.time(),
-            beats=self._page.beats,
-            stage=self._page.stage,
-            condition=lambda: Condition.of(self._pid),
-        )
-        if vitals is not None:
-            self._tell(vitals)
-        self._next = self._loop.call_later(self._pulse.period_s, self._look)
+        sign = self._looker.look_at(self._loop.time(), self._page, self._pid)
+        if sign is not None:
+            self._tell(sign)
+        self._next = self._loop.call_later(self._looker.period_s, self._look)
