@@ -107,7 +107,9 @@ class Controller:
             self.output.write(happening)
             return
         if isinstance(happening, Sign):
-            self.lookout.take(happening)
+            wanted = self.lookout.take(happening)
+            if wanted is not None:
+                self._happen(wanted)
             return
         if isinstance(happening, Joined):
             self.lookout.take(happening)

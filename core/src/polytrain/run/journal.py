@@ -111,6 +111,10 @@ class Journal:
         told = {str(rank): text for rank, text in stacks.items()}
         self._write("LookedInto", generation=generation, reason=reason, stacks=told)
 
+    def straggler(self, *, generation: int, rank: int, host: str, reason: str) -> None:
+        """A rank holds the others up."""
+        self._write("Straggler", generation=generation, rank=rank, host=host, reason=reason)
+
     def concluded(self, conclusion: Conclude) -> None:
         """The run is over, or this driver has stopped working on it."""
         self._write(

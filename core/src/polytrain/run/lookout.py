@@ -1,17 +1,19 @@
-"""What the controller does about ranks that don't meet, hang, or don't leave."""
+"""What the controller does about ranks that don't meet, hang, hold others up, or don't leave."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polytrain.config import FailureConfig
 from polytrain.errors import Failure, stacks_text
-from polytrain.run.events import Joined
+from polytrain.policy.straggler import Straggler
+from polytrain.run.events import DrainWanted, Joined, Purpose
 from polytrain.run.journal import Journal
-from polytrain.run.signs import Overstayed, Sign
+from polytrain.run.pace import Pace
+from polytrain.run.signs import Load, Overstayed, Sign
 from polytrain.run.states import State
 from polytrain.run.vigil import Condemned, LookInto, Vigil, Warned
 from polytrain.workers.group import WorkerGroup
@@ -32,9 +34,16 @@ class Lookout:
     group: WorkerGroup
     journal: Journal
     _vigil: Vigil | None = None
+    _pace: Pace | None = None
+    _moved: set[int] = field(default_factory=set)
+    """Ranks that have been given another agent because they were stragglers."""
 
     def launched(self, generation: int, world_size: int) -> None:
         """A generation begins."""
+        if self._pace is not None and self._pace.world_size != world_size:
+            # They are other ranks now.
+            self._moved.clear()
+        self._pace = Pace(generation=generation, world_size=world_size)
         self._vigil = Vigil(config=self.config, generation=generation, world_size=world_size)
 
     @property
@@ -42,8 +51,10 @@ class Lookout:
         """When `look` may have something to say though nothing has happened."""
         return None if self._vigil is None else self._vigil.deadline
 
-    def take(self, sign: Sign | Joined) -> None:
-        """Take note of something."""
+    def take(self, sign: Sign | Joined) -> DrainWanted | None:
+        """Take note of something; return what the state machine is to be asked for."""
+        if isinstance(sign, Load):
+            return self._take_load(sign)
         if self._vigil is not None:
             self._vigil.take(sign, now=time.monotonic())
         if isinstance(sign, Overstayed):
@@ -53,6 +64,7 @@ class Lookout:
                 "done, and was killed",
                 {sign.rank: sign.stacks},
             )
+        return None
 
     def look(self, state: State) -> Failure | None:
         """Do what there is to do now; return what ends the attempt."""
@@ -68,6 +80,30 @@ class Lookout:
                 )
                 return failure
         return None
+
+    def _take_load(self, load: Load) -> DrainWanted | None:
+        found = [] if self._pace is None else self._pace.take(load)
+        reasons = {its.rank: self._tell_of(its, load.generation) for its in found}
+        if self.config.stragglers != "replace" or not reasons.keys() - self._moved:
+            return None
+        moved = frozenset(reasons.keys() - self._moved)
+        self._moved |= moved
+        reason = "; ".join(reasons[rank] for rank in sorted(moved))
+        return DrainWanted(purpose=Purpose.MOVE, reason=reason, ranks=moved)
+
+    def _tell_of(self, straggler: Straggler, generation: int) -> str:
+        """Tell who holds the others up, everybody who is to know; return the reason."""
+        host = self.group.members[straggler.rank].host
+        reason = straggler.reason(host=host, window_s=self.config.straggler_window_s)
+        self.journal.straggler(generation=generation, rank=straggler.rank, host=host, reason=reason)
+        if self.config.stragglers == "report":
+            hint = "FailureConfig(stragglers='replace') gives its place to a standby."
+        elif straggler.rank in self._moved:
+            hint = "It has been moved before: look at what it is given to do."
+        else:
+            hint = "A standby takes its place after the next checkpoint."
+        logger.warning("%s. %s", f"{reason[0].upper()}{reason[1:]}", hint)
+        return reason
 
     def _warn(
         self, generation: int, reason: str, stacks: Mapping[int, str], *, hint: str = ""
