@@ -65,7 +65,7 @@ def a_fixed_amount(config: dict[str, Any]) -> None:
 
 
 def moves(config: dict[str, Any]) -> None:
-    """Count steps; at one of them rank 1 holds the other up, until a checkpoint is wanted."""
+    """Count steps; at some, rank 1 holds the other up until it is noticed."""
     import tempfile
     import time
 
@@ -79,11 +79,12 @@ def moves(config: dict[str, Any]) -> None:
         step, total = step + 1, total + step
         while step in (MEETING, SECOND_MEETING) and not (directory / f"seen-{step}").exists():
             time.sleep(0.005)
-        while config["slow"] and step == HELD_UP:
+        while step == config["slow"].get(attempt):
             if rank == 1:
                 work()
             polytrain.heartbeat()
-            if any_of(polytrain.checkpoint_requested()):
+            told_of = (directory / f"told-{attempt}").exists()
+            if any_of(polytrain.checkpoint_requested() or told_of):
                 break
         any_of(False)
         with tempfile.TemporaryDirectory() as place:
@@ -193,7 +194,7 @@ def test_a_straggler_is_moved_and_nobody_else(
         result = fit(
             moves,
             tmp_path,
-            {"directory": str(tmp_path), "slow": True},
+            {"directory": str(tmp_path), "slow": {0: HELD_UP}},
             stragglers="replace",
             observers=(meet(MEETING, 0), meet(SECOND_MEETING, 1)),
         )
@@ -209,6 +210,35 @@ def test_a_straggler_is_moved_and_nobody_else(
     launched = [line["step"] for line in journal(tmp_path) if line["event"] == "Launched"]
     assert launched == [0, HELD_UP]
     assert [report["step"] for report in result.history] == list(range(1, STEPS + 1))
+
+
+def test_a_rank_that_is_slow_on_another_agent_too_is_not_moved_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Pace.take
+
+    def taken(pace: Pace, load: Load) -> list[Straggler]:
+        found = take(pace, load)
+        if found and pace.generation == 1:
+            (tmp_path / "told-1").touch()
+        return found
+
+    monkeypatch.setattr(Pace, "take", taken)
+    for step in (MEETING, SECOND_MEETING):
+        (tmp_path / f"seen-{step}").touch()
+    slow = {0: HELD_UP, 1: SECOND_MEETING}
+    with caplog.at_level(logging.WARNING):
+        result = fit(
+            moves, tmp_path, {"directory": str(tmp_path), "slow": slow}, stragglers="replace"
+        )
+    assert result.metrics == {"step": STEPS, "total": sum(range(STEPS))}
+    assert [line["generation"] for line in journal(tmp_path) if line["event"] == "Straggler"] == [
+        0,
+        1,
+    ]
+    assert "It has been moved before" in told(caplog)[1]
+    launched = [line["step"] for line in journal(tmp_path) if line["event"] == "Launched"]
+    assert launched == [0, HELD_UP]
 
 
 def agent_of(page: Path) -> int:
