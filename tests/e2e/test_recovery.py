@@ -24,6 +24,8 @@ from polytrain import (
 from polytrain.testing import Fault
 from polytrain.testing.contract import kit_table
 from polytrain.testing.functions import STEPS, count_steps
+from polytrain.workers.job import LaunchOrder
+from polytrain.workers.ray_group import RayGroup
 from polytrain_plugins import hookimpl
 
 
@@ -151,3 +153,46 @@ def read_a_torn_file() -> None:
     import pickle
 
     pickle.loads(b"")
+
+
+def test_an_agent_that_hears_of_its_rank_last_waits_for_it(
+    quiet: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray may run the calls of an actor that awaits in another order than they were made in."""
+    launch = RayGroup.launch
+
+    def launch_first(group: RayGroup, order: LaunchOrder) -> None:
+        for recruit in group._crew.ranked:
+            recruit.actor = LatePrepare(recruit.actor)
+        launch(group, order)
+        for recruit in group._crew.ranked:
+            recruit.actor = recruit.actor.send()
+
+    monkeypatch.setattr(RayGroup, "launch", launch_first)
+    result = make_trainer(
+        "reference",
+        count_steps,
+        train_loop_config={"fault": None},
+        datasets={"train": kit_table()},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=quiet,
+    ).fit()
+    assert (result.error, result.metrics["step"]) == (None, STEPS)
+
+
+class LatePrepare:
+    """An agent's handle, for which `prepare` is sent last."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        self._prepared: list[tuple[Any, ...]] = []
+        self.launch = actor.launch
+        self.prepare = self
+
+    def remote(self, *arguments: Any) -> None:
+        self._prepared.append(arguments)
+
+    def send(self) -> Any:
+        for arguments in self._prepared:
+            self._actor.prepare.remote(*arguments)
+        return self._actor

@@ -106,6 +106,8 @@ class Agent:
         self._scratch: Scratch | None = None
         self._staged: dict[int, Path] = {}
         self._rank = -1
+        self._seat: tuple[int, int] | None = None
+        self._seated = asyncio.Event()
         self._job = b""
         self._holding: asyncio.Task[Holdings] | None = None
 
@@ -117,12 +119,14 @@ class Agent:
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return Place(node_id=self._node_id, host=host)
 
-    async def prepare(self, rank: int, job: bytes, data: DataOrder | None) -> None:
-        """Take a rank, and have its data read. `launch` waits for that."""
-        self._rank, self._job = rank, job
+    async def prepare(self, seat: tuple[int, int], job: bytes, data: DataOrder | None) -> None:
+        """Take a rank, of so many, and have its data read. `launch` waits for that."""
+        (self._rank, _), self._job = seat, job
         if data is not None:
             loop, before = asyncio.get_running_loop(), self._holding
             self._holding = loop.create_task(self._hold(data, before))
+        self._seat = seat
+        self._seated.set()
 
     async def events(self) -> AsyncIterator[list[Happening]]:
         """Everything that happens, in order, at once; what is ready together comes together."""
@@ -132,8 +136,14 @@ class Agent:
                 batch.append(self._events.get_nowait())
             yield batch
 
-    async def launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
+    async def launch(
+        self, order: LaunchOrder, streams: tuple[StreamOrder, ...], seat: tuple[int, int]
+    ) -> None:
         """Have a trainer forked for a new generation, with its data and what it starts from."""
+        # Ray may run calls in another order than they were made in: `prepare` may come later.
+        while self._seat != seat:
+            self._seated.clear()
+            await self._seated.wait()
         try:
             held = await self._holding if self._holding is not None else None
         except Exception as error:  # whatever a data source raises ends the attempt

@@ -111,7 +111,7 @@ class RayGroup:
         self._seat(len(order.members))
         streams = self._streams.start()
         for recruit in self._crew.ranked:
-            recruit.actor.launch.remote(order, streams)
+            recruit.actor.launch.remote(order, streams, recruit.seat)
 
     def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
         for recruit in self._crew.ranked:
@@ -233,7 +233,7 @@ class RayGroup:
         for rank, recruit in enumerate(self._crew.ranked):
             if recruit.seat != (rank, world_size):
                 recruit.seat = (rank, world_size)
-                recruit.actor.prepare.remote(rank, self._job, data.order(world_size, rank))
+                recruit.actor.prepare.remote(recruit.seat, self._job, data.order(world_size, rank))
 
     def _patience(self, timeout: float | None) -> float | None:
         deadline = self._crew.deadline
