@@ -1,13 +1,14 @@
 """The state machine under random faults: a simulated group of workers, driven by hypothesis.
 
 The group keeps what a real one promises: what one rank says arrives in order, a killed trainer's
-exit is told once, an agent that is lost says nothing more. Everything else is left to chance.
+exit is told once, an agent that is lost says nothing more, and who is to stop does so after its
+next report. Everything else is left to chance.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,16 +17,29 @@ from hypothesis import strategies as st
 
 from polytrain.errors import Failure, FailureKind
 from polytrain.policy.failure import FailurePolicy
-from polytrain.run.actions import Action, Conclude, Kill, Launch, Leave, Place, SendRoster
+from polytrain.run.actions import (
+    Action,
+    Conclude,
+    Drain,
+    EndAttempt,
+    Kill,
+    Launch,
+    Leave,
+    Place,
+    SendRoster,
+)
 from polytrain.run.events import (
     AgentLost,
     AgentsPlaced,
     Done,
+    Drained,
+    DrainWanted,
     Event,
     Exited,
     Failed,
     Joined,
     Offered,
+    Purpose,
     Reported,
 )
 from polytrain.run.machine import begin, step
@@ -34,6 +48,9 @@ from polytrain_plugins import Offer
 
 STEPS = 2
 FAULTS = ("kill", "exception", "agent")
+DRAINS = {purpose.name: purpose for purpose in Purpose}
+MOST = 4
+"""Ranks that a group may have."""
 
 
 class SimulatedTrainer:
@@ -44,7 +61,9 @@ class SimulatedTrainer:
         self.generation = generation
         self.has_roster = False
         self.may_leave = False
+        self.is_to_stop = False
         self._said = 0
+        self._has_stopped = False
         told: dict[str, Any] = {"generation": generation, "rank": rank}
         self._life: list[Event] = [
             Offered(**told, offer=Offer(details={"of": [generation, rank]})),
@@ -60,10 +79,13 @@ class SimulatedTrainer:
         upcoming = self._life[self._said]
         if isinstance(upcoming, Joined):
             return self.has_roster
-        return self.may_leave if isinstance(upcoming, Exited) else True
+        return self.may_leave if isinstance(upcoming, Exited) else not self._has_stopped
 
     def go_on(self) -> Event:
         """Say the next thing."""
+        if self.is_to_stop and isinstance(self._life[self._said - 1], Reported):
+            self._has_stopped = True
+            return Drained(generation=self.generation, rank=self.rank)
         self._said += 1
         return self._life[self._said - 1]
 
@@ -71,10 +93,21 @@ class SimulatedTrainer:
 class SimulatedGroup:
     """Workers that do what the machine wants, and check that it may want it."""
 
-    def __init__(self, world_size: int, max_failures: int) -> None:
+    def __init__(self, world_size: int, max_failures: int, sizes: Sequence[int] = ()) -> None:
+        """
+        Args:
+            world_size: ranks of the first generation.
+            max_failures: that are allowed.
+            sizes: ranks that are found at every placement after the first; then the last of them.
+        """
         self.world_size = world_size
         self.max_failures = max_failures
-        self.lines: list[deque[Event]] = [deque() for _ in range(world_size)]
+        self.free_restarts = 0
+        """Generations that nobody was charged for."""
+
+        self.stops = 0
+        self._sizes = deque((world_size, *sizes))
+        self.lines: list[deque[Event]] = [deque() for _ in range(MOST)]
         """What each rank has said and nobody has heard yet."""
 
         self.placed: deque[Event] = deque()
@@ -104,6 +137,13 @@ class SimulatedGroup:
         if isinstance(event, Exited):
             del self.trainers[trainer.rank]
         self.lines[trainer.rank].append(event)
+
+    def want(self, drain: str, node: str) -> None:
+        """Somebody wants the generation to end."""
+        purpose = DRAINS[drain]
+        self.stops += purpose is Purpose.STOP
+        nodes = frozenset({node} if purpose is Purpose.MOVE else ())
+        self._follow(step(self.state, DrainWanted(purpose=purpose, reason=drain, nodes=nodes)))
 
     def strike(self, fault: str, rank: int) -> None:
         """Something goes wrong on a rank, if there is anything left of it."""
@@ -137,12 +177,18 @@ class SimulatedGroup:
 
     def _do(self, action: Action) -> None:
         match action:
-            case Place():
-                self.agents = set(range(self.world_size))
-                self.placed.append(AgentsPlaced(nodes=("node",) * self.world_size))
+            case Place(avoid=avoid):
+                self._place(avoid)
+            case EndAttempt(root=root):
+                self.free_restarts += root is None or root.kind is FailureKind.PREEMPTED
+            case Drain(generation=generation):
+                for trainer in self.trainers.values():
+                    assert trainer.generation == generation
+                    trainer.is_to_stop = True
             case Launch(generation=generation):
                 assert not self.trainers, "a trainer of the generation before is alive"
-                assert len(self.launched) <= self.max_failures, "no failure was left"
+                charged = len(self.launched) - self.free_restarts
+                assert charged <= self.max_failures, "no failure was left"
                 assert generation == len(self.launched)
                 self.launched.append(generation)
                 self.trainers = {r: SimulatedTrainer(r, generation) for r in sorted(self.agents)}
@@ -160,36 +206,73 @@ class SimulatedGroup:
                     trainer.may_leave = True
             case Conclude():
                 assert not self.trainers, "the run is over and a trainer is alive"
+                assert self.concluded is None, "the run is over twice"
                 self.concluded = action
 
+    def _place(self, avoid: frozenset[str]) -> None:
+        assert not self.trainers, "a trainer of the generation before is alive"
+        self.world_size = self._sizes.popleft() if len(self._sizes) > 1 else self._sizes[0]
+        self.agents = set(range(self.world_size))
+        for rank, line in enumerate(self.lines):
+            # Who is lost while agents are placed is replaced by whoever places them.
+            self.lines[rank] = deque(e for e in line if not isinstance(e, AgentLost))
+        nodes = [f"node-{rank % 2}" for rank in range(self.world_size)]
+        better = next((node for node in ("node-0", "node-1") if node not in avoid), None)
+        nodes = [node if better is None or node not in avoid else better for node in nodes]
+        self.placed.append(AgentsPlaced(nodes=tuple(nodes)))
 
-faults = st.lists(
-    st.tuples(st.integers(0, 60), st.sampled_from(FAULTS), st.integers(0, 3)), max_size=8
+
+moments = st.integers(0, 60)
+faults = st.lists(st.tuples(moments, st.sampled_from(FAULTS), st.integers(0, MOST - 1)), max_size=8)
+drains = st.lists(
+    st.tuples(moments, st.sampled_from([*DRAINS]), st.sampled_from(["node-0", "node-1", "other"])),
+    max_size=4,
 )
+sizes = st.integers(1, MOST)
 
 
-@settings(max_examples=300)
-@given(world_size=st.integers(1, 4), max_failures=st.integers(0, 3), faults=faults, data=st.data())
+@settings(max_examples=500)
+@given(
+    world_size=sizes,
+    later_sizes=st.lists(sizes, max_size=4),
+    max_failures=st.integers(0, 3),
+    faults=faults,
+    drains=drains,
+    data=st.data(),
+)
 def test_every_run_comes_to_an_end(
-    world_size: int, max_failures: int, faults: list[tuple[int, str, int]], data: st.DataObject
+    world_size: int,
+    later_sizes: list[int],
+    max_failures: int,
+    faults: list[tuple[int, str, int]],
+    drains: list[tuple[int, str, str]],
+    data: st.DataObject,
 ) -> None:
-    """Whatever fails whenever: the run concludes, within its budget, and leaves nobody behind."""
-    group = SimulatedGroup(world_size, max_failures)
+    """Whatever fails and is wanted whenever: the run concludes, and leaves nobody behind."""
+    group = SimulatedGroup(world_size, max_failures, later_sizes)
     happened = 0
     while choices := group.choices():
         for when, fault, rank in faults:
             if when == happened:
-                group.strike(fault, rank % world_size)
+                group.strike(fault, rank % group.world_size)
+        for when, drain, node in drains:
+            if when == happened:
+                group.want(drain, node)
         choices = group.choices()
         if choices:
             choices[data.draw(st.integers(0, len(choices) - 1))]()
         happened += 1
     assert isinstance(group.state.phase, Concluded)
     assert group.concluded is not None
-    assert group.concluded.succeeded == (not group.concluded.failures)
+    succeeded, stopped = group.concluded.succeeded, group.concluded.stopped
+    assert not (succeeded and stopped)
+    assert (succeeded or stopped) == (not group.concluded.failures)
+    assert group.stops or not stopped
     if not any(when < happened for when, _, _ in faults):
-        assert group.concluded.succeeded
-        assert group.launched == [0]
+        assert succeeded or stopped
+        assert group.state.attempts == ()
+        if not any(when < happened for when, _, _ in drains):
+            assert group.launched == [0]
 
 
 @given(world_size=st.integers(1, 4), killed=st.lists(st.integers(0, 3), max_size=3))
