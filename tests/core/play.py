@@ -23,9 +23,11 @@ from polytrain_plugins import Offer
 class Play:
     """A machine that is fed events and remembers what it asked for."""
 
-    def __init__(self, world_size: int, *, max_failures: int = 0) -> None:
+    def __init__(
+        self, world_size: int, *, max_failures: int = 0, node_cooldown_s: float = 0.0
+    ) -> None:
         policy = FailurePolicy(max_failures=max_failures)
-        first = begin(State(world_size=world_size, policy=policy))
+        first = begin(State(world_size=world_size, policy=policy, node_cooldown_s=node_cooldown_s))
         self.state = first.state
         self.actions: list[Action] = list(first.actions)
         self.latest: tuple[Action, ...] = first.actions
@@ -63,9 +65,9 @@ class Play:
         return conclude
 
 
-def placed(world_size: int) -> AgentsPlaced:
+def placed(world_size: int, *, per_node: int = 2) -> AgentsPlaced:
     """Agents for so many ranks, two on each node."""
-    return AgentsPlaced(nodes=tuple(f"node-{rank // 2}" for rank in range(world_size)))
+    return AgentsPlaced(nodes=tuple(f"node-{rank // per_node}" for rank in range(world_size)))
 
 
 def offered(rank: int, generation: int = 0) -> Offered:

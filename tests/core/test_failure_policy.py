@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.errors import Failure, FailureKind
-from polytrain.policy.failure import FailedAttempt, FailurePolicy, root_cause
+from polytrain.policy.failure import (
+    FailedAttempt,
+    FailurePolicy,
+    failed_attempt,
+    root_cause,
+)
 
 
 def failure(kind: FailureKind, *, rank: int = 0, message: str = "no", step: int = 0) -> Failure:
@@ -62,7 +69,16 @@ def test_workers_that_are_lost_the_same_way_are_replaced_again() -> None:
     assert FailurePolicy(max_failures=2).decide([LOST, LOST]).restart
 
 
-@pytest.mark.parametrize("kind", [FailureKind.WORKER_LOST, FailureKind.AGENT_LOST])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        FailureKind.WORKER_LOST,
+        FailureKind.AGENT_LOST,
+        FailureKind.NODE_LOST,
+        FailureKind.OUT_OF_MEMORY,
+        FailureKind.PREEMPTED,
+    ],
+)
 def test_a_loss_is_the_cause_of_exceptions_that_came_before(kind: FailureKind) -> None:
     lost = failure(kind, rank=2)
     assert root_cause([BUG.root, failure(FailureKind.USER_ERROR, rank=1), lost]) is lost
@@ -71,3 +87,140 @@ def test_a_loss_is_the_cause_of_exceptions_that_came_before(kind: FailureKind) -
 def test_without_a_loss_the_first_failure_is_the_cause() -> None:
     storage = failure(FailureKind.STORAGE)
     assert root_cause([storage, BUG.root]) is storage
+
+
+PREEMPTED = FailedAttempt(root=failure(FailureKind.PREEMPTED))
+NO_START = FailedAttempt(root=failure(FailureKind.STARTUP), has_reported=False, lasted_s=1.0)
+EVERYWHERE = FailedAttempt(root=BUG.root, on_every_rank=True)
+
+kinds = st.sampled_from([LOST, BUG, PREEMPTED, NO_START, EVERYWHERE])
+
+
+@given(before=st.lists(kinds, max_size=30), max_failures=st.integers(-1, 3))
+def test_a_preemption_never_ends_a_run(before: list[FailedAttempt], max_failures: int) -> None:
+    policy = FailurePolicy(max_failures=max_failures, retry_user_errors=False)
+    decision = policy.decide([*before, PREEMPTED])
+    assert decision.restart
+    assert "isn't counted" in decision.reason
+
+
+@given(max_failures=st.integers(0, 5), where=st.lists(st.booleans(), max_size=20))
+def test_preemptions_use_no_failure_up(max_failures: int, where: list[bool]) -> None:
+    attempts = [LOST if is_loss else PREEMPTED for is_loss in where]
+    decision = FailurePolicy(max_failures=max_failures).decide([*attempts, LOST])
+    assert decision.restart == (where.count(True) + 1 <= max_failures)
+
+
+@pytest.mark.parametrize("kind", [FailureKind.USER_ERROR, FailureKind.UNMATCHED_PARTS])
+def test_errors_of_the_user_that_are_not_to_be_retried_are_not(kind: FailureKind) -> None:
+    policy = FailurePolicy(max_failures=-1, retry_user_errors=False)
+    decision = policy.decide([FailedAttempt(root=failure(kind))])
+    assert not decision.restart
+    assert "retry_user_errors=False" in decision.reason
+    # What nobody's code has done is none of its business.
+    assert policy.decide([LOST]).restart
+    assert policy.decide([FailedAttempt(root=failure(FailureKind.STORAGE))]).restart
+
+
+@given(st.integers(1, 50), st.booleans())
+def test_errors_of_the_user_that_are_to_be_retried_are_only_counted(
+    count: int, on_every_rank: bool
+) -> None:
+    attempt = EVERYWHERE if on_every_rank else BUG
+    policy = FailurePolicy(max_failures=25, retry_user_errors=True)
+    assert policy.decide([attempt] * count).restart == (count <= 25)
+
+
+def test_an_error_on_every_rank_at_once_is_not_retried() -> None:
+    decision = FailurePolicy(max_failures=-1).decide([EVERYWHERE])
+    assert not decision.restart
+    assert "every rank" in decision.reason
+
+
+def test_an_error_is_retried_once() -> None:
+    policy = FailurePolicy(max_failures=-1)
+    assert policy.decide([BUG]).restart
+    assert not policy.decide([BUG, BUG]).restart
+
+
+def test_objects_that_lie_elsewhere_make_no_other_error() -> None:
+    def attempt(address: str, *, what: str = "Net") -> FailedAttempt:
+        message = f"TypeError: <{what} object at {address}> is not a tensor"
+        return FailedAttempt(root=failure(FailureKind.USER_ERROR, message=message, step=3))
+
+    policy = FailurePolicy(max_failures=-1)
+    assert not policy.decide([attempt("0x7f00aa12"), attempt("0x7EFFBB34")]).restart
+    assert policy.decide([attempt("0x7f00aa12"), attempt("0x7f00aa12", what="Loss")]).restart
+
+
+@given(
+    trained=st.lists(st.booleans(), max_size=20),
+    attempt=st.sampled_from([NO_START, dataclasses.replace(LOST, has_reported=False)]),
+)
+def test_five_starts_in_a_row_may_fail(trained: list[bool], attempt: FailedAttempt) -> None:
+    attempts = [LOST if has_trained else attempt for has_trained in trained]
+    decisions = [
+        FailurePolicy(max_failures=-1).decide(attempts[: n + 1]) for n in range(len(attempts))
+    ]
+    five = "".join("T" if has_trained else "." for has_trained in trained).find(".....")
+    first = next((n for n, decision in enumerate(decisions) if not decision.restart), None)
+    assert first == (None if five < 0 else five + 4)
+    if first is not None:
+        assert decisions[first].reason == "5 attempts in a row have ended before they trained"
+
+
+@pytest.mark.parametrize(
+    "long_enough",
+    [
+        dataclasses.replace(NO_START, lasted_s=1000.0),
+        dataclasses.replace(NO_START, has_reported=True),
+    ],
+    ids=["it has lasted", "it has reported"],
+)
+def test_who_has_trained_has_started(long_enough: FailedAttempt) -> None:
+    policy = FailurePolicy(max_failures=-1)
+    assert policy.decide([NO_START] * 2 + [long_enough] + [NO_START] * 2).restart
+
+
+def test_the_limit_of_starts_does_not_lift_that_of_failures() -> None:
+    decision = FailurePolicy(max_failures=2).decide([NO_START] * 3)
+    assert not decision.restart
+    assert "max_failures=2" in decision.reason
+
+
+def summed_up(*failures: Failure, world_size: int) -> FailedAttempt:
+    return failed_attempt(failures, world_size=world_size, has_reported=True, lasted_s=60.0)
+
+
+@given(world_size=st.integers(1, 6), ranks=st.lists(st.integers(0, 5), min_size=1, max_size=12))
+def test_an_error_is_on_every_rank_if_each_has_raised_it(world_size: int, ranks: list[int]) -> None:
+    raised = [
+        failure(FailureKind.USER_ERROR, rank=rank % world_size, message=f"E: <x at 0x{n:x}>")
+        for n, rank in enumerate(ranks)
+    ]
+    attempt = summed_up(*raised, world_size=world_size)
+    everybody = {rank % world_size for rank in ranks} == set(range(world_size))
+    # Of a single rank nothing can be told by that: it is retried once, like others.
+    assert attempt.on_every_rank == (everybody and world_size > 1)
+    assert attempt.root is raised[0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        failure(FailureKind.USER_ERROR, rank=1, message="KeyError: 'a'"),
+        failure(FailureKind.USER_ERROR, rank=1, step=2),
+        failure(FailureKind.STORAGE, rank=1),
+    ],
+    ids=["another exception", "another step", "another kind"],
+)
+def test_different_errors_are_not_one_on_every_rank(other: Failure) -> None:
+    one = failure(FailureKind.USER_ERROR, rank=0)
+    assert not summed_up(one, other, world_size=2).on_every_rank
+
+
+def test_processes_that_are_lost_everywhere_are_no_error_of_the_user() -> None:
+    lost = [failure(FailureKind.WORKER_LOST, rank=rank) for rank in range(2)]
+    attempt = summed_up(*lost, world_size=2)
+    assert not attempt.on_every_rank
+    assert FailurePolicy(max_failures=1).decide([attempt]).restart
