@@ -151,6 +151,11 @@ class Crew:
         if recruit.bundle is not None:
             self._bundle_nodes[recruit.bundle] = place.node_id
         self._setbacks = 0
+        if place.node_id in self._avoided:
+            # It was asked for before the node was to be left.
+            self._dismiss(recruit)
+            self._ask_for_more()
+            return
         self._spares.append(recruit)
         if self._placing is not None:
             self._staff()
@@ -251,10 +256,12 @@ class Crew:
 
     def _free_bundles(self) -> list[int]:
         taken = {recruit.bundle for recruit in (*self.here, *self._coming)}
+        # What was reserved on a node that is gone is reserved elsewhere.
+        avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
         return [
             bundle
             for bundle in range(self._scaling.max_workers)
-            if bundle not in taken and self._bundle_nodes.get(bundle) not in self._avoided
+            if bundle not in taken and self._bundle_nodes.get(bundle) not in avoided
         ]
 
     def _busy_nodes(self) -> frozenset[str]:

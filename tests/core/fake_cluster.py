@@ -1,0 +1,127 @@
+"""A cluster in a test's hands: agents arrive where there is room, when the test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polytrain.config import ScalingConfig
+from polytrain.errors import FailureKind
+from polytrain.run.events import AgentLost, AgentsPlaced, DrainWanted, Event, PlacementFailed
+from polytrain.workers.crew import Crew
+from polytrain.workers.placement import Place
+from polytrain.workers.recruits import Gone, Recruit
+
+
+class FakeCluster:
+    """Nodes with CPUs, agents of one CPU each that were asked for, and a clock."""
+
+    def __init__(self, **nodes: int) -> None:
+        """
+        Args:
+            nodes: name → CPUs.
+        """
+        self.nodes = dict(nodes)
+        self.now = 0.0
+        self.waiting: dict[Recruit, frozenset[str]] = {}
+        """Agents that have no place yet, with the nodes on which they mustn't be."""
+
+        self.placed: list[Recruit] = []
+        """Agents that have one and live."""
+
+        self.dismissed: list[Recruit] = []
+        self.told: list[Event] = []
+        """What the crew has said."""
+
+        self._bundles: list[str | None] = []
+        """Where room is held; what was held on a node that is gone is to be held elsewhere."""
+
+    def crew(self, num_workers: int | tuple[int, int], **scaling: Any) -> Crew:
+        """A crew of this cluster."""
+        return Crew(
+            ScalingConfig(num_workers=num_workers, **scaling),
+            recruiter=self,
+            cluster=self,
+            first_node="a",
+            tell=self.told.append,
+            clock=lambda: self.now,
+        )
+
+    def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        return {name: {"CPU": float(cpus)} for name, cpus in self.nodes.items()}
+
+    def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        return {name: {"CPU": float(self._free(name))} for name in self.nodes}
+
+    def reserve(self, bundles: int, strategy: str) -> None:
+        self._bundles = [None] * bundles
+        self._hold_room()
+
+    def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> Recruit:
+        recruit = Recruit(actor=None, bundle=bundle)
+        self.waiting[recruit] = avoid
+        return recruit
+
+    def dismiss(self, recruit: Recruit) -> None:
+        self.dismissed.append(recruit)
+        self.placed.remove(recruit)
+
+    def settle(self, crew: Crew) -> None:
+        """Everybody who finds a place arrives, until nobody does any more."""
+        self._hold_room()
+        while arriving := next(
+            ((r, node) for r in self.waiting if (node := self._place_of(r)) is not None), None
+        ):
+            self.arrive(crew, *arriving)
+
+    def arrive(self, crew: Crew, recruit: Recruit, node: str) -> None:
+        """An agent is there."""
+        self.waiting.pop(recruit, None)
+        self.placed.append(recruit)
+        crew.arrived(recruit, Place(node_id=node, host=node))
+
+    def lose(
+        self, crew: Crew, recruit: Recruit, kind: FailureKind = FailureKind.AGENT_LOST
+    ) -> AgentLost | None:
+        """An agent is gone."""
+        if recruit in self.placed:
+            self.placed.remove(recruit)
+        self.waiting.pop(recruit, None)
+        return crew.lost(Gone(recruit=recruit, kind=kind, reason="it has died"))
+
+    def lose_node(self, crew: Crew, name: str) -> list[AgentLost]:
+        """A node is gone, with all agents on it."""
+        del self.nodes[name]
+        there = [recruit for recruit in self.placed if recruit.place.node_id == name]
+        told = [self.lose(crew, recruit, FailureKind.NODE_LOST) for recruit in there]
+        return [event for event in told if event is not None]
+
+    def sizes(self) -> list[int]:
+        """How many ranks each crew had that was told to be complete."""
+        return [len(event.nodes) for event in self.told if isinstance(event, AgentsPlaced)]
+
+    def failures(self) -> list[str]:
+        return [event.reason for event in self.told if isinstance(event, PlacementFailed)]
+
+    def growths(self) -> list[str]:
+        return [event.reason for event in self.told if isinstance(event, DrainWanted)]
+
+    def _hold_room(self) -> None:
+        """Find nodes for all bundles that have none, or for none of them."""
+        free = [name for name in self.nodes for _ in range(self._free(name))]
+        homeless = [n for n, node in enumerate(self._bundles) if node not in self.nodes]
+        if len(free) >= len(homeless):
+            for bundle, node in zip(homeless, free, strict=False):
+                self._bundles[bundle] = node
+
+    def _free(self, node: str) -> int:
+        outside = [r for r in self.placed if r.place.node_id == node and r.bundle is None]
+        return self.nodes[node] - len(outside) - self._bundles.count(node)
+
+    def _place_of(self, recruit: Recruit) -> str | None:
+        if recruit.bundle is not None:
+            node = self._bundles[recruit.bundle]
+            is_taken = any(placed.bundle == recruit.bundle for placed in self.placed)
+            return node if node in self.nodes and not is_taken else None
+        avoid = self.waiting[recruit]
+        return next((n for n in self.nodes if n not in avoid and self._free(n) > 0), None)
