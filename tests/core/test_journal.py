@@ -89,12 +89,16 @@ def test_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
 
 def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
     with journal_in(tmp_path, claim=3) as journal:
-        journal.opened(anew=True, identity={"backend": "reference"}, world_size=2)
+        identity = {"backend": "reference"}
+        journal.opened(anew=True, identity=identity, world_size=2, began=12.5)
         journal.launched(generation=0, step=40, start="/run/checkpoint", world_size=2)
+        journal.started(generation=0)
         journal.reported(
             Reported(generation=0, rank=0, step=41, metrics={"loss": 0.5, "text": "a\nb\u2028é"})
         )
+        journal.reported(Reported(generation=0, rank=0, step=42, metrics={}, stalled_s=0.25))
         journal.concluded(Conclude(succeeded=False, reason="no restart is left"))
+        journal.closed()
     written = lines(tmp_path)
     assert {line["claim"] for line in written} == {3}
     assert [{k: v for k, v in line.items() if k not in ("claim", "time")} for line in written] == [
@@ -103,6 +107,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "anew": True,
             "identity": {"backend": "reference"},
             "world_size": 2,
+            "began": 12.5,
         },
         {
             "event": "Launched",
@@ -111,13 +116,16 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "start": "/run/checkpoint",
             "world_size": 2,
         },
+        {"event": "Started", "generation": 0},
         {"event": "Reported", "step": 41, "metrics": {"loss": 0.5, "text": "a\nb\u2028é"}},
+        {"event": "Reported", "step": 42, "metrics": {}, "stalled_s": 0.25},
         {
             "event": "Concluded",
             "succeeded": False,
             "stopped": False,
             "reason": "no restart is left",
         },
+        {"event": "Closed"},
     ]
 
 

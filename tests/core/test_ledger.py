@@ -21,99 +21,270 @@ from polytrain.run.states import State
 from polytrain.storage.location import Location
 from polytrain_plugins import Offer
 
-PHASES = ["Placing", "Gathering", "Training", "Leaving", "Ending"]
+Line = dict[str, Any]
 
 
-def ledger_of(*entries: tuple[float, str, str | None]) -> Ledger:
-    """Of lines of a journal: time, event and phase."""
+def line(
+    time: float, event: str, phase: str | None = None, generation: int = 0, **more: Any
+) -> Line:
+    """A line of a journal."""
+    told = {} if phase is None else {"phase": phase, "generation": generation}
+    return {"time": time, "event": event, **told, **more}
+
+
+def ledger_of(*lines: Line) -> Ledger:
     ledger = Ledger()
-    for time, event, phase in entries:
-        ledger.take({"time": time, "event": event, **({"phase": phase} if phase else {})})
+    for told in lines:
+        ledger.take(told)
     return ledger
 
 
-def test_each_phase_has_the_time_until_the_next_one() -> None:
+def spent(ledger: Ledger) -> dict[str, float]:
+    """What there was time for."""
+    return {account: seconds for account, seconds in ledger.seconds.items() if seconds}
+
+
+def opened(time: float, *, began: float | None = None) -> Line:
+    return line(time, "Opened", began=time if began is None else began)
+
+
+def launched(time: float, *, step: int = 0, world_size: int = 1) -> Line:
+    return line(time, "Launched", step=step, world_size=world_size)
+
+
+def trained_from(time: float, *, step: int = 0, generation: int = 0) -> list[Line]:
+    """A generation of one rank that begins to train at once."""
+    return [
+        line(time, "AgentsPlaced", "Gathering", generation),
+        launched(time, step=step),
+        line(time, "Started"),
+        line(time, "Offered", "Training", generation),
+        line(time, "Joined", "Training", generation),
+    ]
+
+
+def reports(*told: tuple[float, int]) -> list[Line]:
+    """Of rank 0: time and step."""
+    return [line(time, "Reported", step=step) for time, step in told]
+
+
+def test_every_second_of_a_run_with_a_restart_has_its_account() -> None:
     ledger = ledger_of(
-        (10, "Opened", None),
-        (11, "Begun", "Placing"),
-        (13, "AgentsPlaced", "Gathering"),
-        (13, "Launched", None),
-        (16, "Offered", "Training"),
-        (17, "Reported", None),
-        (20, "Done", "Leaving"),
-        (21, "Exited", "Concluded"),
-        (29, "Concluded", None),
+        opened(10, began=8),
+        line(11, "Begun", "Placing"),
+        line(13, "AgentsPlaced", "Gathering"),
+        launched(13.5, world_size=2),
+        line(15, "Started"),
+        line(17, "Offered", "Training"),
+        line(18, "Joined", "Training"),
+        line(19, "Joined", "Training"),
+        *reports((22, 1), (24, 2)),
+        line(26, "Reported", step=3, stalled_s=0.5),
+        line(30, "Exited", "Ending", since_s=0.25),
+        line(31, "Exited", "Gathering", 1),
+        launched(33, step=1, world_size=2),
+        line(34, "Started"),
+        line(35, "Offered", "Training", 1),
+        line(36, "Joined", "Training", 1),
+        line(36.5, "Joined", "Training", 1),
+        *reports((38, 2), (40, 3), (41, 4)),
+        line(43, "Done", "Leaving", 1, stalled_s=1),
+        line(44, "Exited", "Concluded", 1, since_s=0.5),
+        line(44, "Concluded"),
+        line(45, "Closed"),
     )
     assert ledger.seconds == {
-        "placing workers": 2,
-        "starting trainers": 3,
-        "training": 4,
-        "leaving": 1,
+        "start": 5.5,
+        "data load": 1.5,
+        "import": 2 + 1,
+        "rendezvous": 2 + 1.5,
+        "train": (11 - 0.5 - 0.25) + (3 - 1),
+        "checkpoint stall": 0.5 + 1,
+        "detect": 0.25,
+        "teardown": 1,
+        "reschedule": 2,
+        "data reload": 1,
+        "replayed work": 3.5,
+        "ending": 2,
     }
-    assert ledger.wall_s == 10
+    assert ledger.wall_s == 45 - 8
+    assert ledger.goodput == 12.25 / 37
+    assert (ledger.lost_steps, ledger.restarts) == (2, 1)
 
 
-def test_a_restart_adds_to_what_was_spent_before() -> None:
+def test_placing_workers_once_more_is_rescheduling() -> None:
     ledger = ledger_of(
-        (0, "Opened", None),
-        (0, "Begun", "Placing"),
-        (1, "AgentsPlaced", "Gathering"),
-        (2, "Offered", "Training"),
-        (5, "Failed", "Ending"),
-        (6, "Exited", "Gathering"),
-        (8, "Offered", "Training"),
-        (12, "Exited", "Concluded"),
+        opened(0),
+        *trained_from(1),
+        line(3, "AgentLost", "Ending"),
+        line(4, "Exited", "Placing", 1),
+        *trained_from(9, generation=1),
     )
-    assert ledger.seconds["training"] == 7
-    assert ledger.seconds["starting trainers"] == 3
-    assert ledger.seconds["ending failed attempts"] == 1
-    assert ledger.wall_s == 12
+    assert spent(ledger) == {"start": 1, "train": 2, "teardown": 1, "reschedule": 5}
 
 
-def test_nobody_knows_how_long_a_killed_driver_has_lived_after_its_last_line() -> None:
+def test_one_rank_that_ends_and_is_launched_by_the_same_line_has_restarted() -> None:
     ledger = ledger_of(
-        (0, "Opened", None),
-        (0, "Begun", "Placing"),
-        (4, "Reported", None),
-        (1000, "Opened", None),
-        (1001, "Begun", "Placing"),
-        (1003, "AgentsPlaced", "Gathering"),
+        opened(0),
+        *trained_from(1),
+        line(6, "Exited", "Gathering", 1, since_s=2),
+        launched(7),
+        line(10, "Exited", "Gathering", 2),
+        launched(10.5),
     )
-    assert ledger.seconds == {"placing workers": 6}
+    assert spent(ledger) == {
+        "start": 1,
+        "train": 3,
+        "detect": 2,
+        "reschedule": 1.5,
+        "data reload": 3,
+    }
+    assert ledger.restarts == 2
 
 
-lines = st.lists(
-    st.tuples(st.integers(0, 50), st.sampled_from([*PHASES, None])), min_size=1, max_size=10
+def test_what_peers_raise_first_doesnt_hide_how_long_a_lost_process_was_gone() -> None:
+    ledger = ledger_of(
+        opened(0),
+        *trained_from(0),
+        line(5, "Failed", "Ending"),
+        line(5.5, "Exited", "Ending", since_s=1.5),
+        line(5.75, "Exited", "Ending", since_s=1),
+        line(6, "Exited", "Gathering", 1),
+    )
+    assert spent(ledger) == {"train": 4, "detect": 1, "teardown": 1}
+
+
+def test_a_stall_is_taken_from_the_work_that_it_has_interrupted() -> None:
+    ledger = ledger_of(
+        opened(0),
+        *trained_from(0),
+        *reports((4, 1)),
+        line(4, "Failed", "Gathering", 1),
+        *trained_from(4, generation=1),
+        line(6, "Reported", step=1, stalled_s=1.5),
+        line(8, "Reported", step=2, stalled_s=1.5),
+    )
+    assert spent(ledger) == {"train": 4 + 2, "replayed work": 0.5, "checkpoint stall": 1.5}
+
+
+def test_steps_are_lost_once_and_repeated_until_all_of_them_are_done_again() -> None:
+    """Twice from step 1: of 4 steps three are lost, of the two after that one."""
+    ledger = ledger_of(
+        opened(0),
+        *trained_from(0),
+        *reports((1, 1), (2, 2), (3, 3), (4, 4)),
+        line(4, "Failed", "Gathering", 1),
+        *trained_from(4, step=1, generation=1),
+        *reports((5, 2)),
+        line(5, "Failed", "Gathering", 2),
+        *trained_from(5, step=1, generation=2),
+        *reports((6, 2), (7, 3), (8, 4), (9, 5)),
+    )
+    assert ledger.lost_steps == 3 + 1
+    assert spent(ledger) == {"train": 4 + 1, "replayed work": 1 + 3}
+
+
+def test_a_restart_from_the_last_report_repeats_nothing() -> None:
+    ledger = ledger_of(
+        opened(0),
+        *trained_from(0),
+        *reports((1, 1), (2, 2)),
+        line(2, "Drained", "Ending"),
+        line(3, "Exited", "Placing", 1),
+        *trained_from(3, step=2, generation=1),
+        *reports((5, 3)),
+    )
+    assert ledger.lost_steps == 0
+    assert spent(ledger) == {"train": 4, "teardown": 1}
+
+
+def test_a_later_driver_repeats_what_a_killed_one_has_lost() -> None:
+    """And nobody knows how long the killed one has lived after its last line."""
+    ledger = ledger_of(
+        opened(0),
+        *trained_from(1),
+        *reports((2, 1), (3, 2)),
+        opened(1000, began=998),
+        line(1001, "Begun", "Placing"),
+        *trained_from(1002, step=1),
+        *reports((1004, 2), (1007, 3)),
+    )
+    assert ledger.lost_steps == 1
+    assert spent(ledger) == {"start": 1 + 4, "train": 2 + 3, "replayed work": 2}
+    assert ledger.wall_s == 3 + 9
+
+
+def test_no_time_passes_while_a_clock_is_set_back() -> None:
+    ledger = ledger_of(opened(50), *trained_from(51), *reports((40, 1), (43, 2)))
+    assert spent(ledger) == {"start": 1, "train": 3}
+
+
+EIGHTHS = st.integers(0, 400).map(lambda number: number / 8)
+MORE = st.fixed_dictionaries({}, optional={"stalled_s": EIGHTHS, "since_s": EIGHTHS})
+LINES = st.one_of(
+    st.builds(
+        lambda phase, generation, event: {"event": event, "phase": phase, "generation": generation},
+        st.sampled_from(["Placing", "Gathering", "Training", "Leaving", "Ending", "Concluded"]),
+        st.integers(0, 3),
+        st.sampled_from(["Joined", "Exited", "Failed", "Done", "Offered"]),
+    ),
+    st.builds(lambda step: {"event": "Reported", "step": step}, st.integers(0, 9)),
+    st.builds(
+        lambda step, size: {"event": "Launched", "step": step, "world_size": size},
+        st.integers(0, 9),
+        st.integers(1, 3),
+    ),
+    st.sampled_from(["Started", "Concluded", "LookedInto"]).map(lambda event: {"event": event}),
+)
+DRIVERS = st.lists(
+    st.tuples(EIGHTHS, EIGHTHS, st.lists(st.tuples(EIGHTHS, LINES, MORE), max_size=30)), max_size=3
 )
 
 
-@given(drivers=st.lists(st.tuples(st.integers(0, 100), lines), max_size=4))
-def test_the_accounts_add_up_to_the_time_of_all_drivers(
-    drivers: list[tuple[int, list[tuple[int, str | None]]]],
+@given(drivers=DRIVERS)
+def test_whatever_the_lines_the_accounts_add_up_to_the_time_of_all_drivers(
+    drivers: list[tuple[float, float, list[tuple[float, Line, Line]]]],
 ) -> None:
-    now, spent = 0, 0
-    entries: list[tuple[float, str, str | None]] = []
-    for pause, told in drivers:
+    now = wall_s = 0.0
+    ledger = Ledger()
+    for pause, opening, told in drivers:
         now += pause
-        entries += [(now, "Opened", None), (now, "Begun", "Placing")]
-        begun = now
-        for seconds, phase in told:
+        began = now
+        now += opening
+        ledger.take(opened(now, began=began))
+        for seconds, entry, more in told:
             now += seconds
-            entries.append((now, "Something", phase))
-        spent += now - begun
-    ledger = ledger_of(*entries)
-    assert ledger.wall_s == sum(ledger.seconds.values()) == spent
-    assert all(seconds >= 0 for seconds in ledger.seconds.values())
+            ledger.take({"time": now, **entry, **more})
+            assert min(ledger.seconds.values()) >= 0
+        now += 1
+        ledger.take(line(now, "Closed"))
+        wall_s += now - began
+    assert ledger.wall_s == wall_s
+    assert 0 <= ledger.goodput <= 1
+    assert ledger.lost_steps >= 0
 
 
 def test_it_prints_as_a_table_that_adds_up() -> None:
-    ledger = Ledger({"training": 12.25, "leaving": 0.5})
-    rows = re.findall(r"^(.+?) +([\d.]+) s$", str(ledger), flags=re.MULTILINE)
-    assert {name: float(seconds) for name, seconds in rows} == {
-        "training": 12.25,
-        "leaving": 0.5,
-        "in all": 12.75,
-    }
+    ledger = ledger_of(
+        opened(0),
+        *trained_from(2.5),
+        *reports((10, 1), (17.5, 2)),
+        line(17.5, "Failed", "Gathering", 1),
+        *trained_from(17.5, step=1, generation=1),
+        *reports((20, 2)),
+        line(20, "Closed"),
+    )
+    rows = re.findall(r"^(.+?) +([\d.]+) s +([\d.]+) %$", str(ledger), flags=re.MULTILINE)
+    told = {name: (float(seconds), float(share)) for name, seconds, share in rows}
+    assert told["start"] == (2.5, 12.5)
+    assert told["train"] == (15, 75)
+    assert told["replayed work"] == (2.5, 12.5)
+    assert told.pop("wall time") == (20, 100)
+    assert [sum(column) for column in zip(*told.values(), strict=True)] == [20, 100]
+    assert len({len(row) for row in str(ledger).splitlines() if row.endswith("%")}) == 1
+    assert re.search(r"^goodput +75.0 %$", str(ledger), flags=re.MULTILINE)
+    assert re.search(r"^lost steps +1$", str(ledger), flags=re.MULTILINE)
+    assert re.search(r"^restarts +1$", str(ledger), flags=re.MULTILINE)
 
 
 def live(journal: Journal, *events: Any) -> None:

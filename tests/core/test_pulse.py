@@ -126,8 +126,9 @@ def test_a_wait_for_a_commit_shows(page: Page, tmp_path: Path) -> None:
     pulse.enter(Stage.TRAINING)
     channel = Answering(page)
     handover = Handover(job=JOB, order=ORDER, rank=0, channel=channel, scratch=tmp_path)
-    handover.give(lambda directory: {}, step=1, metrics={}, positions={}, with_it=[], waits=True)
+    handover.give(lambda directory: {}, step=1, metrics={}, positions={}, with_it=list, waits=True)
     assert channel.seen == [Stage.TRAINING, Stage.WAITING_FOR_COMMIT]
+    assert handover.stalled_s > 0
     assert page.stage is Stage.TRAINING
 
 

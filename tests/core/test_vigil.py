@@ -99,6 +99,15 @@ def test_an_attempt_that_goes_on_meanwhile_is_not_ended() -> None:
     assert isinstance(found, Warned)
 
 
+def test_a_hang_is_told_with_how_long_nobody_has_gone_on() -> None:
+    watched = Watched().training().quiet(0, LIMIT + 2)
+    watched.now += 1
+    watched.quiet(1, LIMIT).look(after=2)
+    found = watched.stacks(0, 1).look(after=0.5)
+    assert isinstance(found, Condemned)
+    assert found.failure.since_s == LIMIT + 2.5
+
+
 def test_a_stopped_rank_is_ended_even_if_the_look_has_woken_it() -> None:
     watched = Watched().training().quiet(1, 12.0, stopped=10.0)
     assert watched.look() == LookInto()

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from polytrain.checkpoint.manifest import Attempt
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.errors import FailureKind
-from polytrain.run.events import Done, Event, Failed, HandedIn, Joined, Offered, Reported
+from polytrain.run.events import Done, Drained, Event, Failed, HandedIn, Joined, Offered, Reported
 from polytrain.workers.placement import Place, members
 from polytrain.workers.wire import (
     FrameBuffer,
     Message,
     SocketChannel,
     done_message,
+    drained_message,
     joined_message,
     leave_message,
     offer_message,
@@ -84,19 +85,21 @@ OFFER = Offer(host="10.0.0.1", port=4242, details={"token": b"\0\xff", "nested":
         (offer_message(Offer()), Offered(generation=2, rank=5, offer=Offer())),
         (joined_message(), Joined(generation=2, rank=5)),
         (
-            report_message(7, {"loss": 0.5, "by class": {"a": [1, 2]}, "none": None}),
+            report_message(7, {"loss": 0.5, "by class": {"a": [1, 2]}, "none": None}, 0.25),
             Reported(
                 generation=2,
                 rank=5,
                 step=7,
                 metrics={"loss": 0.5, "by class": {"a": [1, 2]}, "none": None},
+                stalled_s=0.25,
             ),
         ),
         (
             staged_message(3, "/staging", {}, 40, {}, {}, waits=True),
             HandedIn(generation=2, rank=5, checkpoint=3, waits=True),
         ),
-        (done_message(), Done(generation=2, rank=5)),
+        (done_message(1.5), Done(generation=2, rank=5, stalled_s=1.5)),
+        (drained_message(1.5), Drained(generation=2, rank=5, stalled_s=1.5)),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
@@ -182,7 +185,7 @@ def test_a_channel_carries_messages_in_order() -> None:
         sender.send(leave_message())
         sender.send(report_message(1, {"text": "x" * 5000}))
         assert receiver.receive() == ["leave"]
-        assert receiver.receive() == ["report", 1, {"text": "x" * 5000}]
+        assert receiver.receive() == ["report", 1, {"text": "x" * 5000}, 0.0]
 
 
 @pytest.mark.parametrize("sent", [b"", pack(["done"])[:3], pack(["done"])[:-1]])

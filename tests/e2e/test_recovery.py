@@ -108,7 +108,8 @@ def test_journal_tells_the_story(quiet: RunConfig) -> None:
     assert set(generations) == {0, 1}
     assert transitions[-1]["phase"] == "Concluded"
     assert entries[0]["event"] == "Opened"
-    assert (entries[-1]["event"], entries[-1]["succeeded"]) == ("Concluded", True)
+    assert (entries[-2]["event"], entries[-2]["succeeded"]) == ("Concluded", True)
+    assert entries[-1]["event"] == "Closed"
     assert len(result.history) == STEPS
 
 

@@ -79,6 +79,9 @@ class Failure:
     error: bytes | None = None
     """The pickled exception, where it can be pickled."""
 
+    since_s: float = 0.0
+    """Seconds for which it had been so before it was known, where that can be told."""
+
     def __str__(self) -> str:
         where = "" if self.rank is None else f"rank {self.rank}: "
         return f"{where}{self.message}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -151,6 +152,7 @@ class Trainer:
             TrainingFailedError: if training failed and was not, or no more, restarted.
             KeyboardInterrupt: on the second Ctrl-C, after everything has been released.
         """
+        began = time.time()
         request, location = self._request, location_of(self._request.run, self._backend)
         _raise_if_any((*resume_problems(resume), *storage_problems_of(request, location)))
         identity = self._identity()
@@ -170,7 +172,10 @@ class Trainer:
                     )
                     config = request.run.checkpoint_config
                     return recorded(location, past, config=config, backend=self._backend)
-            result = run_to_end(self._run(location, identity, claim, past, stack))
+            # Released before the claim is.
+            cluster = stack.enter_context(contextlib.ExitStack())
+            run = self._run(location, identity, claim, past, began, cluster)
+            result = run_to_end(run, cluster)
         if result.error is not None:
             raise result.error from _root_exception(result.error)
         return result
@@ -199,7 +204,8 @@ class Trainer:
         identity: Mapping[str, Any],
         claim: Claim,
         past: Chronicle | None,
-        stack: contextlib.ExitStack,
+        began: float,
+        cluster: contextlib.ExitStack,
     ) -> Run:
         request = self._request
         origin = start_of(request)
@@ -219,7 +225,7 @@ class Trainer:
         if request.scaling.num_workers != 0:
             from polytrain.workers.cluster import running_ray
 
-            stack.enter_context(running_ray())
+            cluster.enter_context(running_ray())
             _raise_if_any(tuple(cluster_problems_now(request.scaling)))
         demand = self._backend.demand(job_of(request, self._datasets))
         datasets, problems = ready(self._datasets, demand, request.scaling)
@@ -238,6 +244,7 @@ class Trainer:
             past=past,
             keeper=keeper,
             start=start,
+            began=began,
         )
         field = f"datasets, for the run in {location.address}" if start.own else "restore_from"
         _raise_if_any(tuple(position_problems(run.specs, start.positions, field=field)))

@@ -54,6 +54,8 @@ class Drained:
 
     generation: int
     rank: int
+    stalled_s: float = 0.0
+    """Seconds that its training has stood still for checkpoints, so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,8 @@ class Reported:
     rank: int
     step: int
     metrics: Mapping[str, Any]
+    stalled_s: float = 0.0
+    """Seconds that its training has stood still for checkpoints, so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,8 @@ class Done:
 
     generation: int
     rank: int
+    stalled_s: float = 0.0
+    """Seconds that its training has stood still for checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +169,9 @@ class Exited:
 
     output: str = ""
     """The last lines that it wrote to its standard error."""
+
+    since_s: float = 0.0
+    """Seconds that it had been gone when this was told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -78,6 +78,9 @@ class Run:
     start: StartingPoint
     """What this driver begins with."""
 
+    began: float
+    """When `fit()` was called, in seconds since the epoch."""
+
     @property
     def world_size(self) -> int:
         """Ranks; one when the run is inline."""
@@ -189,14 +192,28 @@ def storage_needed(location: Location) -> Iterator[None]:
         raise TrainingFailedError(failed.reason, failed.failures) from error
 
 
-def run_to_end(run: Run) -> Result:
-    """Run, release everything, and return the result, which has an error if the run failed."""
+def run_to_end(run: Run, held: contextlib.ExitStack) -> Result:
+    """Run, release everything, and return the result, which has an error if the run failed.
+
+    Args:
+        run: what to run.
+        held: what is released last.
+    """
+    with _journal(run) as journal:
+        try:
+            return _run_to_end(run, journal)
+        finally:
+            held.close()
+            journal.closed()
+
+
+def _run_to_end(run: Run, journal: Journal) -> Result:
     observers = Observers(_observers(run.config))
     interrupted = Outcome(succeeded=False, reason="interrupted", restarts=0)
     outcome = interrupted
     try:
         with contextlib.ExitStack() as stack:
-            controller = _controller(run, observers, stack)
+            controller = _controller(run, journal, observers, stack)
             observers.run_started(run.info)
             conclusion = _concluded(run, controller)
             outcome = Outcome(
@@ -240,12 +257,24 @@ def _tidy(run: Run) -> None:
         logger.warning("What wasn't committed can't be deleted: %s", error)
 
 
-def _controller(run: Run, observers: Observers, stack: contextlib.ExitStack) -> Controller:
-    storage = run.location.open()
+@contextlib.contextmanager
+def _journal(run: Run) -> Iterator[Journal]:
     ledger = Ledger() if run.past is None else run.past.ledger
-    journal = stack.enter_context(Journal(storage, claim=run.claim.number, ledger=ledger))
-    with storage_needed(run.location):
-        journal.opened(anew=run.past is None, identity=run.identity, world_size=run.world_size)
+    with Journal(run.location.open(), claim=run.claim.number, ledger=ledger) as journal:
+        with storage_needed(run.location):
+            journal.opened(
+                anew=run.past is None,
+                identity=run.identity,
+                world_size=run.world_size,
+                began=run.began,
+            )
+        yield journal
+
+
+def _controller(
+    run: Run, journal: Journal, observers: Observers, stack: contextlib.ExitStack
+) -> Controller:
+    storage = run.location.open()
     output = stack.enter_context(TrainerOutput(_logs(run, storage, stack)))
     group = _group(run)
     chores = stack.enter_context(Chores(wake=group.wake, at_once=run.scaling.num_workers == 0))

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
+from polytrain.errors import Failure
 from polytrain.run.actions import Conclude, EndAttempt
-from polytrain.run.events import Event, Reported
+from polytrain.run.events import Done, Drained, Event, Exited, Failed, Reported
 from polytrain.run.ledger import Ledger
 from polytrain.run.transition import Transition
 from polytrain.storage.protocol import Log, Storage
@@ -52,15 +53,24 @@ class Journal:
             # What matters is synced where it matters; something else ends the run here.
             logger.warning("The end of the journal can't be written: %s", unwritten)
 
-    def opened(self, *, anew: bool, identity: Mapping[str, Any], world_size: int) -> None:
+    def opened(
+        self,
+        *,
+        anew: bool,
+        identity: Mapping[str, Any],
+        world_size: int,
+        began: float | None = None,
+    ) -> None:
         """A driver has begun.
 
         Args:
             anew: whether what earlier ones have done doesn't count.
             identity: what mustn't change while the run is one.
             world_size: ranks.
+            began: when `fit()` was called, in seconds since the epoch; now by default.
         """
-        self._write("Opened", anew=anew, identity=identity, world_size=world_size)
+        began = time.time() if began is None else began
+        self._write("Opened", anew=anew, identity=identity, world_size=world_size, began=began)
         self.sync()
 
     def transition(self, event: Event | None, transition: Transition) -> None:
@@ -71,6 +81,7 @@ class Journal:
                 phase=type(transition.state.phase).__name__,
                 generation=transition.state.generation,
                 reason=transition.reason,
+                **_measured(event),
             )
 
     def launched(self, *, generation: int, step: int, start: str | None, world_size: int) -> None:
@@ -85,6 +96,10 @@ class Journal:
         self._write(
             "Launched", generation=generation, step=step, start=start, world_size=world_size
         )
+
+    def started(self, *, generation: int) -> None:
+        """Every rank's process has been asked for: its data and what it starts from are there."""
+        self._write("Started", generation=generation)
 
     def attempt_ended(self, ended: EndAttempt) -> None:
         """A generation has ended before it was done; without a failure if that was wanted."""
@@ -104,7 +119,7 @@ class Journal:
 
     def reported(self, report: Reported) -> None:
         """Rank 0 has reported."""
-        self._write("Reported", step=report.step, metrics=report.metrics)
+        self._write("Reported", step=report.step, metrics=report.metrics, **_measured(report))
 
     def looked_into(self, *, generation: int, reason: str, stacks: Mapping[int, str]) -> None:
         """Something was not as it should be, and this is what every rank was doing then."""
@@ -125,6 +140,16 @@ class Journal:
         )
         self.sync()
 
+    def closed(self) -> None:
+        """This driver has released everything.
+
+        Raises nothing: whatever this tells, it changes no result.
+        """
+        try:
+            self._write("Closed")
+        except OSError as unwritten:
+            logger.warning("The end of the journal can't be written: %s", unwritten)
+
     def sync(self) -> None:
         """Return once everything is where a crash of this machine doesn't reach it."""
         self._log.sync()
@@ -133,3 +158,17 @@ class Journal:
         entry = {"time": time.time(), "claim": self._claim, "event": event, **fields}
         self.ledger.take(entry)
         self._log.write(json.dumps(entry) + "\n")
+
+
+def _measured(event: Event | None) -> dict[str, float]:
+    """What an event tells of time: how long before it something was so."""
+    match event:
+        case (
+            Reported(rank=0, stalled_s=s) | Done(rank=0, stalled_s=s) | Drained(rank=0, stalled_s=s)
+        ):
+            measured = {"stalled_s": s}
+        case Exited(since_s=s) | Failed(failure=Failure(since_s=s)):
+            measured = {"since_s": s}
+        case _:
+            measured = {}
+    return {name: round(seconds, 6) for name, seconds in measured.items() if seconds}

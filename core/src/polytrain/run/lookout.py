@@ -55,8 +55,12 @@ class Lookout:
         """Take note of something; return what the state machine is to be asked for."""
         if isinstance(sign, Load):
             return self._take_load(sign)
-        if self._vigil is not None:
-            self._vigil.take(sign, now=time.monotonic())
+        vigil = self._vigil
+        if vigil is not None:
+            before = vigil.has_started
+            vigil.take(sign, now=time.monotonic())
+            if vigil.has_started and not before:
+                self.journal.started(generation=vigil.generation)
         if isinstance(sign, Overstayed):
             self._warn(
                 sign.generation,

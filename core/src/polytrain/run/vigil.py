@@ -62,6 +62,9 @@ class Vigil:
     """When all must have met."""
 
     _vitals: dict[int, Vitals] = field(default_factory=dict)
+    _heard: dict[int, float] = field(default_factory=dict)
+    """When that was told."""
+
     _warned: set[int] = field(default_factory=set)
     """Ranks of whose quiet the user knows."""
 
@@ -72,6 +75,11 @@ class Vigil:
         """When `look` may have something to say though nothing has happened."""
         return self._rendezvous if self._inquiry is None else self._inquiry.deadline
 
+    @property
+    def has_started(self) -> bool:
+        """Whether every trainer has been asked for."""
+        return len(self._started) == self.world_size
+
     def take(self, sign: Sign | Joined, *, now: float) -> None:
         """Take note of something. Signs of other generations don't count."""
         if sign.generation != self.generation:
@@ -79,14 +87,14 @@ class Vigil:
         match sign:
             case Started(rank=rank):
                 self._started.add(rank)
-                if len(self._started) == self.world_size and len(self._joined) < self.world_size:
+                if self.has_started and len(self._joined) < self.world_size:
                     self._rendezvous = now + self.config.rendezvous_timeout_s
             case Joined(rank=rank):
                 self._joined.add(rank)
                 if len(self._joined) == self.world_size:
                     self._rendezvous = None
             case Vitals(rank=rank):
-                self._vitals[rank] = sign
+                self._vitals[rank], self._heard[rank] = sign, now
                 if sign.quiet_s < (self.config.hang_timeout_s or 0.0):
                     self._warned.discard(rank)
             case Stacks(rank=rank, text=text) if self._inquiry is not None:
@@ -112,17 +120,26 @@ class Vigil:
             return None
         self._inquiry = None
         about, stacks = inquiry.about, dict(sorted(inquiry.stacks.items()))
+        since_s = 0.0
         match about:
             case Failure(kind=kind, rank=rank, message=message):
                 self._rendezvous = None
             case Hung(rank=rank, reason=message) if self._is_confirmed(about, state):
-                kind = FailureKind.HANG
+                kind, since_s = FailureKind.HANG, self._quiet_s(about.ranks, now)
             case _:
                 self._warned |= about.ranks
                 return Warned(reason=about.reason, stacks=stacks)
         # A failure of one rank begins with its name anyway.
         message = message.removeprefix(f"rank {rank} ")
-        return Condemned(failure=Failure(kind=kind, rank=rank, message=message, stacks=stacks))
+        return Condemned(
+            failure=Failure(kind=kind, rank=rank, message=message, stacks=stacks, since_s=since_s)
+        )
+
+    def _quiet_s(self, ranks: frozenset[int], now: float) -> float:
+        """Seconds for which none of these has made progress."""
+        known = [rank for rank in ranks if rank in self._heard]
+        quiet = [now - self._heard[rank] + self._vitals[rank].quiet_s for rank in known]
+        return min(quiet, default=0.0)
 
     def _is_confirmed(self, hung: Hung, state: State) -> bool:
         """Whether nobody has gone on meanwhile. To be looked into may itself end a stop."""

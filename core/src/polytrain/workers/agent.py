@@ -309,12 +309,15 @@ class Agent:
 
     def _trainer_ended(self, trainer: TrainerLine, how: str, *, killed: bool) -> None:
         self._trainer = None
+        now = asyncio.get_running_loop().time()
         trainer.close()
+        trainer.ended_at = min(now, trainer.ended_at or now)
         conclude = self._conclude(trainer, how, killed)
         self._concluding = asyncio.get_running_loop().create_task(conclude)
 
     async def _conclude(self, trainer: TrainerLine, how: str, killed: bool) -> None:
         await asyncio.gather(*self._storing)
+        ended_at, now = trainer.ended_at, asyncio.get_running_loop().time()
         self._events.put_nowait(
             Exited(
                 generation=trainer.generation,
@@ -323,6 +326,7 @@ class Agent:
                 killed=killed,
                 out_of_memory=not killed and how == _SIGKILLED and trainer.memory_ran_out,
                 output=trainer.last_words,
+                since_s=0.0 if killed or ended_at is None else now - ended_at,
             )
         )
 

@@ -6,7 +6,9 @@ What the agent says meanwhile arrives here too: that one is committed, or is to 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -51,6 +53,14 @@ class Handover:
         self._next = order.first_checkpoint
         self._in_flight: set[int] = set()
         self._asked_to_stop = False
+        self._stalled_s = 0.0
+        self._stalled_since: float | None = None
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds that training has stood still for checkpoints, so far."""
+        since = self._stalled_since
+        return self._stalled_s + (0.0 if since is None else time.monotonic() - since)
 
     def give(
         self,
@@ -60,7 +70,7 @@ class Handover:
         step: int,
         metrics: Mapping[str, Any],
         positions: Mapping[str, Any],
-        with_it: list[Message],
+        with_it: Callable[[], list[Message]],
         waits: bool,
     ) -> None:
         """Give a checkpoint away.
@@ -71,7 +81,7 @@ class Handover:
             step: last reported.
             metrics: reported at that step.
             positions: data set → where this rank stands in it.
-            with_it: messages to be sent before.
+            with_it: makes messages to be sent before, once the files are made.
             waits: return only when it is committed, or won't ever be; otherwise that is waited for
                 only while too many are on their way.
 
@@ -79,34 +89,35 @@ class Handover:
             CheckpointError: there is no room for the files.
             EOFError: the agent is gone.
         """
-        self._wait(at_most=self._max_in_flight - 1)
-        number = self._next
-        staging = self._stagings.new(
-            directory_name(number, self._attempt), self._rank, source=source
-        )
-        try:
-            stamps = write(staging)
-        except OSError as error:
-            if is_full(error):
-                shutil.rmtree(staging, ignore_errors=True)
-                raise _no_room(error, staging) from error
-            raise
-        self._next += 1
-        self._in_flight.add(number)
-        staged = staged_message(
-            number,
-            str(staging),
-            stamps,
-            step,
-            metrics,
-            positions,
-            waits=waits or self._max_in_flight == 1,
-        )
-        # All at once, and last: on a busy machine the agent may run before this returns. From here
-        # on the checkpoint is the agent's, whatever becomes of this process.
-        self._channel.send(*with_it, staged)
-        if waits:
-            self._wait(at_most=0)
+        with self._stalling():
+            self._wait(at_most=self._max_in_flight - 1)
+            number = self._next
+            staging = self._stagings.new(
+                directory_name(number, self._attempt), self._rank, source=source
+            )
+            try:
+                stamps = write(staging)
+            except OSError as error:
+                if is_full(error):
+                    shutil.rmtree(staging, ignore_errors=True)
+                    raise _no_room(error, staging) from error
+                raise
+            self._next += 1
+            self._in_flight.add(number)
+            staged = staged_message(
+                number,
+                str(staging),
+                stamps,
+                step,
+                metrics,
+                positions,
+                waits=waits or self._max_in_flight == 1,
+            )
+            # All at once, and last: on a busy machine the agent may run before this returns. From
+            # here on the checkpoint is the agent's, whatever becomes of this process.
+            self._channel.send(*with_it(), staged)
+            if waits:
+                self._wait(at_most=0)
 
     def is_asked_to_stop(self) -> bool:
         """Whether the next checkpoint is to be the last of this trainer.
@@ -124,10 +135,18 @@ class Handover:
         Raises:
             EOFError: it has come.
         """
-        self._channel.send(drained_message())
+        self._channel.send(drained_message(self.stalled_s))
         with during(Stage.WAITING_FOR_COMMIT):
             while True:
                 self._channel.receive()
+
+    @contextmanager
+    def _stalling(self) -> Iterator[None]:
+        self._stalled_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._stalled_s, self._stalled_since = self.stalled_s, None
 
     def _wait(self, *, at_most: int) -> None:
         """Wait until no more checkpoints than this are on their way."""

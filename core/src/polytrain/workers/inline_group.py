@@ -22,6 +22,7 @@ from polytrain.data.spec import Held, ShardSpec
 from polytrain.data.stream import StreamSpec
 from polytrain.errors import CheckpointError, Failure, FailureKind
 from polytrain.run.events import AgentsPlaced, Event, Exited, Failed
+from polytrain.run.signs import Started
 from polytrain.workers.group import Handler
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.placement import Place, members
@@ -66,7 +67,7 @@ class InlineGroup:
         ]
         self._environment = environment
         self._cpus = cpus
-        self._tables: list[pa.Table] = []
+        self._tables: list[pa.Table] | None = None
         self._pending: list[Event] = []
         self._ordered: LaunchOrder | None = None
         self._inbox: deque[Message] = deque()
@@ -78,7 +79,6 @@ class InlineGroup:
         return members([here], cpus=self._cpus, gpus=0)
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
-        self._tables = [holding.read() for holding in self._holdings]
         self._pending.append(AgentsPlaced(nodes=("",)))
 
     def launch(self, order: LaunchOrder) -> None:
@@ -119,6 +119,9 @@ class InlineGroup:
 
     def _run(self, order: LaunchOrder, handle: Handler) -> None:
         scratch = self._scratch.path
+        if self._tables is None:
+            self._tables = [holding.read() for holding in self._holdings]
+        tables = self._tables
         try:
             order = replace(order, start=brought_near(order.start, scratch))
         except (OSError, CheckpointError) as error:
@@ -128,6 +131,7 @@ class InlineGroup:
             handle(Failed(generation=order.generation, failure=failure))
             self._exited(order, handle, how="never started")
             return
+        handle(Started(generation=order.generation, rank=0))
         channel = _InlineChannel(
             take=lambda message: self._take(message, order, handle), inbox=self._inbox
         )
@@ -138,7 +142,7 @@ class InlineGroup:
                 order=order,
                 rank=0,
                 shards=lambda: open_shards(
-                    self._specs, iter(self._tables), order.start.positions, world_size=1, rank=0
+                    self._specs, iter(tables), order.start.positions, world_size=1, rank=0
                 ),
                 channel=channel,
                 scratch=scratch,

@@ -6,7 +6,7 @@ import difflib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,17 +121,16 @@ class TrainerSession:
         beat()
         with self._lock:
             self._step, self._last_metrics = step, plain_metrics(metrics)
-            told = report_message(step, self._last_metrics)
             if self._writes and model is not None and self._is_due(step):
-                self._save(model, with_it=[told])
+                self._save(model, with_it=self._told)
             else:
-                self._channel.send(told)
+                self._channel.send(*self._told())
 
     def finish(self, model: Any) -> None:
         """Save the model that declarative training ended in, unless that is done already."""
         with self._lock:
             if self._writes and self._saved_step != self._step:
-                self._save(model, with_it=[])
+                self._save(model, with_it=list)
 
     def report_from_function(
         self,
@@ -152,17 +151,16 @@ class TrainerSession:
         source = _directory_of(checkpoint)
         with self._lock:
             self._step, self._last_metrics = self._step + 1, plain
-            told = report_message(self._step, plain)
             if source is not None and self._writes:
                 waits = self._job.waits_for_commit if upload is None else upload == "sync"
                 self._give(
                     lambda to: self._snapshots.take(source, to),
                     source=source,
-                    with_it=[told],
+                    with_it=self._told,
                     waits=waits,
                 )
                 return
-            self._channel.send(told)
+            self._channel.send(*self._told())
             if source is not None and not self._told_ignored:
                 self._told_ignored = True
                 logger.warning(
@@ -212,10 +210,18 @@ class TrainerSession:
         return not agreed and self._handover.is_asked_to_stop()
 
     @property
+    def stalled_s(self) -> float:
+        """Seconds that training has stood still for checkpoints, so far."""
+        return self._handover.stalled_s
+
+    def _told(self) -> list[Message]:
+        return [report_message(self._step, self._last_metrics, self.stalled_s)]
+
+    @property
     def _writes(self) -> bool:
         return self._job.writes_checkpoints(self.world.me.rank)
 
-    def _save(self, model: Any, *, with_it: list[Message]) -> None:
+    def _save(self, model: Any, *, with_it: Callable[[], list[Message]]) -> None:
         def save(directory: Path) -> Stamps:
             self._engine.save(model, directory)
             return {}
@@ -224,7 +230,12 @@ class TrainerSession:
         self._saved_step = self._step
 
     def _give(
-        self, write: Write, *, source: Path | None = None, with_it: list[Message], waits: bool
+        self,
+        write: Write,
+        *,
+        source: Path | None = None,
+        with_it: Callable[[], list[Message]],
+        waits: bool,
     ) -> None:
         positions = {
             name: cursor.position.to_plain()

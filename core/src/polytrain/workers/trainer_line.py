@@ -59,6 +59,9 @@ class TrainerLine:
         self.last_words = ""
         """What it has written last on its standard error."""
 
+        self.ended_at: float | None = None
+        """When it was first seen that its process is ending, on the event loop's clock."""
+
         self.page = Page()
         self._oom_kills = oom_kills()
         self._rank = rank
@@ -177,6 +180,7 @@ class TrainerLine:
                 return
             if not data:
                 # Its process is ending; the zygote will say how.
+                self.ended_at = asyncio.get_running_loop().time()
                 asyncio.get_running_loop().remove_reader(self._connection)
                 return
             for message in self._frames.feed(data):

@@ -104,7 +104,7 @@ def run_trainer(
                     while True:
                         channel.receive()
             enter(Stage.DONE)
-            channel.send(done_message())
+            channel.send(done_message(session.stalled_s))
             # Nobody tears the collective down while a slower peer may still need it.
             while channel.receive() != leave_message():
                 pass

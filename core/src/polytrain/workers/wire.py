@@ -164,8 +164,9 @@ def joined_message() -> Message:
     return ["joined"]
 
 
-def report_message(step: int, metrics: Mapping[str, Any]) -> Message:
-    return ["report", step, dict(metrics)]
+def report_message(step: int, metrics: Mapping[str, Any], stalled_s: float = 0.0) -> Message:
+    """Step and metrics, and the seconds that training has stood still for checkpoints."""
+    return ["report", step, dict(metrics), stalled_s]
 
 
 def staged_message(
@@ -183,13 +184,13 @@ def staged_message(
     return ["staged", checkpoint, staged, *plain, waits]
 
 
-def done_message() -> Message:
-    return ["done"]
+def done_message(stalled_s: float = 0.0) -> Message:
+    return ["done", stalled_s]
 
 
-def drained_message() -> Message:
+def drained_message(stalled_s: float = 0.0) -> Message:
     """The trainer has stopped after a checkpoint, as it was asked to."""
-    return ["drained"]
+    return ["drained", stalled_s]
 
 
 def raised_message(error: BaseException, pickled: bytes | None) -> Message:
@@ -226,14 +227,16 @@ def to_event(message: Message, *, generation: int, rank: int) -> Event:
             return Offered(generation=generation, rank=rank, offer=offer)
         case ["joined"]:
             return Joined(generation=generation, rank=rank)
-        case ["report", step, metrics]:
-            return Reported(generation=generation, rank=rank, step=step, metrics=metrics)
+        case ["report", step, metrics, stalled_s]:
+            return Reported(
+                generation=generation, rank=rank, step=step, metrics=metrics, stalled_s=stalled_s
+            )
         case ["staged", checkpoint, *_, waits]:
             return HandedIn(generation=generation, rank=rank, checkpoint=checkpoint, waits=waits)
-        case ["done"]:
-            return Done(generation=generation, rank=rank)
-        case ["drained"]:
-            return Drained(generation=generation, rank=rank)
+        case ["done", stalled_s]:
+            return Done(generation=generation, rank=rank, stalled_s=stalled_s)
+        case ["drained", stalled_s]:
+            return Drained(generation=generation, rank=rank, stalled_s=stalled_s)
         case ["raised", summary, text, pickled, out_of_memory]:
             failure = Failure(
                 kind=FailureKind.OUT_OF_MEMORY if out_of_memory else FailureKind.USER_ERROR,
