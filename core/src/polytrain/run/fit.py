@@ -209,8 +209,7 @@ def run_to_end(run: Run, held: contextlib.ExitStack) -> Result:
 
 def _run_to_end(run: Run, journal: Journal) -> Result:
     observers = Observers(_observers(run.config))
-    interrupted = Outcome(succeeded=False, reason="interrupted", restarts=0)
-    outcome = interrupted
+    outcome = Outcome(succeeded=False, reason="interrupted", restarts=0)
     try:
         with contextlib.ExitStack() as stack:
             controller = _controller(run, journal, observers, stack)
