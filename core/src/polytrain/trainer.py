@@ -29,8 +29,9 @@ from polytrain.request import (
 from polytrain.result import Result, recorded
 from polytrain.run.chronicle import Chronicle
 from polytrain.run.claim import Claim, claimed
-from polytrain.run.fit import Run, keeper_of, past_of, run_to_end, storage_needed
+from polytrain.run.fit import Run, run_to_end, storage_needed
 from polytrain.run.identity import differences, identity_of
+from polytrain.run.past import keeper_of, past_of
 from polytrain.storage.location import Location
 from polytrain.validation import missing_options, unknown_options
 from polytrain_plugins import Backend, InvalidJobError, Problem, load_backend

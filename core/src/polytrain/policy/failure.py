@@ -19,6 +19,28 @@ _START_FAILURES = 5
 _TRAINED_S = 30.0
 """An attempt that has lasted this long has trained, whether or not it has reported."""
 
+_BUGS = frozenset(
+    {
+        "ArithmeticError",
+        "AssertionError",
+        "AttributeError",
+        "ImportError",
+        "IndexError",
+        "KeyError",
+        "LookupError",
+        "ModuleNotFoundError",
+        "NameError",
+        "NotImplementedError",
+        "OverflowError",
+        "SyntaxError",
+        "TypeError",
+        "UnboundLocalError",
+        "ValueError",
+        "ZeroDivisionError",
+    }
+)
+"""Exceptions that come again. A broken collective raises others, on every rank too."""
+
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
@@ -103,7 +125,7 @@ def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
             return Decision(
                 restart=False, reason="retry_user_errors=False allows no restart after it"
             )
-        if latest.on_every_rank:
+        if latest.on_every_rank and _exception_of(latest.root) in _BUGS:
             return Decision(
                 restart=False,
                 reason="every rank has raised it, so another attempt would meet it again",
@@ -185,6 +207,11 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
     peers' exceptions may arrive first. Otherwise the first to be reported is.
     """
     return next((failure for failure in failures if failure.kind.is_loss), failures[0])
+
+
+def _exception_of(failure: Failure) -> str:
+    """The type of a failure's exception, without its module."""
+    return failure.message.partition(":")[0].rpartition(".")[2]
 
 
 def _is_same(one: Failure, other: Failure) -> bool:

@@ -105,6 +105,7 @@ def launched(state: State, *, reason: str, now: float) -> Transition:
             launches=state.launches + 1,
             launched_at=now,
             steps=HashTrieMap(),
+            has_reported=False,
         ),
         actions=(Launch(generation=state.generation),),
         reason=reason,
@@ -195,7 +196,7 @@ def _decide(state: State, ending: Ending, now: float) -> Transition:
     attempt = failed_attempt(
         failures,
         world_size=state.world_size,
-        has_reported=any(step > 0 for step in state.steps.values()),
+        has_reported=state.has_reported,
         lasted_s=ending.lasted_s,
     )
     root = attempt.root

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +31,12 @@ from polytrain.reporting.progress import ProgressLine, TrainerOutput
 from polytrain.result import Result
 from polytrain.run.actions import Conclude
 from polytrain.run.chores import Chores
-from polytrain.run.chronicle import Chronicle, read_chronicle
+from polytrain.run.chronicle import Chronicle
 from polytrain.run.claim import Claim
 from polytrain.run.controller import Controller
 from polytrain.run.events import DrainWanted, Purpose, Reported
 from polytrain.run.interrupts import stop_requests
-from polytrain.run.journal import JOURNAL, Journal
+from polytrain.run.journal import Journal
 from polytrain.run.ledger import Ledger
 from polytrain.run.lookout import Lookout
 from polytrain.run.states import State
@@ -46,11 +44,9 @@ from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
 from polytrain.workers.group import WorkerGroup
 from polytrain.workers.job import TrainerJob
-from polytrain_plugins import Backend, CheckpointKind, Demand, Outcome, RunInfo
+from polytrain_plugins import Backend, Demand, Outcome, RunInfo
 
 logger = logging.getLogger(__name__)
-
-_KINDS = {"rank_0": CheckpointKind.ONE_RANK, "every_rank": CheckpointKind.EVERY_RANK}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,52 +126,6 @@ class Run:
             waits_for_commit=checkpoints.upload == "sync",
             near_staging=self.keeper.store.near_staging,
         )
-
-
-def checkpoint_kind(backend: Backend, config: RunConfig) -> CheckpointKind:
-    """Who writes the run's checkpoints."""
-    chosen = config.checkpoint_config.written_by
-    return _KINDS[chosen] if chosen is not None else backend.capabilities.checkpoint
-
-
-def keeper_of(
-    backend: Backend,
-    *,
-    config: RunConfig,
-    location: Location,
-    world_size: int,
-    claim: Claim,
-    past: Chronicle | None,
-    origin: StartingPoint,
-) -> CheckpointKeeper:
-    """The run's checkpoints, with those of earlier drivers.
-
-    Raises:
-        OSError: the storage can't be read.
-    """
-    store = CheckpointStore(location=location)
-    keeper = CheckpointKeeper(
-        store=store,
-        config=config.checkpoint_config,
-        backend=backend.name,
-        kind=checkpoint_kind(backend, config),
-        versions=_versions(backend),
-        world_size=world_size,
-        claim=claim.number,
-        origin=origin,
-    )
-    if past is not None:
-        keeper.take_over(store.find(since_claim=past.since_claim))
-    return keeper
-
-
-def past_of(storage: Storage) -> Chronicle | None:
-    """What earlier drivers have written down of a run; None if there was none.
-
-    Raises:
-        OSError: the storage can't be read.
-    """
-    return read_chronicle(storage.read_log(JOURNAL))
 
 
 @contextlib.contextmanager
@@ -288,6 +238,7 @@ def _controller(
                 max_failures=failure.max_failures, retry_user_errors=failure.retry_user_errors
             ),
             node_cooldown_s=failure.node_cooldown_s,
+            committed=run.start.step,
         ),
         group=group,
         keeper=run.keeper,
@@ -318,15 +269,6 @@ def _logs(run: Run, storage: Storage, stack: contextlib.ExitStack) -> Path:
 
     stack.callback(store)
     return directory / "logs"
-
-
-def _versions(backend: Backend) -> dict[str, str]:
-    """Versions of what a checkpoint is written with."""
-    found = {"python": platform.python_version()}
-    for distribution in ("polytrain-core", *backend.requires):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[distribution] = metadata.version(distribution)
-    return found
 
 
 def _group(run: Run) -> WorkerGroup:

@@ -89,11 +89,16 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
         case Offered():
             return _offered(state, event)
         case Joined(rank=rank):
-            steps = state.steps if rank in state.steps else state.steps.insert(rank, 0)
+            steps = (
+                state.steps if rank in state.steps else state.steps.insert(rank, state.committed)
+            )
             return Transition(state=replace(state, steps=steps), reason=f"rank {rank} joined")
         case Reported():
             steps = state.steps.insert(event.rank, event.step)
-            return Transition(state=replace(state, steps=steps), actions=(Publish(report=event),))
+            return Transition(
+                state=replace(state, steps=steps, has_reported=True),
+                actions=(Publish(report=event),),
+            )
         case HandedIn():
             return Transition(state=state, actions=(CountPart(part=event),))
         case PartStored():
@@ -106,7 +111,7 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
             )
         case Committed(manifest=manifest):
             return Transition(
-                state=state,
+                state=replace(state, committed=manifest.step),
                 actions=(AddCheckpoint(committed=event),),
                 reason=f"{manifest.directory} is committed, of step {manifest.step}",
             )

@@ -118,8 +118,14 @@ class State:
 
     launched_at: float = 0.0
 
+    committed: int = 0
+    """Step of the newest checkpoint: what a generation starts from."""
+
     steps: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
-    """Last step that each rank of this generation has reported; 0 from when it has joined."""
+    """Last step that each rank has reported that has joined this generation."""
+
+    has_reported: bool = False
+    """Whether any rank of this generation has reported a step."""
 
     drain: DrainWanted | None = None
     """Why the trainers are to stop after their next checkpoint, if they are."""
