@@ -65,16 +65,20 @@ def without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_native_and_python_frames_are_told(waiting: subprocess.Popen[str], page: Page) -> None:
-    stacks = stacks_of(waiting.pid, page.descriptor)
+    stacks = stacks_of(waiting.pid, page.descriptor, pausing=True)
     assert "waits_for_ever" in stacks
     assert "PyThread_acquire_lock_timed" in stacks
+
+
+def test_frames_are_told_without_a_pause_too(waiting: subprocess.Popen[str], page: Page) -> None:
+    assert "waits_for_ever" in stacks_of(waiting.pid, page.descriptor, pausing=False)
 
 
 def test_a_stopped_process_is_told_and_stays_stopped(
     waiting: subprocess.Popen[str], page: Page
 ) -> None:
     stop(waiting)
-    assert "waits_for_ever" in stacks_of(waiting.pid, page.descriptor)
+    assert "waits_for_ever" in stacks_of(waiting.pid, page.descriptor, pausing=True)
     assert is_stopped(waiting.pid)
 
 
@@ -83,7 +87,7 @@ def test_its_own_handler_answers_where_nothing_else_can(
     waiting: subprocess.Popen[str], page: Page
 ) -> None:
     for _ in range(2):
-        stacks = stacks_of(waiting.pid, page.descriptor)
+        stacks = stacks_of(waiting.pid, page.descriptor, pausing=True)
         assert stacks.count("in waits_for_ever") == 1
     assert page.beats == 0
     assert waiting.poll() is None
@@ -94,13 +98,13 @@ def test_its_own_handler_answers_for_a_stopped_process(
     waiting: subprocess.Popen[str], page: Page
 ) -> None:
     stop(waiting)
-    assert "waits_for_ever" in stacks_of(waiting.pid, page.descriptor)
+    assert "waits_for_ever" in stacks_of(waiting.pid, page.descriptor, pausing=True)
 
 
 def test_of_a_process_that_is_gone_there_is_a_reason(page: Page) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    assert stacks_of(process.pid, page.descriptor).startswith("not known: ")
+    assert stacks_of(process.pid, page.descriptor, pausing=True).startswith("not known: ")
 
 
 def test_a_crash_says_where_on_standard_error(page: Page) -> None:

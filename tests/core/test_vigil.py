@@ -71,7 +71,7 @@ class Watched:
 
 def test_a_hang_is_told_with_every_ranks_stack() -> None:
     watched = Watched().training().quiet(0).quiet(1)
-    assert watched.look() == LookInto()
+    assert watched.look() == LookInto(pausing=True)
     assert watched.look() is None
     assert watched.stacks(0).look() is None
     found = watched.stacks(1).look()
@@ -110,7 +110,7 @@ def test_a_hang_is_told_with_how_long_nobody_has_gone_on() -> None:
 
 def test_a_stopped_rank_is_ended_even_if_the_look_has_woken_it() -> None:
     watched = Watched().training().quiet(1, 12.0, stopped=10.0)
-    assert watched.look() == LookInto()
+    assert watched.look() == LookInto(pausing=True)
     found = watched.quiet(1, 0.0).stacks(0, 1).look()
     assert isinstance(found, Condemned)
     assert str(found.failure) == "rank 1: has been stopped by a signal for 10 s"
@@ -120,7 +120,7 @@ def test_a_warning_is_given_once_for_each_quiet_time() -> None:
     watched = Watched().training()
     for _ in range(2):
         watched.quiet(1, idle=False)
-        assert watched.look() == LookInto()
+        assert watched.look() == LookInto(pausing=False)
         found = watched.stacks(0, 1).look()
         assert isinstance(found, Warned)
         assert found.stacks == {0: "stack of 0", 1: "stack of 1"}
@@ -132,7 +132,7 @@ def test_a_warning_about_one_rank_doesnt_hide_another() -> None:
     watched = Watched().training().quiet(1, idle=False)
     watched.look()
     watched.stacks(0, 1).look()
-    assert watched.quiet(0).look() == LookInto()
+    assert watched.quiet(0).look() == LookInto(pausing=False)
 
 
 def test_what_ends_otherwise_meanwhile_needs_no_verdict() -> None:
@@ -150,7 +150,7 @@ def test_another_generations_trainers_are_another_matter() -> None:
     )
     watched.vigil.take(other, now=watched.now)
     found = watched.look()
-    assert found == LookInto()
+    assert found == LookInto(pausing=False)
     assert isinstance(watched.stacks(0, 1).look(), Warned)
 
 
@@ -170,14 +170,14 @@ def test_ranks_have_their_time_to_meet_from_when_all_are_started() -> None:
     watched.now += 100
     watched.started(1)
     assert watched.look(19.9) is None
-    assert watched.look(0.2) == LookInto()
+    assert watched.look(0.2) == LookInto(pausing=True)
 
 
 @pytest.mark.parametrize("timeout_s", [LIMIT, None])
 def test_a_rank_that_makes_no_offer_is_named(timeout_s: float | None) -> None:
     watched = Watched(rendezvous_timeout_s=20.0, hang_timeout_s=timeout_s).started(0, 1)
     watched.play.tell(offered(0))
-    assert watched.look(20.0) == LookInto()
+    assert watched.look(20.0) == LookInto(pausing=True)
     found = watched.stacks(0, 1).look()
     assert isinstance(found, Condemned)
     assert (found.failure.kind, found.failure.rank) == (FailureKind.STARTUP, 1)

@@ -74,8 +74,8 @@ class Lookout:
         """Do what there is to do now; return what ends the attempt."""
         finding = None if self._vigil is None else self._vigil.look(state, now=time.monotonic())
         match finding:
-            case LookInto():
-                self.group.look_into(state.generation)
+            case LookInto(pausing=pausing):
+                self.group.look_into(state.generation, pausing=pausing)
             case Warned(reason=reason, stacks=stacks):
                 self._warn(state.generation, reason, stacks, hint=_HINT)
             case Condemned(failure=failure):

@@ -89,9 +89,9 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
         case Offered():
             return _offered(state, event)
         case Joined(rank=rank):
-            steps = (
-                state.steps if rank in state.steps else state.steps.insert(rank, state.committed)
-            )
+            steps = state.steps
+            if rank not in steps:
+                steps = steps.insert(rank, state.committed)
             return Transition(state=replace(state, steps=steps), reason=f"rank {rank} joined")
         case Reported():
             steps = state.steps.insert(event.rank, event.step)

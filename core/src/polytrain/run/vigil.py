@@ -24,6 +24,10 @@ _INQUIRY_S = 12.0
 class LookInto:
     """Ask every agent for its trainer's stacks."""
 
+    pausing: bool
+    """Whether trainers may be paused for it. A system call of theirs may fail by that: LightGBM's
+    network doesn't survive it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned:
@@ -113,7 +117,7 @@ class Vigil:
         if about is None:
             return None
         self._inquiry = _Inquiry(about=about, deadline=now + _INQUIRY_S)
-        return LookInto()
+        return LookInto(pausing=not isinstance(about, Suspicious))
 
     def _concluded(self, inquiry: _Inquiry, state: State, now: float) -> Warned | Condemned | None:
         if len(inquiry.stacks) < self.world_size and now < inquiry.deadline:

@@ -191,15 +191,15 @@ class Agent:
                 generation=generation,
                 rank=self._rank,
                 after_s=self._spec.leave_timeout_s,
-                stacks=await trainer.stacks(),
+                stacks=await trainer.stacks(pausing=True),
             )
             self._events.put_nowait(overstayed)
             await self.kill(generation)
 
-    async def look_into(self, generation: int) -> None:
+    async def look_into(self, generation: int, pausing: bool) -> None:
         """Tell what the trainer is doing."""
         trainer = self._trainer_of(generation)
-        stacks = "its process is gone" if trainer is None else await trainer.stacks()
+        stacks = "its process is gone" if trainer is None else await trainer.stacks(pausing)
         self._events.put_nowait(Stacks(generation=generation, rank=self._rank, text=stacks))
 
     async def kill(self, generation: int) -> None:

@@ -47,8 +47,13 @@ class WorkerGroup(Protocol):
     def kill(self, generation: int) -> None:
         """End every trainer at once."""
 
-    def look_into(self, generation: int) -> None:
-        """Ask what every trainer is doing; leads to `Stacks` of each within a bounded time."""
+    def look_into(self, generation: int, *, pausing: bool) -> None:
+        """Ask what every trainer is doing; leads to `Stacks` of each within a bounded time.
+
+        Args:
+            generation: whose trainers.
+            pausing: whether they may be paused for it.
+        """
 
     def acknowledge(self, generation: int, checkpoint: int) -> None:
         """Tell the trainers that this checkpoint isn't on its way any more."""

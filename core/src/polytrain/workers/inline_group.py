@@ -101,7 +101,7 @@ class InlineGroup:
     def kill(self, generation: int) -> None:
         self._killed = True
 
-    def look_into(self, generation: int) -> None:
+    def look_into(self, generation: int, *, pausing: bool) -> None:
         """Nobody watches: the trainer runs in the thread that would have to."""
 
     def wait(self, handle: Handler, timeout: float | None) -> None:

@@ -129,9 +129,9 @@ class RayGroup:
         for recruit in self._crew.ranked:
             recruit.actor.kill.remote(generation)
 
-    def look_into(self, generation: int) -> None:
+    def look_into(self, generation: int, *, pausing: bool) -> None:
         for recruit in self._crew.ranked:
-            recruit.actor.look_into.remote(generation)
+            recruit.actor.look_into.remote(generation, pausing)
 
     def acknowledge(self, generation: int, checkpoint: int) -> None:
         for rank, recruit in enumerate(self._crew.ranked):

@@ -30,6 +30,7 @@ _OUR_FRAMES = re.compile(r"^( +run_trainer \(.*\)\n)(?: +.*\n)+", re.MULTILINE)
 _PLAIN_TIMEOUT_S = 3.0
 _NATIVE_TIMEOUT_S = 5.0
 _HANDLER_TIMEOUT_S = 1.0
+_LOOKS_AT_WHAT_RUNS = 3
 
 _LOOK_S = 0.02
 
@@ -45,13 +46,16 @@ def be_readable(descriptor: int) -> None:
     faulthandler.register(_asking_signal(), file=descriptor, all_threads=True)
 
 
-def stacks_of(pid: int, descriptor: int) -> str:
+def stacks_of(pid: int, descriptor: int, *, pausing: bool) -> str:
     """The stacks of a trainer's threads; if they can't be had, why. Takes a bounded time.
 
     Args:
         pid: of the trainer.
         descriptor: of the memory with its page.
+        pausing: whether it may be paused for that, and asked by a signal.
     """
+    if not pausing:
+        return _unpaused(pid)
     stopped = is_stopped(pid)
     # What is stopped already can't be paused, and needn't be.
     plain, why = _py_spy(pid, *(("--nonblocking",) if stopped else ()), timeout=_PLAIN_TIMEOUT_S)
@@ -59,6 +63,16 @@ def stacks_of(pid: int, descriptor: int) -> str:
         return plain or _by_handler(pid, descriptor, stopped=stopped) or f"not known: {why}"
     # The symbols of a large framework may take longer to read than there is time.
     return _py_spy(pid, "--native", timeout=_NATIVE_TIMEOUT_S)[0] or plain
+
+
+def _unpaused(pid: int) -> str:
+    """Read while it goes on: what changes meanwhile can't be read, so it may take another look."""
+    why = ""
+    for _ in range(_LOOKS_AT_WHAT_RUNS):
+        stacks, why = _py_spy(pid, "--nonblocking", timeout=_PLAIN_TIMEOUT_S)
+        if stacks:
+            return stacks
+    return f"not known: {why}"
 
 
 def _py_spy(pid: int, *options: str, timeout: float) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.pulse import Page
@@ -136,15 +137,20 @@ class TrainerLine:
             loop.remove_reader(reader)
             os.close(reader)
 
-    async def stacks(self) -> str:
-        """What the trainer is doing, frame by frame. Takes a bounded time."""
+    async def stacks(self, pausing: bool) -> str:
+        """What the trainer is doing, frame by frame. Takes a bounded time.
+
+        Args:
+            pausing: whether it may be paused for that.
+        """
         if not self.pid:
             return "not known: it has not been forked yet"
         # Its own: the page may be closed before the answer is there.
         descriptor = os.dup(self.page.descriptor)
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(None, stacks_of, self.pid, descriptor)
+            look = partial(stacks_of, self.pid, descriptor, pausing=pausing)
+            return await loop.run_in_executor(None, look)
         finally:
             os.close(descriptor)
 
