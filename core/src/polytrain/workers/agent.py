@@ -106,9 +106,12 @@ class Agent:
         self._scratch: Scratch | None = None
         self._staged: dict[int, Path] = {}
         self._rank = -1
-        self._seat: tuple[int, int] | None = None
-        self._seated = asyncio.Event()
         self._job = b""
+        self._seat: tuple[int, int] | None = None
+        self._seated = asyncio.Condition()
+        self._has_roster = -1
+        self._to_drain = -1
+        self._data: DataOrder | None = None
         self._holding: asyncio.Task[Holdings] | None = None
 
     async def place(self) -> Place:
@@ -120,13 +123,12 @@ class Agent:
         return Place(node_id=self._node_id, host=host)
 
     async def prepare(self, seat: tuple[int, int], job: bytes, data: DataOrder | None) -> None:
-        """Take a rank, of so many, and have its data read. `launch` waits for that."""
-        (self._rank, _), self._job = seat, job
-        if data is not None:
-            loop, before = asyncio.get_running_loop(), self._holding
-            self._holding = loop.create_task(self._hold(data, before))
-        self._seat = seat
-        self._seated.set()
+        """Take a rank of so many, and have its data read. `launch` waits for that."""
+        async with self._seated:
+            self._seat, self._job, self._data = seat, job, data
+            self._rank, _ = seat
+            self._begin_to_hold(before=self._holding)
+            self._seated.notify_all()
 
     async def events(self) -> AsyncIterator[list[Happening]]:
         """Everything that happens, in order, at once; what is ready together comes together."""
@@ -137,16 +139,17 @@ class Agent:
             yield batch
 
     async def launch(
-        self, order: LaunchOrder, streams: tuple[StreamOrder, ...], seat: tuple[int, int]
+        self, seat: tuple[int, int], order: LaunchOrder, streams: tuple[StreamOrder, ...]
     ) -> None:
         """Have a trainer forked for a new generation, with its data and what it starts from."""
-        # Ray may run calls in another order than they were made in: `prepare` may come later.
-        while self._seat != seat:
-            self._seated.clear()
-            await self._seated.wait()
+        # Ray promises no order of calls: this one may have come before that of `prepare`.
+        async with self._seated:
+            await self._seated.wait_for(lambda: self._seat == seat)
         try:
             held = await self._holding if self._holding is not None else None
         except Exception as error:  # whatever a data source raises ends the attempt
+            # The next attempt reads anew: it may have been out of reach for a while.
+            self._begin_to_hold(before=None)
             message = f"its data can't be read: {type(error).__name__}: {error}"
             self._never_started(order, FailureKind.STARTUP, message)
             return
@@ -174,10 +177,15 @@ class Agent:
     async def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
         """Tell the trainer everybody's offer."""
         self._send(generation, roster_message(offers))
+        self._has_roster = generation
+        if self._to_drain == generation:
+            self._send(generation, drain_message())
 
     async def drain(self, generation: int) -> None:
-        """Have the trainer make a checkpoint, and stop."""
-        self._send(generation, drain_message())
+        """Have the trainer make a checkpoint, and stop; but the roster comes first."""
+        self._to_drain = generation
+        if self._has_roster == generation:
+            self._send(generation, drain_message())
 
     async def leave(self, generation: int) -> None:
         """Let the trainer leave the collective and end, and end it if it doesn't."""
@@ -214,6 +222,11 @@ class Agent:
         """Give back what would outlive this process."""
         if self._scratch is not None:
             self._scratch.release()
+
+    def _begin_to_hold(self, before: asyncio.Task[Holdings] | None) -> None:
+        if self._data is not None:
+            hold = self._hold(self._data, before)
+            self._holding = asyncio.get_running_loop().create_task(hold)
 
     async def _hold(self, data: DataOrder, before: asyncio.Task[Holdings] | None) -> Holdings:
         held = None

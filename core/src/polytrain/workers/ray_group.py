@@ -111,7 +111,7 @@ class RayGroup:
         self._seat(len(order.members))
         streams = self._streams.start()
         for recruit in self._crew.ranked:
-            recruit.actor.launch.remote(order, streams, recruit.seat)
+            recruit.actor.launch.remote(recruit.seat, order, streams)
 
     def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
         for recruit in self._crew.ranked:
