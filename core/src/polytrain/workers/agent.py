@@ -32,16 +32,16 @@ from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.placement import Place
 from polytrain.workers.processes import describe_exit, kill_session
-from polytrain.workers.trainer_line import READ_SIZE, TrainerLine
+from polytrain.workers.trainer_line import TrainerLine
 from polytrain.workers.wire import (
-    FrameBuffer,
     Message,
     drain_message,
     leave_message,
     roster_message,
     settled_message,
 )
-from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
+from polytrain.workers.zygote_client import ZygoteSpec, zygote_name
+from polytrain.workers.zygotes import Zygotes
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Agent:
         self._spec = spec
         self._node_id = context.get_node_id()
         name = zygote_name(spec.token, self._node_id)
-        self._zygote_spec = replace(spec.zygote, name=name)
+        self._zygotes = Zygotes(replace(spec.zygote, name=name), tell=self)
         self._environment = {
             **spec.environment,
             **os.environ,
@@ -97,8 +97,6 @@ class Agent:
         }
         self._events: asyncio.Queue[Happening] = asyncio.Queue()
         self._storer = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
-        self._zygote: ZygoteConnection | None = None
-        self._zygote_frames = FrameBuffer()
         self._trainer: TrainerLine | None = None
         self._storing: set[asyncio.Task[None]] = set()
         self._concluding: asyncio.Task[None] | None = None
@@ -117,7 +115,7 @@ class Agent:
     async def place(self) -> Place:
         """Where this agent is."""
         # It may be long until it gets a rank: by then the zygote has imported everything.
-        self._connect_zygote()
+        self._zygotes.connect()
         self._scratch = Scratch.hold(self._spec.token)
         host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return Place(node_id=self._node_id, host=host)
@@ -213,10 +211,25 @@ class Agent:
     async def kill(self, generation: int) -> None:
         """End the trainer at once."""
         self._killed = generation
-        if self._zygote is not None:
-            # One whose zygote has just died is gone all the same.
-            with contextlib.suppress(OSError):
-                self._zygote.request(["kill", generation])
+        self._zygotes.kill(generation)
+
+    def trainer_forked(self, generation: int, pid: int) -> None:
+        trainer = self._trainer_of(generation)
+        if trainer is not None:
+            trainer.pid = pid
+
+    def trainer_ended(self, generation: int, how: str, *, killed: bool) -> None:
+        trainer = self._trainer_of(generation)
+        if trainer is not None:
+            self._ended(trainer, how, killed=killed)
+
+    def trainer_lost(self, generation: int) -> None:
+        """The kernel kills a zygote's trainers with it; what they had started needs our help."""
+        trainer = self._trainer_of(generation)
+        if trainer is not None:
+            if trainer.pid:
+                kill_session(trainer.pid)
+            self._ended(trainer, "its zygote died", killed=False)
 
     async def release(self) -> None:
         """Give back what would outlive this process."""
@@ -250,7 +263,7 @@ class Agent:
         self, order: LaunchOrder, held: Holdings | None, streams: tuple[StreamOrder, ...]
     ) -> None:
         assert self._scratch is not None
-        zygote = self._connect_zygote()
+        self._zygotes.connect()
         lines = _lines(order, streams, self._rank)
         trainer = TrainerLine(
             order,
@@ -261,15 +274,11 @@ class Agent:
             straggler_window_s=self._spec.straggler_window_s,
         )
         self._trainer = trainer
-        zygote.request(
-            [
-                "fork",
-                order.generation,
-                self._environment,
-                self._spec.directory,
-                list(self._spec.zygote.path),
-            ],
-            [
+        self._zygotes.fork(
+            order.generation,
+            environment=self._environment,
+            directory=self._spec.directory,
+            descriptors=[
                 *trainer.theirs,
                 *(held.descriptors if held else ()),
                 *(line.fileno() for line in lines),
@@ -282,45 +291,7 @@ class Agent:
         self._events.put_nowait(Started(generation=order.generation, rank=self._rank))
         trainer.begin(["start", self._job, what, self._rank, str(self._scratch.path)])
 
-    def _connect_zygote(self) -> ZygoteConnection:
-        if self._zygote is None:
-            self._zygote = ZygoteConnection(self._zygote_spec)
-            self._zygote_frames = FrameBuffer()
-            asyncio.get_running_loop().add_reader(self._zygote.socket, self._read_zygote)
-        return self._zygote
-
-    def _read_zygote(self) -> None:
-        assert self._zygote is not None
-        try:
-            data = self._zygote.socket.recv(READ_SIZE, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._zygote_lost()
-            return
-        for message in self._zygote_frames.feed(data):
-            trainer = self._trainer
-            if trainer is None or trainer.generation != message[1]:
-                continue
-            if message[0] == "forked":
-                trainer.pid = message[2]
-            else:
-                self._trainer_ended(trainer, message[2], killed=message[3])
-
-    def _zygote_lost(self) -> None:
-        """The kernel kills the zygote's trainers with it; what they had started needs our help."""
-        assert self._zygote is not None
-        asyncio.get_running_loop().remove_reader(self._zygote.socket)
-        self._zygote.socket.close()
-        self._zygote = None
-        if self._trainer is not None:
-            if self._trainer.pid:
-                kill_session(self._trainer.pid)
-            self._trainer_ended(self._trainer, "its zygote died", killed=False)
-
-    def _trainer_ended(self, trainer: TrainerLine, how: str, *, killed: bool) -> None:
+    def _ended(self, trainer: TrainerLine, how: str, *, killed: bool) -> None:
         self._trainer = None
         now = asyncio.get_running_loop().time()
         trainer.close()
