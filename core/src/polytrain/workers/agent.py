@@ -270,6 +270,7 @@ class Agent:
             self._rank,
             tell=self._events.put_nowait,
             stage=self._store_part,
+            imported=self._learn,
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
         )
@@ -313,6 +314,10 @@ class Agent:
                 since_s=0.0 if killed or ended_at is None else now - ended_at,
             )
         )
+
+    def _learn(self, message: Message) -> None:
+        _, modules, variables = message
+        self._zygotes.learn(modules, variables, self._environment, self._spec.directory)
 
     def _store_part(self, part: StagedPart) -> None:
         store = asyncio.get_running_loop().create_task(self._store(part))

@@ -126,13 +126,24 @@ def thread_count() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def has_children() -> bool:
+    """Whether this process has a child that it hasn't reaped."""
+    return bool(_children())
+
+
+def open_files() -> dict[int, str]:
+    """What this process has open, by descriptor."""
+    found = {}
+    for descriptor in os.listdir("/proc/self/fd"):
+        # The one that the directory itself is read with is gone by now.
+        with contextlib.suppress(OSError):
+            found[int(descriptor)] = os.readlink(f"/proc/self/fd/{descriptor}")
+    return found
+
+
 def holds_device() -> bool:
     """Whether this process has opened an accelerator's device file."""
-    for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{descriptor}").startswith(("/dev/nvidia", "/dev/kfd")):
-                return True
-    return False
+    return any(name.startswith(("/dev/nvidia", "/dev/kfd")) for name in open_files().values())
 
 
 def _children() -> set[int]:

@@ -196,7 +196,7 @@ class RayGroup:
     def _start_zygote_early(self, spec: ZygoteSpec) -> ZygoteConnection | None:
         if not holds(cluster.living_nodes().get(self._node_id, {}), self._spec.scaling.resources):
             return None
-        return ZygoteConnection(replace(spec, name=zygote_name(self._token, self._node_id)))
+        return ZygoteConnection.open(replace(spec, name=zygote_name(self._token, self._node_id)))
 
     def _take(self, happening: Happening | Arrived | Gone, handle: Handler) -> None:
         match happening:

@@ -41,6 +41,7 @@ class TrainerLine:
         *,
         tell: Callable[[Happening], None],
         stage: Callable[[StagedPart], None],
+        imported: Callable[[Message], None],
         hang_timeout_s: float | None,
         straggler_window_s: float | None,
     ) -> None:
@@ -50,6 +51,7 @@ class TrainerLine:
             rank: which rank of the generation it is.
             tell: gets what the trainer says and writes.
             stage: gets the parts of checkpoints that it hands over.
+            imported: gets what it says that it has imported.
             hang_timeout_s: seconds without progress that are told; None for none.
             straggler_window_s: seconds over which it is told how busy it was; None for never.
         """
@@ -68,6 +70,7 @@ class TrainerLine:
         self._rank = rank
         self._tell = tell
         self._stage = stage
+        self._imported = imported
         self._hang_timeout_s = hang_timeout_s
         self._straggler_window_s = straggler_window_s
         self._watches: list[Watch] = []
@@ -213,6 +216,9 @@ class TrainerLine:
             self._next_look.cancel()
 
     def _take(self, message: Message) -> None:
+        if message[0] == "imported":
+            self._imported(message)
+            return
         if message == ["reports"]:
             self._take_call()
             return

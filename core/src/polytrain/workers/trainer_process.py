@@ -17,6 +17,7 @@ import cloudpickle
 
 from polytrain.pulse import Stage, enter, reports, write_to
 from polytrain.workers.job import LaunchOrder, TrainerJob
+from polytrain.workers.learned import AttentiveChannel
 from polytrain.workers.processes import die_with_parent
 from polytrain.workers.report_ring import Ring, calls_every_s
 from polytrain.workers.session import TrainerSession, current_session
@@ -24,7 +25,6 @@ from polytrain.workers.stacks import be_readable
 from polytrain.workers.wire import (
     Channel,
     LineClosedError,
-    SocketChannel,
     done_message,
     joined_message,
     leave_message,
@@ -173,7 +173,7 @@ def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
     Returns:
         The exit code: 0, or 1 if nobody listens any more.
     """
-    channel = SocketChannel(connection)
+    channel = AttentiveChannel(connection)
     try:
         _, pickled_job, pickled_order, rank, scratch = channel.receive()
         order: LaunchOrder

@@ -204,6 +204,11 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
+def imported_message(modules: Sequence[str], variables: Mapping[str, str | None]) -> Message:
+    """What the trainer has imported since it was forked, and variables that differ since."""
+    return ["imported", list(modules), dict(variables)]
+
+
 def to_part(message: Message, *, attempt: Attempt, rank: int) -> StagedPart:
     """The part of a checkpoint that a message of this kind is about."""
     _, checkpoint, staged, stamps, step, metrics, positions, _ = message

@@ -5,6 +5,7 @@ for them and tells them when a trainer has ended. It ends when its last client h
 
     ["fork", id, environment, directory, sys.path]
     ["kill", id]
+    ["learn", modules, variables, environment, directory]
 
 The first comes with descriptors: the trainer's end of a socket pair, its standard output and error,
 its page, and one for each shard.
@@ -13,6 +14,10 @@ It answers
 
     ["forked", id, pid]
     ["ended", id, how, killed]      at a trainer's end, whatever the cause
+
+What it is told to learn a fork of it imports, so that only what is new takes time and memory.
+Once that is done, and if a process can be forked from it, that is a zygote as well: it has an
+address of its own, which doesn't exist before, and ends with the first one.
 """
 
 from __future__ import annotations
@@ -29,10 +34,11 @@ import struct
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from polytrain.workers.learned import Lesson, study
 from polytrain.workers.processes import (
     adopt_orphans,
     describe_exit,
@@ -45,6 +51,7 @@ from polytrain.workers.processes import (
 )
 from polytrain.workers.trainer_process import run_and_exit
 from polytrain.workers.wire import pack, receive_exactly, unpack
+from polytrain.workers.zygote_client import BACKLOG, learned_name
 
 _MAX_DESCRIPTORS = 250
 """Descriptors that one message can carry; the kernel's limit is 253."""
@@ -87,6 +94,19 @@ class Zygote:
     """The event loop: connections come and go, requests are served, ends are told."""
 
     listener: socket.socket
+    name: str
+    """The address."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What its imports have set, and set in a trainer if that imports them itself."""
+
+    is_second: bool = False
+    """Whether it is the one that has learned. That stays when its clients go."""
+
+    _has_learned: bool = False
+    _second: tuple[int, int] | None = None
+    """Its process, and the descriptor that becomes readable when that ends."""
+
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _clients: set[socket.socket] = field(default_factory=set)
     _trainers: dict[int, _Trainer] = field(default_factory=dict)
@@ -95,14 +115,17 @@ class Zygote:
     def serve(self) -> None:
         """Serve until the last client has gone. The first has connected before the zygote ran."""
         self._selector.register(self.listener, selectors.EVENT_READ)
-        self._accept()
-        while self._clients:
+        if not self.is_second:
+            self._accept()
+        while self._clients or self.is_second:
             for key, _ in self._selector.select():
                 source = key.fileobj
                 if source is self.listener:
                     self._accept()
                 elif isinstance(source, socket.socket):
                     self._serve_client(source)
+                elif self._second is not None and source == self._second[1]:
+                    self._reap_second(*self._second)
                 elif isinstance(source, int):
                     self._reap(self._trainers[source])
         kill_children_except(set())
@@ -128,8 +151,10 @@ class Zygote:
             return
         if request[0] == "fork":
             self._fork(client, _fork_request(request, descriptors))
-        else:
+        elif request[0] == "kill":
             self._kill(client, request[1])
+        else:
+            self._learn(request)
 
     def _drop(self, client: socket.socket) -> None:
         """An agent is gone: its trainers go too."""
@@ -154,12 +179,43 @@ class Zygote:
         self._selector.unregister(trainer.pidfd)
         os.close(trainer.pidfd)
         del self._trainers[trainer.pidfd]
-        kill_children_except({other.pid for other in self._trainers.values()})
+        self._kill_strays()
         if trainer.client in self._clients:
             with contextlib.suppress(OSError):
                 trainer.client.sendall(
                     pack(["ended", trainer.id, describe_exit(status), trainer.killed])
                 )
+
+    def _kill_strays(self) -> None:
+        known = {trainer.pid for trainer in self._trainers.values()}
+        kill_children_except(known if self._second is None else {*known, self._second[0]})
+
+    def _learn(self, request: list[Any]) -> None:
+        # Once: what didn't get along with forking then wouldn't the next time.
+        if self._has_learned or self.is_second or thread_count() > 1 or holds_device():
+            return
+        self._has_learned = True
+        _, modules, variables, environment, directory = request
+        lesson = Lesson(
+            modules=tuple(modules),
+            variables=variables,
+            environment=environment,
+            directory=directory,
+        )
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become_second(lesson, self.name, parent)
+        self._second = pid, os.pidfd_open(pid)
+        self._selector.register(self._second[1], selectors.EVENT_READ)
+
+    def _reap_second(self, pid: int, pidfd: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        os.waitpid(pid, 0)
+        self._second = None
+        # Its trainers are dying with it; what they had started is ours now.
+        self._kill_strays()
 
     def _fork(self, client: socket.socket, request: ForkRequest) -> None:
         # A second thread's locks, or a device's context, would be broken in a forked child.
@@ -169,7 +225,7 @@ class Zygote:
             parent = os.getpid()
             pid = os.fork()
             if pid == 0:
-                _become_trainer(request, parent)
+                _become_trainer(request, self.variables, parent)
         for descriptor in request.descriptors:
             os.close(descriptor)
         with contextlib.suppress(OSError):
@@ -195,7 +251,25 @@ def _fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
     )
 
 
-def _become_trainer(request: ForkRequest, parent: int) -> NoReturn:
+def _become_second(lesson: Lesson, name: str, parent: int) -> NoReturn:
+    """Turn a forked copy of the zygote into the one that has learned. Never returns."""
+    try:
+        die_with_parent(parent)
+        adopt_orphans()
+        _close_all_but({0, 1, 2})
+        variables = study(lesson)
+        if variables is not None:
+            gc.collect()
+            gc.freeze()
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(learned_name(name))
+                listener.listen(BACKLOG)
+                Zygote(listener, name, variables=variables, is_second=True).serve()
+    finally:
+        os._exit(0)
+
+
+def _become_trainer(request: ForkRequest, variables: Mapping[str, str], parent: int) -> NoReturn:
     """Turn a forked copy of the zygote into a trainer. Never returns."""
     try:
         os.setsid()
@@ -209,6 +283,7 @@ def _become_trainer(request: ForkRequest, parent: int) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(request.environment)
+        os.environ.update(variables)
         sys.path[:] = request.path
         with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
             os.chdir(request.directory)
@@ -268,11 +343,12 @@ def _preload(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
-def main(listener_descriptor: int, modules: str) -> None:
+def main(listener_descriptor: int, name: str, modules: str) -> None:
     """Run a zygote.
 
     Args:
         listener_descriptor: a listening Unix socket to which the starter has connected.
+        name: the address that this socket is bound to.
         modules: JSON list of the modules to import first.
     """
     # Ctrl-C in the terminal is for the driver; it decides what becomes of the rest.
@@ -280,4 +356,4 @@ def main(listener_descriptor: int, modules: str) -> None:
     adopt_orphans()
     _preload(json.loads(modules))
     with socket.socket(fileno=listener_descriptor) as listener:
-        Zygote(listener).serve()
+        Zygote(listener, name).serve()

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 from polytrain.workers.wire import pack
 
-_SAFE_TO_FORK = {
-    # Threads that libraries start while they are imported would make forking unsafe.
-    "OPENBLAS_NUM_THREADS": "1",
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-}
+# Threads that libraries start while they are imported would make forking unsafe.
+_NO_ARROW_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_SAFE_TO_FORK = {"OPENBLAS_NUM_THREADS": "1", **_NO_ARROW_THREAD}
 
 _UNLESS_SET = {
     # Row groups come and go many times a second. Arrow's allocator gives memory back to the system
@@ -24,7 +22,7 @@ _UNLESS_SET = {
     "MIMALLOC_PURGE_DELAY": "10000",
 }
 
-_BACKLOG = 1024
+BACKLOG = 1024
 """Agents of one node that may connect while the zygote still imports."""
 
 
@@ -48,11 +46,43 @@ def zygote_name(token: str, node_id: str) -> str:
     return f"\0polytrain-{token}-{node_id}"
 
 
+def environment_to_learn_in(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables under which a zygote imports what trainers with these have imported themselves.
+
+    BLAS libraries keep the threads that they are loaded with: as many as in a trainer, here.
+    """
+    return {**_UNLESS_SET, **environment, **_NO_ARROW_THREAD}
+
+
+def learned_name(name: str) -> str:
+    """Address of the zygote that has also imported what a trainer of this zygote has."""
+    return f"{name}-learned"
+
+
 class ZygoteConnection:
     """A client's connection to its node's zygote, which ends when the last of them is closed."""
 
-    def __init__(self, spec: ZygoteSpec) -> None:
-        self.socket, self._process = _connect(spec)
+    def __init__(
+        self, connection: socket.socket, process: subprocess.Popen[bytes] | None = None
+    ) -> None:
+        self.socket = connection
+        self._process = process
+
+    @classmethod
+    def open(cls, spec: ZygoteSpec) -> ZygoteConnection:
+        """Connect to the zygote, or start it."""
+        return cls(*_connect(spec))
+
+    @classmethod
+    def to_learned(cls, spec: ZygoteSpec) -> ZygoteConnection | None:
+        """Connect to the one that has learned; None if there is none, or it isn't ready."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(learned_name(spec.name))
+        except OSError:
+            connection.close()
+            return None
+        return cls(connection)
 
     def request(self, message: list[object], descriptors: Sequence[int] = ()) -> None:
         """Send a request, together with open descriptors."""
@@ -83,7 +113,7 @@ def _connect(spec: ZygoteSpec) -> tuple[socket.socket, subprocess.Popen[bytes] |
                     # Bound but not listening yet, or just ended: the name tells next time.
                     connection.close()
                     continue
-            listener.listen(_BACKLOG)
+            listener.listen(BACKLOG)
             # Connected before it runs: a zygote without a client ends.
             connection.connect(spec.name)
             return connection, _start(spec, listener)
@@ -98,7 +128,7 @@ def _start(spec: ZygoteSpec, listener: socket.socket) -> subprocess.Popen[bytes]
             "-c",
             f"import sys; sys.path[:] = {list(spec.path)!r}\n"
             "from polytrain.workers.zygote import main\n"
-            f"main({listener.fileno()}, {json.dumps(list(spec.modules))!r})",
+            f"main({listener.fileno()}, {spec.name!r}, {json.dumps(list(spec.modules))!r})",
         ],
         env={**_UNLESS_SET, **spec.environment, **inherited, **_SAFE_TO_FORK},
         stdin=subprocess.DEVNULL,

@@ -27,7 +27,10 @@ class Listener(Protocol):
 
 
 class Zygotes:
-    """The node's zygote, which is started by whoever needs it first, on this node and ever again.
+    """The node's zygote, which whoever needs it starts, and the one that has learned, if there is.
+
+    The latter is a fork of the former, and ends with it. It exists from when it is ready on, so
+    a launch that finds it uses it.
 
     All of it happens on the agent's event loop.
     """
@@ -36,6 +39,7 @@ class Zygotes:
         self._spec = spec
         self._tell = tell
         self._node: _Line | None = None
+        self._learned: _Line | None = None
 
     def connect(self) -> None:
         """Have the node's zygote, so that it imports what trainers need."""
@@ -54,7 +58,8 @@ class Zygotes:
         Raises:
             OSError: the zygote is gone.
         """
-        line = self._connected()
+        node = self._connected()
+        line = self._connected_to_learned() or node
         line.generation = generation
         line.connection.request(
             ["fork", generation, dict(environment), directory, list(self._spec.path)], descriptors
@@ -62,14 +67,36 @@ class Zygotes:
 
     def kill(self, generation: int) -> None:
         """End a trainer at once. One whose zygote has just died is gone all the same."""
+        for line in (self._node, self._learned):
+            if line is not None and line.generation == generation:
+                with contextlib.suppress(OSError):
+                    line.connection.request(["kill", generation])
+
+    def learn(
+        self,
+        modules: Sequence[str],
+        variables: Mapping[str, str | None],
+        environment: Mapping[str, str],
+        directory: str,
+    ) -> None:
+        """Have what a trainer has imported imported for the next, unless that is done already."""
         if self._node is not None:
             with contextlib.suppress(OSError):
-                self._node.connection.request(["kill", generation])
+                self._node.connection.request(
+                    ["learn", list(modules), dict(variables), dict(environment), directory]
+                )
 
     def _connected(self) -> _Line:
         if self._node is None:
-            self._node = self._listen(ZygoteConnection(self._spec))
+            self._node = self._listen(ZygoteConnection.open(self._spec))
         return self._node
+
+    def _connected_to_learned(self) -> _Line | None:
+        if self._learned is None:
+            connection = ZygoteConnection.to_learned(self._spec)
+            if connection is not None:
+                self._learned = self._listen(connection)
+        return self._learned
 
     def _listen(self, connection: ZygoteConnection) -> _Line:
         line = _Line(connection)
@@ -95,7 +122,10 @@ class Zygotes:
     def _lost(self, line: _Line) -> None:
         asyncio.get_running_loop().remove_reader(line.connection.socket)
         line.connection.socket.close()
-        self._node = None
+        if line is self._learned:
+            self._learned = None
+        else:
+            self._node = None
         self._tell.trainer_lost(line.generation)
 
 
