@@ -114,6 +114,26 @@ def test_a_run_that_has_failed_is_accounted_for_too(quiet: RunConfig) -> None:
     assert ledger.seconds["teardown"] > 0
 
 
+def stand_still_once() -> None:
+    context = polytrain.get_context()
+    polytrain.report({"attempt": context.get_attempt()})
+    if (context.get_world_rank(), context.get_attempt()) == (1, 0):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_the_time_without_progress_of_a_hang_is_detection(quiet: RunConfig) -> None:
+    config = FailureConfig(max_failures=1, hang_timeout_s=2.0)
+    result = make_trainer(
+        "reference",
+        stand_still_once,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(quiet, failure_config=config),
+    ).fit()
+    assert result.ledger.restarts == 1
+    assert result.ledger.seconds["detect"] > 1.9
+    assert result.ledger.seconds["train"] < result.ledger.seconds["detect"]
+
+
 class StopAt:
     """An observer that asks for the run's end when a step is reported."""
 

@@ -136,4 +136,4 @@ def test_stopping_while_workers_are_waited_for_is_at_once(tmp_path: Path) -> Non
     assert output.endswith("False None\n"), errors
     assert code == 0
     lines = (tmp_path / "runs/run/journal.jsonl").read_text().splitlines()
-    assert json.loads(lines[-1])["stopped"]
+    assert json.loads(lines[-2])["stopped"]
