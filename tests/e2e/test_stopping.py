@@ -15,7 +15,7 @@ from polytrain import CheckpointConfig, Result, RunConfig, ScalingConfig, make_t
 from polytrain.testing.contract import kit_table
 from polytrain_plugins import Report, hookimpl
 
-ROUNDS = 1500
+ROUNDS = 4000
 
 
 class StopAt:
