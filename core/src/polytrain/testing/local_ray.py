@@ -82,8 +82,6 @@ def leftovers(run: Path) -> list[str]:
     Args:
         run: its directory.
     """
-    # A zygote that an agent has started in place of a lost one ends when its agents have.
-    eventually(lambda: not our_processes(), seconds=10)
     left = [f"the process {process}" for process in our_processes()]
     groups = ray.util.placement_group_table().values()
     left += [f"the placement group {g['name']}" for g in groups if g["state"] != "REMOVED"]

@@ -233,6 +233,7 @@ class Agent:
 
     async def release(self) -> None:
         """Give back what would outlive this process."""
+        await self._zygotes.close()
         if self._scratch is not None:
             self._scratch.release()
 

@@ -86,6 +86,15 @@ class Zygotes:
                     ["learn", list(modules), dict(variables), dict(environment), directory]
                 )
 
+    async def close(self) -> None:
+        """Leave; the zygote's trainers end. Whoever started it waits for its end."""
+        loop = asyncio.get_running_loop()
+        for line in (self._learned, self._node):
+            if line is not None:
+                loop.remove_reader(line.connection.socket)
+                await loop.run_in_executor(None, line.connection.close)
+        self._node = self._learned = None
+
     def _connected(self) -> _Line:
         if self._node is None:
             self._node = self._listen(ZygoteConnection.open(self._spec))
