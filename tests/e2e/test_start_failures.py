@@ -1,0 +1,183 @@
+"""Trainers that die, or fail, whenever they are started: the run ends soon, and says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polytrain import (
+    DataConfig,
+    FailureConfig,
+    FailureKind,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    TrainingFailedError,
+    make_trainer,
+)
+from polytrain.testing.reference import Reference, ReferenceEngine
+from polytrain_plugins import World
+
+IN_A_ROW = "5 attempts in a row have ended before they trained"
+
+
+def failed(trainer: Trainer) -> tuple[TrainingFailedError, list[dict[str, Any]]]:
+    """How a run fails, and what its journal has of the attempts."""
+    with pytest.raises(TrainingFailedError) as caught:
+        trainer.fit()
+    assert caught.value.result is not None
+    lines = Path(caught.value.result.path, "journal.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    return caught.value, [entry for entry in entries if entry["event"] == "AttemptEnded"]
+
+
+def for_ever(quiet: RunConfig) -> RunConfig:
+    return dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=-1))
+
+
+def crash() -> None:
+    import ctypes
+
+    print("the last words", file=sys.stderr, flush=True)
+    ctypes.string_at(0)
+
+
+def run_into(what: object) -> None:
+    raise AssertionError("nobody comes this far")
+
+
+@pytest.fixture
+def exiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> object:
+    """An object whose module ends every process but this one that imports it."""
+    (tmp_path / "exiting.py").write_text(
+        "import os, sys\n"
+        f"if os.getpid() != {os.getpid()}:\n"
+        "    print('the last words', file=sys.stderr, flush=True)\n"
+        "    os._exit(3)\n"
+        "class Thing:\n"
+        "    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("exiting")
+    monkeypatch.delitem(sys.modules, "exiting")
+    monkeypatch.setitem(sys.modules, "exiting", module)
+    thing: object = module.Thing()
+    return thing
+
+
+def assert_died_at_every_start(trainer: Trainer, told: str) -> None:
+    error, attempts = failed(trainer)
+    assert error.reason == IN_A_ROW
+    assert told in str(error)
+    assert "standard error:\nthe last words" in str(error)
+    assert len(attempts) == 5
+    for attempt in attempts:
+        assert attempt["failure"]["kind"] == "WORKER_LOST"
+        assert "the last words" in attempt["failure"]["output"]
+
+
+def test_a_crash_in_the_first_line_ends_the_run_with_its_last_words(quiet: RunConfig) -> None:
+    trainer = make_trainer(
+        "reference",
+        crash,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=for_ever(quiet),
+    )
+    assert_died_at_every_start(trainer, "killed by SIGSEGV before its training was done")
+
+
+def test_an_import_that_ends_the_process_ends_the_run_with_its_last_words(
+    quiet: RunConfig, exiting: object
+) -> None:
+    trainer = make_trainer(
+        "reference",
+        run_into,
+        train_loop_config={"what": exiting},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=for_ever(quiet),
+    )
+    assert_died_at_every_start(trainer, "exited with code 3 before it had joined the others")
+
+
+class NeverMeets(Reference):
+    """A backend whose ranks can't be brought together."""
+
+    def engine(self) -> ReferenceEngine:
+        return _NeverMeets(self)
+
+
+class _NeverMeets(ReferenceEngine):
+    @contextmanager
+    def joined(self, world: World) -> Iterator[None]:
+        raise RuntimeError(f"no way from rank {world.me.rank}")
+        yield
+
+
+def test_an_engine_that_never_joins_is_a_start_failure(quiet: RunConfig) -> None:
+    trainer = Trainer(
+        NeverMeets(),
+        run_into,
+        train_loop_config={},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=for_ever(quiet),
+    )
+    error, attempts = failed(trainer)
+    assert error.reason == IN_A_ROW
+    assert "before it had joined the others: RuntimeError: no way from rank" in str(error)
+    assert "in joined" in str(error)
+    assert [attempt["failure"]["kind"] for attempt in attempts] == ["STARTUP"] * 5
+
+
+def test_data_that_can_not_be_read_any_more_is_named(quiet: RunConfig, tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("x,y\n" + "1,2\n" * 100)
+    trainer = make_trainer(
+        "reference",
+        label="y",
+        datasets={"train": str(file)},
+        dataset_config={"train": DataConfig(shuffle=True)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=for_ever(quiet),
+    )
+    file.unlink()
+    error, attempts = failed(trainer)
+    assert error.reason == IN_A_ROW
+    assert error.failures[0].kind is FailureKind.STARTUP
+    assert "its data can't be read" in str(error)
+    assert str(file) in str(error)
+    assert len(attempts) == 5
+
+
+def test_memory_that_does_not_suffice_is_told_as_that(quiet: RunConfig) -> None:
+    trainer = make_trainer(
+        "reference",
+        ask_for_too_much,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=for_ever(quiet),
+    )
+    error, attempts = failed(trainer)
+    # Once more it is tried, then it is clear that it comes again.
+    assert [attempt["failure"]["kind"] for attempt in attempts] == ["OUT_OF_MEMORY"] * 2
+    assert error.failures[0].kind is FailureKind.OUT_OF_MEMORY
+    assert error.failures[0].rank == 1
+    assert isinstance(error.__cause__, MemoryError)
+    assert "ask_for_too_much" in str(error)
+
+
+def ask_for_too_much() -> None:
+    import signal
+
+    import polytrain
+
+    if polytrain.get_context().get_world_rank() == 0:
+        signal.pause()
+    bytearray(1 << 62)
