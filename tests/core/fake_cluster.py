@@ -64,7 +64,9 @@ class FakeCluster:
 
     def dismiss(self, recruit: Recruit) -> None:
         self.dismissed.append(recruit)
-        self.placed.remove(recruit)
+        self.waiting.pop(recruit, None)
+        if recruit in self.placed:
+            self.placed.remove(recruit)
 
     def settle(self, crew: Crew) -> None:
         """Everybody who finds a place arrives, until nobody does any more."""

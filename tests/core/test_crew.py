@@ -277,6 +277,27 @@ def test_the_room_of_a_node_that_went_as_it_had_said_is_used_where_it_is_held_no
     assert nodes(crew) == ["a", "c"]
 
 
+@pytest.mark.parametrize("num_workers", [2, (2, 3)])
+def test_workers_return_if_the_nodes_that_seemed_to_have_room_have_none(
+    num_workers: int | tuple[int, int],
+) -> None:
+    cluster = FakeCluster(a=2)
+    crew = cluster.crew(num_workers)
+    begin(crew, cluster)
+    cluster.nodes["b"] = 2
+    crew.place(avoid=frozenset("a"), without=NO_RANK)
+    # Somebody else takes it before they arrive.
+    cluster.nodes["b"] = 0
+    cluster.settle(crew)
+    assert cluster.sizes() == [2]
+    cluster.now = 10.0
+    crew.look_at_the_clock()
+    cluster.settle(crew)
+    assert cluster.sizes() == [2, 2]
+    assert nodes(crew) == ["a", "a"]
+    assert cluster.failures() == []
+
+
 def test_an_elastic_run_leaves_a_node_if_its_least_number_finds_room_elsewhere() -> None:
     cluster = FakeCluster(a=2, b=1)
     crew = cluster.crew((1, 3))

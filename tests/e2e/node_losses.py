@@ -33,7 +33,7 @@ from polytrain import (
     make_trainer,
 )
 from polytrain.testing.processes import eventually, title
-from polytrain.workers.cluster import free_resources
+from polytrain.workers.cluster import free_resources, living_nodes
 from polytrain_plugins import hookimpl
 
 
@@ -56,6 +56,12 @@ class Nodes:
     def kill(self, name: str) -> None:
         """SIGKILL the raylet of a node, as a lost machine would be."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def lose(self, name: str) -> None:
+        """The same, and wait until Ray knows."""
+        gone = self._nodes[name].node_id
+        self.kill(name)
+        assert eventually(lambda: gone not in living_nodes())
 
     def announce(self, name: str) -> None:
         """Say that a node will be taken away in a minute."""
@@ -213,7 +219,7 @@ def node_is_announced_to_go(nodes: Nodes) -> dict[str, Any]:
         nodes.announce(gone[0])
 
     told = fit("move", {"attempts": 1, "reports": True}, At(1, announce))
-    nodes.kill(gone[0])
+    nodes.lose(gone[0])
     return told
 
 
@@ -236,7 +242,7 @@ def node_loses_two_workers(nodes: Nodes) -> dict[str, Any]:
 
 
 def node_loses_two_workers_and_there_is_no_other(nodes: Nodes) -> dict[str, Any]:
-    nodes.kill("g")
+    nodes.lose("g")
     return fit("stays", {"attempts": 2, "dies": 1}, max_failures=2)
 
 

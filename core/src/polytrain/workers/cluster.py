@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +50,21 @@ def death_of_node(node_id: str) -> str | None:
         if node["NodeID"] == node_id and not node["Alive"]:
             return str(node.get("DeathReasonMessage") or "Ray doesn't say why")
     return None
+
+
+def is_reachable(node_id: str, timeout_s: float = 2.0) -> bool:
+    """Whether anybody listens where a node's raylet did. Ray itself takes seconds to be sure.
+
+    Args:
+        node_id: which.
+        timeout_s: seconds after which nobody does.
+    """
+    for node in _nodes():
+        if node["NodeID"] == node_id:
+            address = (node["NodeManagerAddress"], node["NodeManagerPort"])
+            with contextlib.suppress(OSError), socket.create_connection(address, timeout_s):
+                return True
+    return False
 
 
 def living_nodes() -> dict[str, Mapping[str, float]]:

@@ -197,6 +197,7 @@ class Crew:
             placing.notice_at = None
             # What is there by now is what there is.
             placing.room = len(self.here)
+            self._avoid_no_more()
             self._staff()
             if self._placing is not None:
                 logger.warning("Waiting for resources: %s.", self._wanted_and_free())
@@ -296,10 +297,18 @@ class Crew:
         for recruit in {*unwanted, *ranked}:
             self._dismiss(recruit)
 
+    def _avoid_no_more(self) -> None:
+        """Take any node: those that seemed to have room are gone, or others use them."""
+        if self._avoided:
+            self._avoided = frozenset()
+            for recruit in list(self._coming):
+                self._dismiss(recruit)
+
     def _dismiss(self, recruit: Recruit) -> None:
         recruit.is_gone = True
-        if recruit in self._spares:
-            self._spares.remove(recruit)
+        for recruits in (self._spares, self._coming):
+            if recruit in recruits:
+                recruits.remove(recruit)
         self._recruiter.dismiss(recruit)
 
     def _why_not_placed(self) -> str:

@@ -10,13 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+)
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polytrain.errors import FailureKind
 from polytrain.workers.agent import Agent, AgentSpec
-from polytrain.workers.cluster import death_of_node
+from polytrain.workers.cluster import death_of_node, is_reachable
 from polytrain.workers.group import Happening
 from polytrain.workers.placement import Place
 
@@ -141,6 +146,9 @@ class Recruiter:
                 self.mailbox.put(ray.get(reference))
         except RayError as error:
             kind, reason = _why_gone(error, place)
+            if isinstance(error, ActorUnavailableError):
+                # Should it still be there: nobody listens to it any more.
+                ray.kill(recruit.actor)
         else:
             kind, reason = FailureKind.AGENT_LOST, "its agent has ended"
         self.mailbox.put((Gone(recruit=recruit, kind=kind, reason=reason),))
@@ -154,6 +162,11 @@ def _why_gone(error: RayError, place: Place | None) -> tuple[FailureKind, str]:
         return FailureKind.PREEMPTED, f"its node was preempted ({death or 'as announced'})"
     if place is not None and death is not None:
         return FailureKind.NODE_LOST, f"its node {place.host} is gone ({death})"
+    if place is not None and isinstance(error, ActorUnavailableError):
+        # Which is told before Ray is sure that a node is gone.
+        if not is_reachable(place.node_id):
+            return FailureKind.NODE_LOST, f"its node {place.host} is gone (its raylet is)"
+        return FailureKind.AGENT_LOST, "its agent can't be reached any more"
     detail = _detail(str(error))
     if isinstance(error, OutOfMemoryError):
         return FailureKind.OUT_OF_MEMORY, f"Ray has ended its agent to free memory ({detail})"
