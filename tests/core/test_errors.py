@@ -93,3 +93,15 @@ def test_a_failure_of_no_rank_is_told_without_one() -> None:
     failure = Failure(kind=FailureKind.STARTUP, rank=None, message="no room for 4 workers")
     error = TrainingFailedError("workers can't be placed", (failure,))
     assert str(error) == "no room for 4 workers (workers can't be placed)"
+
+
+def test_the_last_words_of_a_process_that_could_not_say_more_are_told() -> None:
+    lost = Failure(
+        kind=FailureKind.WORKER_LOST,
+        rank=1,
+        message="killed by SIGSEGV before its training was done",
+        output="Fatal Python error: Segmentation fault\n\n",
+    )
+    told = str(TrainingFailedError("max_failures=0 allows no restart", (lost,)))
+    assert told.startswith("rank 1: killed by SIGSEGV")
+    assert told.endswith("on rank 1's standard error:\nFatal Python error: Segmentation fault")
