@@ -121,7 +121,7 @@ def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
         latest = attempts[-1]
         if latest.root.kind not in _THE_USERS or how is True:
             return None
-        if how is False:
+        if how is False and latest.root.kind is not FailureKind.OUT_OF_MEMORY:
             return Decision(
                 restart=False, reason="retry_user_errors=False allows no restart after it"
             )

@@ -132,5 +132,5 @@ class State:
 
     @property
     def restarts(self) -> int:
-        """Generations that were launched after a failure."""
+        """Generations that were launched after the first, for whatever reason."""
         return max(0, self.launches - 1)

@@ -36,12 +36,15 @@ class NodeWatch:
 
     def _watch(self) -> None:
         known: frozenset[str] = frozenset()
+        is_told = False
         while not self._ended.wait(_LOOK_S):
             try:
                 draining = draining_nodes()
             except (RayError, OSError, RuntimeError) as error:
-                logger.warning("Ray can't be asked for draining nodes any more: %s", error)
-                return
+                if not is_told:
+                    logger.warning("Ray can't be asked for draining nodes now: %s", error)
+                is_told = True
+                continue
             if draining - known:
                 self._tell(draining - known)
             known |= draining

@@ -80,7 +80,10 @@ class RayGroup:
         self._zygote = self._start_zygote_early(agent_spec.zygote)
         self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._recruiter = Recruiter(
-            spec=agent_spec, resources=scaling.resources, mailbox=self._mailbox
+            spec=agent_spec,
+            resources=scaling.resources,
+            spread=scaling.placement_strategy == "SPREAD",
+            mailbox=self._mailbox,
         )
         self._of_the_crew: deque[Event] = deque()
         self._crew = Crew(

@@ -77,6 +77,9 @@ class Recruiter:
     resources: Mapping[str, float]
     """Of one agent."""
 
+    spread: bool
+    """Whether agents outside of bundles are rather to be on different nodes."""
+
     mailbox: queue.SimpleQueue[Delivery]
     _bundles: PlacementGroup | None = None
     _asked_for: list[Recruit] = field(default_factory=list)
@@ -105,7 +108,9 @@ class Recruiter:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 placement_group=self._bundles, placement_group_bundle_index=bundle
             )
-        elif avoid:
+        elif self.spread:
+            options["scheduling_strategy"] = "SPREAD"
+        if bundle is None and avoid:
             options["label_selector"] = {_NODE_ID_LABEL: f"!in({','.join(sorted(avoid))})"}
         recruit = Recruit(actor=_AgentActor.options(**options).remote(self.spec), bundle=bundle)
         self._asked_for.append(recruit)
