@@ -87,7 +87,7 @@ class Handover:
 
         Raises:
             CheckpointError: there is no room for the files.
-            EOFError: the agent is gone.
+            LineClosedError: the agent is gone.
         """
         with self._stalling():
             self._wait(at_most=self._max_in_flight - 1)
@@ -123,7 +123,7 @@ class Handover:
         """Whether the next checkpoint is to be the last of this trainer.
 
         Raises:
-            EOFError: the agent is gone.
+            LineClosedError: the agent is gone.
         """
         while not self._asked_to_stop and (message := self._channel.poll()) is not None:
             self._take(message)
@@ -133,7 +133,7 @@ class Handover:
         """Say that the last checkpoint is made, and wait for the end.
 
         Raises:
-            EOFError: it has come.
+            LineClosedError: it has come.
         """
         self._channel.send(drained_message(self.stalled_s))
         with during(Stage.WAITING_FOR_COMMIT):

@@ -54,7 +54,7 @@ class Channel(Protocol):
         """The next message, if it is there.
 
         Raises:
-            EOFError: the other end is gone.
+            LineClosedError: the other end is gone.
         """
 
 
