@@ -142,7 +142,7 @@ def _run(world_size: int, costs: Costs) -> None:
 
 def _events(world_size: int) -> Iterator[tuple[str, Sequence[Event]]]:
     """What a run of two generations tells, by kind."""
-    yield "placed", [AgentsPlaced()]
+    yield "placed", [AgentsPlaced(nodes=("node",) * world_size)]
     yield from _training(0, world_size)
     lost, *others = range(world_size)
     yield "lost", [Exited(generation=0, rank=lost, how="killed by SIGKILL", killed=False)]

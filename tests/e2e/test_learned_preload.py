@@ -106,7 +106,8 @@ def test_what_depends_on_the_functions_own_variables_is_imported_again(tmp_path:
 
 
 def test_without_the_process_that_has_learned_the_run_goes_on(tmp_path: Path) -> None:
-    output = run(tmp_path, after="attempt == 1 and os.kill(os.getppid(), signal.SIGKILL)")
+    kill = "rank or os.kill(os.getppid(), signal.SIGKILL)"
+    output = run(tmp_path, after=f"if attempt == 1: {kill}; signal.pause()")
     assert "restarts 2" in output
     for rank in range(2):
         assert f"(rank {rank}) attempt 2 had it: False grey yes" in output
