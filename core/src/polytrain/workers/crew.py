@@ -188,6 +188,13 @@ class Crew:
             self._staff()
         return None
 
+    def dismiss_those_to_come(self) -> None:
+        """Ask for nobody any more."""
+        for recruit in self._coming:
+            recruit.is_gone = True
+            self._recruiter.dismiss(recruit)
+        self._coming.clear()
+
     def look_at_the_clock(self) -> None:
         """Tell who is waited for, and give up in the end."""
         placing, now = self._placing, self._clock()

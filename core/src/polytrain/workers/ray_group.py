@@ -161,6 +161,7 @@ class RayGroup:
     def close(self) -> None:
         self._nodes.close()
         self._streams.close()
+        self._crew.dismiss_those_to_come()
         released = [recruit.actor.release.remote() for recruit in self._crew.here]
         if released:
             ray.wait(released, num_returns=len(released), timeout=_CLOSE_TIMEOUT_S)
@@ -229,8 +230,8 @@ class RayGroup:
         if self._zygote is not None and not any(
             recruit.place.node_id == self._node_id for recruit in self._crew.here
         ):
-            self._zygote.close()
-            self._zygote = None
+            # Not waited for: an agent that is yet to arrive here may be its client.
+            self._zygote.leave()
         # Not before: while the actors started, the zygotes could import.
         data = self._data = self._data or DataOffice(self._spec.datasets, self._spec.specs)
         for rank, recruit in enumerate(self._crew.ranked):

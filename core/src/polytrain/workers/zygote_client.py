@@ -91,9 +91,13 @@ class ZygoteConnection:
         socket.send_fds(self.socket, [frame[:4]], list(descriptors))
         self.socket.sendall(frame[4:])
 
-    def close(self) -> None:
-        """Leave. Whoever started the zygote and is its last client waits for its end."""
+    def leave(self) -> None:
+        """Be its client no more. It goes on as long as there are others."""
         self.socket.close()
+
+    def close(self) -> None:
+        """Leave. Whoever has started the zygote waits for its end, and so for all other clients."""
+        self.leave()
         if self._process is not None:
             self._process.wait()
 
