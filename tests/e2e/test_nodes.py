@@ -68,3 +68,46 @@ def test_ranks_on_three_nodes(tmp_path: Path) -> None:
         assert place["node"] == order.index(place["name"])
     # The driver's node comes first: rank 0, whose metrics are shown, is next to the user.
     assert order[0] == next(line.split()[1] for line in lines if line.startswith("DRIVER "))
+
+
+STANDBY_HERE = """
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(
+    initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+)
+cluster.add_node(num_cpus=2)
+cluster.wait_for_nodes()
+ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
+
+class WaitForStandby:
+    @polytrain_plugins.hookimpl
+    def polytrain_reported(self):
+        while ray.available_resources().get("CPU", 0) > 0:
+            time.sleep(0.01)
+        open("standby is there", "w").close()
+
+def train():
+    polytrain.report({})
+    while not os.path.exists("standby is there"):
+        time.sleep(0.01)
+
+result = make_trainer(
+    "torch", train,
+    scaling_config=ScalingConfig(num_workers=2, standby=1, placement_strategy="STRICT_PACK"),
+    run_config=RunConfig(storage_path="runs", progress=False, observers=(WaitForStandby(),)),
+).fit()
+print("FINISHED", result.finished)
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_a_standby_beside_the_driver_whose_workers_are_elsewhere(tmp_path: Path) -> None:
+    preamble = PREAMBLE.rpartition("ray.init")[0] + "import polytrain_plugins\n"
+    path = tmp_path / "script.py"
+    path.write_text(preamble + STANDBY_HERE)
+    run = subprocess.run(
+        [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert "FINISHED True" in run.stdout, run.stderr
