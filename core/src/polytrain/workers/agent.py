@@ -114,6 +114,7 @@ class Agent:
 
     async def place(self) -> Place:
         """Where this agent is."""
+        self._end_with_raylet()
         # It may be long until it gets a rank: by then the zygote has imported everything.
         self._zygotes.connect()
         self._scratch = Scratch.hold(self._spec.token)
@@ -236,6 +237,14 @@ class Agent:
         await self._zygotes.close()
         if self._scratch is not None:
             self._scratch.release()
+
+    def _end_with_raylet(self) -> None:
+        """Don't outlive the node: Ray notices many seconds later, when others have taken over."""
+        raylet = os.getppid()
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{raylet}/comm").read_text() == "raylet\n":
+                ended = os.pidfd_open(raylet)
+                asyncio.get_running_loop().add_reader(ended, os._exit, 1)
 
     def _begin_to_hold(self, before: asyncio.Task[Holdings] | None) -> None:
         if self._data is not None:
