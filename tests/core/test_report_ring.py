@@ -50,11 +50,11 @@ def test_a_full_ring_takes_nothing_until_it_is_read() -> None:
 
 def test_what_is_not_whole_yet_is_left_for_later() -> None:
     """The count may be seen before the bytes are."""
-    memory = memoryview(bytearray(SIZE))
-    writer, reader = Ring(memory), Ring(memory)
+    memory = bytearray(SIZE)
+    writer, reader = Ring(memoryview(memory)), Ring(memoryview(memory))
     writer.put(b"first")
     writer.put(b"second")
-    late = memory.obj.index(b"second")  # type: ignore[attr-defined]
+    late = memory.index(b"second")
     memory[late] = 0
     assert reader.take() == b"first"
     memory[late] = ord("s")

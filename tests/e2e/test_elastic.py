@@ -10,10 +10,9 @@ import psutil
 import pytest
 import ray
 from tests.e2e.test_exactly_once import (
-    EPOCHS,
     ROWS,
-    STEPS_PER_EPOCH,
     Diary,
+    assert_exactly_once,
     train,
     with_torch,
     with_xgboost,
@@ -91,18 +90,6 @@ def journal(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "run/journal.jsonl").read_text().splitlines()]
 
 
-def assert_exactly_once(path: Path, result: Result) -> None:
-    steps = Diary(path / "diary").steps_that_count()
-    assert sorted(steps) == list(range(1, EPOCHS * STEPS_PER_EPOCH + 1))
-    for epoch in range(EPOCHS):
-        first = epoch * STEPS_PER_EPOCH + 1
-        used = [row for step in range(first, first + STEPS_PER_EPOCH) for row in steps[step]]
-        assert sorted(used) == list(range(ROWS))
-    assert result.checkpoint is not None
-    state = json.loads((Path(result.checkpoint.path) / "state.json").read_text())
-    assert state["counts"] == [EPOCHS] * ROWS
-
-
 @pytest.mark.parametrize("backend", ["torch", "xgboost"])
 def test_a_run_begins_with_what_there_is_and_grows_when_there_is_more(
     tmp_path: Path, backend: str
@@ -119,7 +106,7 @@ def test_a_run_begins_with_what_there_is_and_grows_when_there_is_more(
     assert sizes(tmp_path)[0] == 2
     assert sizes(tmp_path)[-1] == 4
     assert result.error is None
-    assert_exactly_once(tmp_path, result)
+    assert_exactly_once(Diary(tmp_path / "diary"), result)
     # No failure was allowed, and none was charged: nothing was done twice either.
     launched = [line for line in journal(tmp_path) if line["event"] == "Launched"]
     assert launched[1]["step"] == 7
@@ -134,7 +121,7 @@ def test_a_lost_agent_makes_the_run_smaller_until_it_is_replaced(tmp_path: Path)
         max_failures=1,
     )
     assert sizes(tmp_path) == [3, 2, 3]
-    assert_exactly_once(tmp_path, result)
+    assert_exactly_once(Diary(tmp_path / "diary"), result)
 
 
 def test_a_standby_takes_the_place_of_a_lost_agent(tmp_path: Path) -> None:
@@ -154,7 +141,7 @@ def test_a_standby_takes_the_place_of_a_lost_agent(tmp_path: Path) -> None:
     before, after = seen
     assert sizes(tmp_path) == [2, 2]
     assert set(before[1:]) <= set(after)
-    assert_exactly_once(tmp_path, result)
+    assert_exactly_once(Diary(tmp_path / "diary"), result)
     [ended] = [line for line in journal(tmp_path) if line["event"] == "AttemptEnded"]
     assert ended["failure"]["kind"] == "AGENT_LOST"
 

@@ -197,6 +197,21 @@ def killed_and_resumed(
     return result, Diary(diary)
 
 
+def assert_exactly_once(diary: Diary, result: Result) -> None:
+    """Every row is used once in every epoch, whatever has befallen the run."""
+    # What the ranks have written down…
+    steps = diary.steps_that_count()
+    assert sorted(steps) == list(range(1, EPOCHS * STEPS_PER_EPOCH + 1))
+    for epoch in range(EPOCHS):
+        first = epoch * STEPS_PER_EPOCH + 1
+        used = [row for step in range(first, first + STEPS_PER_EPOCH) for row in steps[step]]
+        assert sorted(used) == list(range(ROWS))
+    # … and what their collective made of it.
+    assert result.checkpoint is not None
+    model = json.loads((Path(result.checkpoint.path) / "state.json").read_text())
+    assert model["counts"] == [EPOCHS] * ROWS
+
+
 @pytest.mark.parametrize(
     ("backend", "add_up", "sizes", "kind", "shuffle"),
     [
@@ -218,17 +233,7 @@ def test_every_row_is_used_once_per_epoch(
     data = sources(tmp_path, kind)
     result, diary = killed_and_resumed(quiet, backend, data, add_up, sizes, shuffle)
     assert diary.attempts == 4
-    # What the ranks have written down…
-    steps = diary.steps_that_count()
-    assert sorted(steps) == list(range(1, EPOCHS * STEPS_PER_EPOCH + 1))
-    for epoch in range(EPOCHS):
-        first = epoch * STEPS_PER_EPOCH + 1
-        used = [row for step in range(first, first + STEPS_PER_EPOCH) for row in steps[step]]
-        assert sorted(used) == list(range(ROWS))
-    # … and what their collective made of it.
-    assert result.checkpoint is not None
-    model = json.loads((Path(result.checkpoint.path) / "state.json").read_text())
-    assert model["counts"] == [EPOCHS] * ROWS
+    assert_exactly_once(diary, result)
 
 
 def test_other_data_is_no_place_to_go_on(quiet: RunConfig, tmp_path: Path) -> None:

@@ -34,14 +34,8 @@ def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
     yield from _number_problems(count)
     yield from _resource_problems(scaling)
     yield from _choice_problems(scaling, "placement_strategy")
-    if not is_count(scaling.standby) or scaling.standby < 0:
-        yield Problem(
-            field="ScalingConfig.standby",
-            what=f"{scaling.standby!r} is not a number of agents",
-            remedy="Give 0 or more",
-        )
-    if not is_seconds(scaling.start_timeout_s):
-        yield _no_seconds("ScalingConfig.start_timeout_s", scaling.start_timeout_s)
+    yield from _count_problems(scaling, "standby", "agents", remedy="Give 0 or more")
+    yield from _seconds_problems(scaling, "start_timeout_s")
     if count == 0 and scaling.use_gpu:
         yield Problem(
             field="ScalingConfig.use_gpu",
@@ -125,8 +119,7 @@ def _run_problems(run: RunConfig) -> Iterator[Problem]:
     storage: Any = run.storage_path
     if not isinstance(storage, str | Path | None):
         yield wrong_type("RunConfig.storage_path", storage, str)
-    if not is_seconds(run.storage_timeout_s):
-        yield _no_seconds("RunConfig.storage_timeout_s", run.storage_timeout_s)
+    yield from _seconds_problems(run, "storage_timeout_s")
     failure: Any = run.failure_config
     if not isinstance(failure, FailureConfig):
         yield wrong_type("RunConfig.failure_config", failure, FailureConfig)
@@ -140,12 +133,13 @@ def _run_problems(run: RunConfig) -> Iterator[Problem]:
 
 
 def _failure_problems(config: FailureConfig) -> Iterator[Problem]:
-    if not is_count(config.max_failures) or config.max_failures < -1:
-        yield Problem(
-            field="FailureConfig.max_failures",
-            what=f"{config.max_failures!r} is not a number of failures",
-            remedy="Give 0 or more, or -1 for any number",
-        )
+    yield from _count_problems(
+        config,
+        "max_failures",
+        "failures",
+        least=-1,
+        remedy="Give 0 or more, or -1 for any number",
+    )
     if config.retry_user_errors not in (True, False, "unless_repeated"):
         yield Problem(
             field="FailureConfig.retry_user_errors",
@@ -155,8 +149,7 @@ def _failure_problems(config: FailureConfig) -> Iterator[Problem]:
     for name in ("hang_action", "stragglers"):
         yield from _choice_problems(config, name)
     for name in ("rendezvous_timeout_s", "node_cooldown_s"):
-        if not is_seconds(getattr(config, name)):
-            yield _no_seconds(f"FailureConfig.{name}", getattr(config, name))
+        yield from _seconds_problems(config, name)
     window = config.straggler_window_s
     if not is_seconds(window) or window < _LEAST_WINDOW_S:
         yield Problem(
@@ -184,30 +177,16 @@ def _straggler_problems(scaling: ScalingConfig, failure: Any) -> Iterator[Proble
 
 
 def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
-    if config.num_to_keep is not None and not (
-        is_count(config.num_to_keep) and config.num_to_keep >= 1
-    ):
-        yield Problem(
-            field="CheckpointConfig.num_to_keep",
-            what=f"{config.num_to_keep!r} is not a number of checkpoints",
-            remedy="Give 1 or more, or None to keep all",
-        )
-    if not is_count(config.checkpoint_frequency) or config.checkpoint_frequency < 0:
-        yield Problem(
-            field="CheckpointConfig.checkpoint_frequency",
-            what=f"{config.checkpoint_frequency!r} is not a number of rounds",
-            remedy="Give 1 or more, or 0 to save at the end only",
-        )
+    if config.num_to_keep is not None:
+        remedy = "Give 1 or more, or None to keep all"
+        yield from _count_problems(config, "num_to_keep", "checkpoints", least=1, remedy=remedy)
+    remedy = "Give 1 or more, or 0 to save at the end only"
+    yield from _count_problems(config, "checkpoint_frequency", "rounds", remedy=remedy)
     for name in ("checkpoint_score_order", "written_by", "upload"):
         yield from _choice_problems(config, name)
-    if not is_count(config.max_in_flight) or config.max_in_flight < 1:
-        yield Problem(
-            field="CheckpointConfig.max_in_flight",
-            what=f"{config.max_in_flight!r} is not a number of checkpoints",
-            remedy="Give 1 or more",
-        )
-    if not is_seconds(config.report_timeout_s):
-        yield _no_seconds("CheckpointConfig.report_timeout_s", config.report_timeout_s)
+    remedy = "Give 1 or more"
+    yield from _count_problems(config, "max_in_flight", "checkpoints", least=1, remedy=remedy)
+    yield from _seconds_problems(config, "report_timeout_s")
 
 
 def _choice_problems(config: Any, name: str) -> Iterator[Problem]:
@@ -225,6 +204,30 @@ def _choice_problems(config: Any, name: str) -> Iterator[Problem]:
         )
 
 
+def _count_problems(
+    config: Any, name: str, things: str, *, least: int = 0, remedy: str
+) -> Iterator[Problem]:
+    """A field that takes a number of things has another value."""
+    value = getattr(config, name)
+    if not is_count(value) or value < least:
+        yield Problem(
+            field=f"{type(config).__name__}.{name}",
+            what=f"{value!r} is not a number of {things}",
+            remedy=remedy,
+        )
+
+
+def _seconds_problems(config: Any, name: str) -> Iterator[Problem]:
+    """A field that takes a length of time has another value."""
+    value = getattr(config, name)
+    if not is_seconds(value):
+        yield Problem(
+            field=f"{type(config).__name__}.{name}",
+            what=f"{value!r} is no time",
+            remedy="Give a number of seconds, 0 or more",
+        )
+
+
 def is_count(value: Any) -> bool:
     """Whether it is a whole number."""
     return isinstance(value, int) and not isinstance(value, bool)
@@ -233,12 +236,6 @@ def is_count(value: Any) -> bool:
 def is_seconds(value: Any) -> bool:
     """Whether it is a length of time."""
     return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-
-
-def _no_seconds(field: str, value: Any) -> Problem:
-    return Problem(
-        field=field, what=f"{value!r} is no time", remedy="Give a number of seconds, 0 or more"
-    )
 
 
 def wrong_type(field: str, value: Any, wanted: type) -> Problem:

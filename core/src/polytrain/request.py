@@ -163,9 +163,9 @@ def cluster_problems_now(scaling: ScalingConfig) -> Iterable[Problem]:
     """What a running Ray can tell; nothing while there is none."""
     if scaling.num_workers == 0 or "ray" not in sys.modules:
         return ()
-    from polytrain.workers.cluster import is_running, node_totals
+    from polytrain.workers.cluster import is_running, living_nodes
 
-    return cluster_problems(scaling, node_totals()) if is_running() else ()
+    return cluster_problems(scaling, [*living_nodes().values()]) if is_running() else ()
 
 
 def job_of(request: Request, datasets: tuple[RunDataset, ...]) -> Job:

@@ -139,10 +139,10 @@ def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfi
     if scaling.num_workers == 0 or demand.reads_tables or dataset.name in demand.whole_datasets:
         return ""
     from polytrain.data.ray_pipeline import cpu_shortage
-    from polytrain.workers.cluster import node_totals
+    from polytrain.workers.cluster import living_nodes
 
     held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
-    cpus = sum(totals.get("CPU", 0) for totals in node_totals())
+    cpus = sum(totals.get("CPU", 0) for totals in living_nodes().values())
     return cpu_shortage(dataset.source.stream, held, cpus)
 
 

@@ -71,7 +71,7 @@ def judge(
     everybody = len(inside) + len(done) == world_size
     if stopped and config.hang_action != "warn":
         since = max(inside[rank].stopped_s for rank in stopped)
-        reason = f"{_have(stopped)} been stopped by a signal for {since:.3g} s"
+        reason = f"{have(stopped)} been stopped by a signal for {since:.3g} s"
         return Hung(rank=_only(stopped), reason=reason, ranks=frozenset(stopped), is_stop=True)
     if config.hang_action == "kill" and quiet and not waits:
         return _killed(inside, quiet, done, steps)
@@ -96,7 +96,7 @@ def _all_idle(
         reason = f"{_left(done, ranks, steps)}, without progress or CPU time {since}"
         return Hung(rank=_only(sorted(done)), reason=reason, ranks=frozenset(ranks))
     if len(ranks) == 1:
-        reason = f"{_have(ranks)} made no progress and spent no CPU time {since}"
+        reason = f"{have(ranks)} made no progress and spent no CPU time {since}"
     else:
         reason = f"no rank has made progress or spent CPU time {since}"
     return Hung(rank=_only(ranks), reason=reason, ranks=frozenset(ranks))
@@ -128,7 +128,7 @@ def _described(
     if done and all(_is_idle(its) for its in inside.values()):
         each = f"{each}; {_left(done, list(inside), steps)}"
     since = max(inside[rank].quiet_s for rank in ranks)
-    return f"{_have(ranks)} made no progress for {since:.3g} s ({each})"
+    return f"{have(ranks)} made no progress for {since:.3g} s ({each})"
 
 
 def _doing(its: Vitals) -> str:
@@ -153,7 +153,8 @@ def _left(done: Collection[int], others: Sequence[int], steps: Mapping[int, int]
     return f"{_named(gone)} left the training function{at} while {_named(others)} {waits} in it"
 
 
-def _have(ranks: Sequence[int]) -> str:
+def have(ranks: Sequence[int]) -> str:
+    """The ranks as the subject of a sentence: "rank 0 has", "ranks 0, 1 and 2 have"."""
     return f"{_named(ranks)} {'has' if len(ranks) == 1 else 'have'}"
 
 

@@ -10,7 +10,7 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.policy.failure import failed_attempt
 from polytrain.policy.health import Loss, avoided
 from polytrain.run.actions import Conclude, EndAttempt, Kill, Launch, Place
-from polytrain.run.events import AgentLost, Exited, Purpose
+from polytrain.run.events import AgentLost, DrainWanted, Exited, Purpose
 from polytrain.run.states import (
     Concluded,
     Ending,
@@ -207,9 +207,7 @@ def _decide(state: State, ending: Ending, now: float) -> Transition:
     state = replace(state, attempts=attempts, losses=losses)
     if state.drain is not None and state.drain.purpose is Purpose.STOP:
         # It is to be gone on with later: whether it may be is for that time.
-        ended = EndAttempt(generation=state.generation, root=root, reason=state.drain.reason)
-        stopped = concluded_stopped(state, state.drain.reason)
-        return replace(stopped, actions=(ended, *stopped.actions))
+        return _stopped(state, state.drain, root)
     decision = state.policy.decide(attempts)
     ended = EndAttempt(generation=state.generation, root=root, reason=decision.reason)
     if not decision.restart:
@@ -218,13 +216,10 @@ def _decide(state: State, ending: Ending, now: float) -> Transition:
         told = (root,) if root.kind.is_loss else (root, *others)
         concluded = concluded_failed(state, told, decision.reason)
         return replace(concluded, actions=(ended, *concluded.actions))
-    state = replace(state, generation=state.generation + 1)
     avoid = _avoid(state, now)
     if ending.lost_agents or state.drain is not None or avoid.intersection(state.nodes):
-        without = frozenset[int]() if state.drain is None else state.drain.ranks
-        place = Place(avoid=avoid, without=without)
-        placing = replace(state, phase=Placing(), drain=None)
-        return Transition(state=placing, actions=(ended, place), reason=decision.reason)
+        return _placed_anew(state, ended, avoid)
+    state = replace(state, generation=state.generation + 1)
     after = launched(state, reason=decision.reason, now=now)
     return replace(after, actions=(ended, *after.actions))
 
@@ -233,13 +228,26 @@ def _go_on(state: State, now: float) -> Transition:
     """What follows where the run itself has ended a generation."""
     drain = state.drain
     assert drain is not None
-    ended = EndAttempt(generation=state.generation, root=None, reason=drain.reason)
     if drain.purpose is Purpose.STOP:
-        stopped = concluded_stopped(state, drain.reason)
-        return replace(stopped, actions=(ended, *stopped.actions))
-    state = replace(state, generation=state.generation + 1, phase=Placing(), drain=None)
-    place = Place(avoid=_avoid(state, now), without=drain.ranks)
-    return Transition(state=state, actions=(ended, place), reason=drain.reason)
+        return _stopped(state, drain, None)
+    ended = EndAttempt(generation=state.generation, root=None, reason=drain.reason)
+    return _placed_anew(state, ended, _avoid(state, now))
+
+
+def _stopped(state: State, drain: DrainWanted, root: Failure | None) -> Transition:
+    ended = EndAttempt(generation=state.generation, root=root, reason=drain.reason)
+    stopped = concluded_stopped(state, drain.reason)
+    return replace(stopped, actions=(ended, *stopped.actions))
+
+
+def _placed_anew(state: State, ended: EndAttempt, avoid: frozenset[str]) -> Transition:
+    """The next generation needs other agents."""
+    without = frozenset[int]() if state.drain is None else state.drain.ranks
+    return Transition(
+        state=replace(state, generation=state.generation + 1, phase=Placing(), drain=None),
+        actions=(ended, Place(avoid=avoid, without=without)),
+        reason=ended.reason,
+    )
 
 
 def _avoid(state: State, now: float) -> frozenset[str]:

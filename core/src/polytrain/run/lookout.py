@@ -106,12 +106,16 @@ class Lookout:
             hint = "It has been moved before: look at what it is given to do."
         else:
             hint = "A standby takes its place after the next checkpoint."
-        logger.warning("%s. %s", f"{reason[0].upper()}{reason[1:]}", hint)
+        logger.warning("%s", _sentences(reason, hint))
         return reason
 
     def _warn(
         self, generation: int, reason: str, stacks: Mapping[int, str], *, hint: str = ""
     ) -> None:
         self.journal.looked_into(generation=generation, reason=reason, stacks=stacks)
-        told = f"{reason[0].upper()}{reason[1:]}. {hint}".strip()
-        logger.warning("%s What was being done:\n%s", told, stacks_text(stacks))
+        told = stacks_text(stacks)
+        logger.warning("%s What was being done:\n%s", _sentences(reason, hint), told)
+
+
+def _sentences(reason: str, hint: str) -> str:
+    return f"{reason[0].upper()}{reason[1:]}. {hint}".strip()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from polytrain.config import FailureConfig
 from polytrain.errors import Failure, FailureKind
-from polytrain.policy.hang import Hung, Suspicious, judge
+from polytrain.policy.hang import Hung, Suspicious, have, judge
 from polytrain.run.events import Joined
 from polytrain.run.signs import Sign, Stacks, Started, Vitals
 from polytrain.run.states import Gathering, State, Training
@@ -173,14 +173,9 @@ class Vigil:
         else:
             what, there = "joined the others", frozenset(self._joined)
         missing = [rank for rank in range(self.world_size) if rank not in there]
-        named = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {_list(missing)} have"
         limit = f"rendezvous_timeout_s={self.config.rendezvous_timeout_s:g}"
         return Failure(
             kind=FailureKind.STARTUP,
             rank=missing[0] if len(missing) == 1 else None,
-            message=f"{named} not {what} in time ({limit})",
+            message=f"{have(missing)} not {what} in time ({limit})",
         )
-
-
-def _list(ranks: list[int]) -> str:
-    return f"{', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -82,10 +82,12 @@ def leftovers(run: Path) -> list[str]:
     Args:
         run: its directory.
     """
+    # The kernel and Ray end in their own time what they have been told to end.
+    eventually(lambda: not our_processes(), seconds=10)
     left = [f"the process {process}" for process in our_processes()]
     groups = ray.util.placement_group_table().values()
     left += [f"the placement group {g['name']}" for g in groups if g["state"] != "REMOVED"]
-    # Ray counts in its own time.
+    # Ray counts in its own time, too.
     total = ray.cluster_resources().get("CPU")  # type: ignore[no-untyped-call]
     if not eventually(lambda: free_resources().get("CPU") == total, seconds=10):
         left.append(f"{free_resources().get('CPU')} of {total} CPUs are free")

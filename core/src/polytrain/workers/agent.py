@@ -103,7 +103,6 @@ class Agent:
         self._killed = -1
         self._scratch: Scratch | None = None
         self._staged: dict[int, Path] = {}
-        self._rank = -1
         self._job = b""
         self._seat: tuple[int, int] | None = None
         self._seated = asyncio.Condition()
@@ -125,7 +124,6 @@ class Agent:
         """Take a rank of so many, and have its data read. `launch` waits for that."""
         async with self._seated:
             self._seat, self._job, self._data = seat, job, data
-            self._rank, _ = seat
             self._begin_to_hold(before=self._holding)
             self._seated.notify_all()
 
@@ -245,6 +243,11 @@ class Agent:
             if Path(f"/proc/{raylet}/comm").read_text() == "raylet\n":
                 ended = os.pidfd_open(raylet)
                 asyncio.get_running_loop().add_reader(ended, os._exit, 1)
+
+    @property
+    def _rank(self) -> int:
+        assert self._seat is not None, "nothing is launched before it has a rank"
+        return self._seat[0]
 
     def _begin_to_hold(self, before: asyncio.Task[Holdings] | None) -> None:
         if self._data is not None:

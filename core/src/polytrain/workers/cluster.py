@@ -34,16 +34,6 @@ def running_ray() -> Iterator[None]:
         ray.shutdown()
 
 
-def node_totals() -> list[Mapping[str, float]]:
-    """Resources of every living node, whoever uses them now."""
-    return [node["Resources"] for node in _nodes() if node["Alive"]]
-
-
-def totals_of_node(node_id: str) -> Mapping[str, float]:
-    """Resources of one node; none if it isn't there."""
-    return next((node["Resources"] for node in _nodes() if node["NodeID"] == node_id), {})
-
-
 def death_of_node(node_id: str) -> str | None:
     """Why a node is gone, in Ray's words; None if it isn't."""
     for node in _nodes():

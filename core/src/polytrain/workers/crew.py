@@ -170,9 +170,7 @@ class Crew:
         recruit.is_gone = True
         # Those that were there may go all at once, with their node.
         self._setbacks += was_wanted and recruit in self._coming
-        for recruits in (self._spares, self._coming):
-            if recruit in recruits:
-                recruits.remove(recruit)
+        self._forget(recruit)
         if not was_wanted:
             return None
         if recruit in self.ranked and self._placing is None:
@@ -190,10 +188,8 @@ class Crew:
 
     def dismiss_those_to_come(self) -> None:
         """Ask for nobody any more."""
-        for recruit in self._coming:
-            recruit.is_gone = True
-            self._recruiter.dismiss(recruit)
-        self._coming.clear()
+        for recruit in list(self._coming):
+            self._dismiss(recruit)
 
     def look_at_the_clock(self) -> None:
         """Tell who is waited for, and give up in the end."""
@@ -313,10 +309,13 @@ class Crew:
 
     def _dismiss(self, recruit: Recruit) -> None:
         recruit.is_gone = True
+        self._forget(recruit)
+        self._recruiter.dismiss(recruit)
+
+    def _forget(self, recruit: Recruit) -> None:
         for recruits in (self._spares, self._coming):
             if recruit in recruits:
                 recruits.remove(recruit)
-        self._recruiter.dismiss(recruit)
 
     def _why_not_placed(self) -> str:
         return (

@@ -50,7 +50,7 @@ def kill_session(leader: int) -> None:
 
 def kill_children_except(spared: set[int]) -> None:
     """SIGKILL and reap every child of this process but these."""
-    while strays := _children() - spared:
+    while strays := _children_of(os.getpid()) - spared:
         for pid in strays:
             kill_session(pid)
         for pid in strays:
@@ -83,9 +83,7 @@ def is_running(child: int) -> bool:
     """
     if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
         return False
-    # The second field, in parentheses, may hold spaces.
-    _, _, fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")
-    return not int(fields.split()[_FLAGS]) & _PF_EXITING
+    return not int(_stat(child)[_FLAGS]) & _PF_EXITING
 
 
 def is_stopped(pid: int) -> bool:
@@ -128,7 +126,7 @@ def thread_count() -> int:
 
 def has_children() -> bool:
     """Whether this process has a child that it hasn't reaped."""
-    return bool(_children())
+    return bool(_children_of(os.getpid()))
 
 
 def open_files() -> dict[int, str]:
@@ -144,11 +142,6 @@ def open_files() -> dict[int, str]:
 def holds_device() -> bool:
     """Whether this process has opened an accelerator's device file."""
     return any(name.startswith(("/dev/nvidia", "/dev/kfd")) for name in open_files().values())
-
-
-def _children() -> set[int]:
-    children = Path("/proc/self/task") / str(os.getpid()) / "children"
-    return {int(pid) for pid in children.read_text().split()}
 
 
 def _children_of(pid: int) -> set[int]:

@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    ActorUnavailableError,
-    OutOfMemoryError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -132,7 +127,7 @@ class Recruiter:
             timeout_s: seconds to wait for that.
         """
         for recruit in self._asked_for:
-            ray.kill(recruit.actor)
+            self.dismiss(recruit)
         # Killed is not gone: what they hold is free once their streams have broken off.
         deadline = time.monotonic() + timeout_s
         for listener in self._listeners:
@@ -153,7 +148,7 @@ class Recruiter:
             kind, reason = _why_gone(error, place)
             if isinstance(error, ActorUnavailableError):
                 # Should it still be there: nobody listens to it any more.
-                ray.kill(recruit.actor)
+                self.dismiss(recruit)
         else:
             kind, reason = FailureKind.AGENT_LOST, "its agent has ended"
         self.mailbox.put((Gone(recruit=recruit, kind=kind, reason=reason),))

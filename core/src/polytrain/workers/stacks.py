@@ -21,9 +21,6 @@ from pathlib import Path
 from polytrain.pulse import SIZE
 from polytrain.workers.processes import allow_tracing, is_stopped
 
-STACKS_TIMEOUT_S = 10.0
-"""Seconds within which `stacks_of` has its answer, whatever it is."""
-
 _OUR_FRAMES = re.compile(r"^( +run_trainer \(.*\)\n)(?: +.*\n)+", re.MULTILINE)
 """How a trainer has come to run is the same for all of them."""
 
@@ -47,7 +44,7 @@ def be_readable(descriptor: int) -> None:
 
 
 def stacks_of(pid: int, descriptor: int, *, pausing: bool) -> str:
-    """The stacks of a trainer's threads; if they can't be had, why. Takes a bounded time.
+    """The stacks of a trainer's threads; if they can't be had, why. Takes ten seconds at most.
 
     Args:
         pid: of the trainer.

@@ -19,7 +19,7 @@ from polytrain.workers.output import Output
 from polytrain.workers.processes import oom_kills
 from polytrain.workers.report_ring import Ring, calls_every_s
 from polytrain.workers.stacks import stacks_of
-from polytrain.workers.watch import Pulse, Watch
+from polytrain.workers.watch import Looker, Pulse, Watch
 from polytrain.workers.wire import FrameBuffer, Message, pack, to_event, to_part
 
 READ_SIZE = 1 << 16
@@ -159,23 +159,16 @@ class TrainerLine:
 
     def _watch_over(self) -> None:
         """From now on, tell when the trainer makes no progress, and how busy it is."""
+        generation, rank = self.generation, self._rank
         now = asyncio.get_running_loop().time()
-        if self._hang_timeout_s is not None:
-            pulse = Pulse(
-                generation=self.generation,
-                rank=self._rank,
-                timeout_s=self._hang_timeout_s,
-                now=now,
-            )
-            self._watches.append(Watch(pulse, page=self.page, pid=self.pid, tell=self._tell))
-        if self._straggler_window_s is not None and len(self.order.members) > 1:
-            meter = Meter(
-                generation=self.generation,
-                rank=self._rank,
-                window_s=self._straggler_window_s,
-                now=now,
-            )
-            self._watches.append(Watch(meter, page=self.page, pid=self.pid, tell=self._tell))
+        lookers: list[Looker] = []
+        if (timeout_s := self._hang_timeout_s) is not None:
+            lookers.append(Pulse(generation=generation, rank=rank, timeout_s=timeout_s, now=now))
+        if (window_s := self._straggler_window_s) is not None and len(self.order.members) > 1:
+            lookers.append(Meter(generation=generation, rank=rank, window_s=window_s, now=now))
+        self._watches = [
+            Watch(looker, page=self.page, pid=self.pid, tell=self._tell) for looker in lookers
+        ]
 
     def _look_away(self) -> None:
         for watch in self._watches:
