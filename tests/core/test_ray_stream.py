@@ -27,6 +27,8 @@ from polytrain.data.sources.errors import SourceError
 ROWS = 103
 """A prime number: no world size divides it."""
 
+CPUS = 4
+
 SCHEMA = pa.schema([("id", pa.int64())])
 
 
@@ -36,7 +38,7 @@ def _cluster() -> Iterator[None]:
     ray.shutdown()
     ray.init(
         address="local",
-        num_cpus=4,
+        num_cpus=CPUS,
         include_dashboard=False,
         log_to_driver=False,
         logging_level=logging.ERROR,
@@ -208,11 +210,11 @@ def test_what_a_function_raises_reaches_every_rank_after_its_rows() -> None:
 
 
 def stuck(directory: Path) -> Any:
-    """All CPUs, one after the other, are held by functions that don't return; unless freed."""
+    """All CPUs are held by functions that don't return; unless freed."""
 
     def hold(batch: dict[str, Any]) -> dict[str, Any]:
         (directory / str(batch["id"][0])).touch()
-        if batch["id"][0] and not (directory / "free").exists():
+        if not (directory / "free").exists():
             time.sleep(600)
         return batch
 
@@ -220,7 +222,7 @@ def stuck(directory: Path) -> Any:
 
 
 def wait_until_stuck(directory: Path, waiting: Any) -> None:
-    while len(list(directory.iterdir())) < 5:
+    while len(list(directory.iterdir())) < CPUS:
         ray.wait([waiting], timeout=0.1)
     (directory / "free").touch()
 
@@ -330,7 +332,7 @@ def test_no_spare_cpu_is_told() -> None:
 
 
 def test_waiting_for_a_cpu_is_told_and_ends_when_there_is_one() -> None:
-    @ray.remote(num_cpus=4)
+    @ray.remote(num_cpus=CPUS)
     class Greedy:
         def ready(self) -> None: ...
 
