@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 from pathlib import Path
 
@@ -84,6 +85,20 @@ def is_running(child: int) -> bool:
     if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
         return False
     return not int(_stat(child)[_FLAGS]) & _PF_EXITING
+
+
+def wait_if_ending(pid: int) -> bool:
+    """Whether a process is on its way out, or gone; it is gone when this returns."""
+    fields = _stat(pid)
+    if fields and not int(fields[_FLAGS]) & _PF_EXITING:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        ended = os.pidfd_open(pid)
+        try:
+            select.select([ended], [], [])
+        finally:
+            os.close(ended)
+    return True
 
 
 def is_stopped(pid: int) -> bool:

@@ -354,6 +354,8 @@ def main(listener_descriptor: int, name: str, modules: str) -> None:
     # Ctrl-C in the terminal is for the driver; it decides what becomes of the rest.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt_orphans()
-    _preload(json.loads(modules))
     with socket.socket(fileno=listener_descriptor) as listener:
+        # From here on the kernel tells whoever connects that it is this process that listens.
+        listener.listen(BACKLOG)
+        _preload(json.loads(modules))
         Zygote(listener, name).serve()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from socket import SO_PEERCRED, SOL_SOCKET
 
+from polytrain.workers.processes import wait_if_ending
 from polytrain.workers.wire import pack
 
 # Threads that libraries start while they are imported would make forking unsafe.
@@ -77,12 +81,12 @@ class ZygoteConnection:
     def to_learned(cls, spec: ZygoteSpec) -> ZygoteConnection | None:
         """Connect to the one that has learned; None if there is none, or it isn't ready."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with contextlib.suppress(OSError):
             connection.connect(learned_name(spec.name))
-        except OSError:
-            connection.close()
-            return None
-        return cls(connection)
+            if not wait_if_ending(_listener_of(connection)):
+                return cls(connection)
+        connection.close()
+        return None
 
     def request(self, message: list[object], descriptors: Sequence[int] = ()) -> None:
         """Send a request, together with open descriptors."""
@@ -110,17 +114,27 @@ def _connect(spec: ZygoteSpec) -> tuple[socket.socket, subprocess.Popen[bytes] |
                 # Only one can bind the name: that one starts the zygote.
                 listener.bind(spec.name)
             except OSError:
-                try:
+                # Refused: bound but not listening yet, or just ended. The name tells next time.
+                with contextlib.suppress(ConnectionRefusedError):
                     connection.connect(spec.name)
-                    return connection, None
-                except ConnectionRefusedError:
-                    # Bound but not listening yet, or just ended: the name tells next time.
-                    connection.close()
-                    continue
+                    if not wait_if_ending(_listener_of(connection)):
+                        return connection, None
+                connection.close()
+                continue
             listener.listen(BACKLOG)
             # Connected before it runs: a zygote without a client ends.
             connection.connect(spec.name)
             return connection, _start(spec, listener)
+
+
+def _listener_of(connection: socket.socket) -> int:
+    """The process that listens where this is connected to.
+
+    One that ends may close its connections before it closes the socket on which it has listened:
+    whoever has heard of its end can still connect to it.
+    """
+    pid, _, _ = struct.unpack("3i", connection.getsockopt(SOL_SOCKET, SO_PEERCRED, 12))
+    return int(pid)
 
 
 def _start(spec: ZygoteSpec, listener: socket.socket) -> subprocess.Popen[bytes]:
