@@ -97,23 +97,19 @@ class _ForgetfulEngine(ReferenceEngine):
         super().save(model * (1 - 0.1 / self._rounds), directory)
 
 
-class WithoutFaults(ContractTier, TrainerTier):
-    """The other tiers: what is broken below is so without any fault."""
-
-
-class TestSkipsTheJoin(WithoutFaults):
+class TestSkipsTheJoin(ContractTier, TrainerTier):
     backend = SkipsTheJoin(rounds=3, label="label")
 
 
-class TestDropsTheLastBatch(WithoutFaults):
+class TestDropsTheLastBatch(ContractTier):
     backend = DropsTheLastBatch(rounds=3, label="label")
 
 
-class TestLeaksAPort(WithoutFaults):
+class TestLeaksAPort(ContractTier):
     backend = LeaksAPort(rounds=3, label="label")
 
 
-class TestLeaksAVariable(WithoutFaults):
+class TestLeaksAVariable(ContractTier):
     backend = LeaksAVariable(rounds=3, label="label")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,27 +25,22 @@ INTENDED = {
 @pytest.fixture(scope="module")
 def failed_tests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The tests that failed, by class, in a run of the kit over the broken backends."""
-    report = tmp_path_factory.mktemp("kit") / "report.xml"
+    directory = tmp_path_factory.mktemp("kit")
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        failed = pool.map(lambda name: failed_tests_of(name, directory), INTENDED)
+    return dict(zip(INTENDED, failed, strict=True))
+
+
+def failed_tests_of(name: str, directory: Path) -> set[str]:
     module = Path(__file__).with_name("broken_backends.py")
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            f"--junitxml={report}",
-            module,
-        ],
-        capture_output=True,
-    )
-    failed: dict[str, set[str]] = {}
-    for case in ET.parse(report).iter("testcase"):
-        failures = failed.setdefault(case.get("classname", "").rpartition(".")[2], set())
-        if case.find("failure") is not None or case.find("error") is not None:
-            failures.add(case.get("name", ""))
-    return failed
+    report = directory / f"{name}.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    subprocess.run([*command, f"--junitxml={report}", f"{module}::{name}"], capture_output=True)
+    return {
+        case.get("name", "")
+        for case in ET.parse(report).iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    }
 
 
 @pytest.mark.parametrize("name", INTENDED)

@@ -249,7 +249,7 @@ def child(descriptor: int) -> None:
         scratch=path,
     )
     # A library's own thread may be just about to close what it listened on.
-    eventually(lambda: not _Traces.now().beyond(before)["ports"], seconds=5)
+    eventually(lambda: not _Traces.now().beyond(before)["ports"], seconds=2)
     channel.send(["left", _Traces.now().beyond(before)])
     # As in a real trainer: the interpreter's own finalisation is left out.
     sys.stdout.flush()
