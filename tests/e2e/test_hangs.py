@@ -80,6 +80,31 @@ def test_a_stopped_rank_is_named_and_replaced(quiet: RunConfig) -> None:
     assert "is_stopped_once" in found["stacks"]["1"]
 
 
+def rank_0_cannot_be_paused() -> None:
+    """It waits for rank 1 in a call that fails when its process is paused, as LightGBM does."""
+    import ctypes
+    import socket
+    import struct
+
+    is_stopped_once()
+    if is_rank(0):
+        ours, _theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 600, 0))
+        ctypes.CDLL(None).recv(ours.fileno(), ctypes.create_string_buffer(1), 1, 0)
+        raise ConnectionError("interrupted")
+
+
+def test_a_rank_that_fails_while_it_is_looked_into_is_not_to_blame(quiet: RunConfig) -> None:
+    result = fit(rank_0_cannot_be_paused, quiet, max_failures=1)
+    assert result.restarts == 1
+    lines = Path(result.path, "journal.jsonl").read_text().splitlines()
+    [ended] = [line for line in map(json.loads, lines) if line["event"] == "AttemptEnded"]
+    assert (ended["failure"]["kind"], ended["failure"]["rank"]) == ("HANG", 1)
+    [found] = looked_into(quiet)
+    assert set(found["stacks"]) == {"0", "1"}
+    assert "is_stopped_once" in found["stacks"]["1"]
+
+
 def rank_0_waits_for_a_lock() -> None:
     polytrain.report({"step": 1})
     lock = threading.Lock()

@@ -83,6 +83,9 @@ class Controller:
         default_factory=lambda: ToldAttempt(generation=0, checkpoint=None, num_workers=0)
     )
     _conclusion: Conclude | None = None
+    _held_back: list[Event] = field(default_factory=list)
+    """What has happened to ranks while they were looked into: the reason for that comes first."""
+
     _asked: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
 
     def ask(self, event: Event) -> None:
@@ -110,6 +113,9 @@ class Controller:
             wanted = self.lookout.take(happening)
             if wanted is not None:
                 self._happen(wanted)
+            return
+        if self.lookout.may_have_caused(happening):
+            self._held_back.append(happening)
             return
         if isinstance(happening, Joined):
             self.lookout.take(happening)
@@ -310,6 +316,9 @@ class Controller:
         failure = self.lookout.look(self.state)
         if failure is not None:
             self._fail(failure, self.state.generation)
+        held_back, self._held_back = self._held_back, []
+        for event in held_back:
+            self._handle(event)
 
     def _fail(self, failure: Failure, generation: int) -> None:
         self._happen(Failed(generation=generation, failure=failure))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from polytrain.config import FailureConfig
 from polytrain.errors import Failure, stacks_text
 from polytrain.policy.straggler import Straggler
-from polytrain.run.events import DrainWanted, Joined, Purpose
+from polytrain.run.events import DrainWanted, Event, Exited, Failed, Joined, Purpose
 from polytrain.run.journal import Journal
 from polytrain.run.pace import Pace
 from polytrain.run.signs import Load, Overstayed, Sign
@@ -50,6 +50,16 @@ class Lookout:
     def deadline(self) -> float | None:
         """When `look` may have something to say though nothing has happened."""
         return None if self._vigil is None else self._vigil.deadline
+
+    def may_have_caused(self, event: Event) -> bool:
+        """Whether a rank may have failed because it was paused to see why the others hang.
+
+        Or because another has been stopped; either way it is not to blame.
+        """
+        vigil = self._vigil
+        if vigil is None or not vigil.may_harm or not isinstance(event, Failed | Exited):
+            return False
+        return event.generation == vigil.generation
 
     def take(self, sign: Sign | Joined) -> DrainWanted | None:
         """Take note of something; return what the state machine is to be asked for."""

@@ -52,6 +52,10 @@ class _Inquiry:
     deadline: float
     stacks: dict[int, str] = field(default_factory=dict)
 
+    @property
+    def is_pausing(self) -> bool:
+        return not isinstance(self.about, Suspicious)
+
 
 @dataclass(slots=True, kw_only=True)
 class Vigil:
@@ -83,6 +87,11 @@ class Vigil:
     def has_started(self) -> bool:
         """Whether every trainer has been asked for."""
         return len(self._started) == self.world_size
+
+    @property
+    def may_harm(self) -> bool:
+        """Whether ranks are being paused to see why they hang."""
+        return self._inquiry is not None and self._inquiry.is_pausing
 
     def take(self, sign: Sign | Joined, *, now: float) -> None:
         """Take note of something. Signs of other generations don't count."""
@@ -117,7 +126,7 @@ class Vigil:
         if about is None:
             return None
         self._inquiry = _Inquiry(about=about, deadline=now + _INQUIRY_S)
-        return LookInto(pausing=not isinstance(about, Suspicious))
+        return LookInto(pausing=self._inquiry.is_pausing)
 
     def _concluded(self, inquiry: _Inquiry, state: State, now: float) -> Warned | Condemned | None:
         if len(inquiry.stacks) < self.world_size and now < inquiry.deadline:
