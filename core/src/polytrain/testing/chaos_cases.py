@@ -189,7 +189,8 @@ def at_random(seed: int, *, steps: int) -> Case:
         steps: how many a run has.
     """
     random = Random(seed)
-    cases = random.choices(RESTARTED, k=random.randint(1, min(4, steps - FIRST_STEP)))
+    # Each once: a disk that is full at the same step again is no accident, and ends the run.
+    cases = random.sample(RESTARTED, k=random.randint(1, min(4, steps - FIRST_STEP)))
     return in_sequence([_elsewhere(case, random) for case in cases], name=f"seed {seed}")
 
 
