@@ -97,7 +97,7 @@ class ChaosRun:
                 storage_path=self.directory,
                 failure_config=FailureConfig(
                     max_failures=self.case.max_failures,
-                    rendezvous_timeout_s=BOUND_S / 6,
+                    rendezvous_timeout_s=BOUND_S / 3,
                     hang_timeout_s=self.case.hang_timeout_s,
                 ),
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=1 if declarative else 0),
