@@ -83,3 +83,51 @@ def test_every_rank_evaluates_on_all_rows() -> None:
 def test_it_travels() -> None:
     options = XGBoost(params={"max_depth": 3}, label="y")
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("params", "remedy"),
+    [
+        ({"n_estimators": 5}, "num_boost_round"),
+        ({"early_stopping_rounds": 5}, "the option early_stopping_rounds"),
+        ({"num_leaves": 31}, "'max_leaves'"),
+        ({"bagging_fraction": 0.5}, "'subsample'"),
+        ({"tree_method": "approx"}, "Leave it out"),
+        ({"tree_method": "exact"}, "Leave it out"),
+        ({"booster": "gblinear"}, "Leave it out"),
+        ({"objective": "binary"}, "binary:logistic"),
+        ({"subsample": 1.5}, "up to 1"),
+        ({"subsample": 0}, "up to 1"),
+        ({"nthread": 2}, "resources_per_worker"),
+    ],
+)
+def test_parameters_that_mean_something_else_here(params: dict[str, Any], remedy: str) -> None:
+    [(field, problem)] = problems(label="y", params=params).items()
+    [name] = params
+    assert field == f"params[{name!r}]"
+    assert remedy in problem.remedy
+
+
+def test_usual_parameters_have_no_problem() -> None:
+    usual = {
+        "objective": "reg:tweedie",
+        "tree_method": "hist",
+        "booster": "dart",
+        "subsample": 1,
+        "nthread": 1,
+    }
+    assert problems(label="y", params=usual) == {}
+
+
+@pytest.mark.parametrize(
+    ("categorical", "what"),
+    [("x", "not a list"), (["z"], "has no column 'z'"), (["y"], "'y' is no feature")],
+)
+def test_categories_are_in_features(categorical: Any, what: str) -> None:
+    assert what in problems(label="y", categorical=categorical)["categorical"].what
+
+
+@pytest.mark.parametrize("rows", [0, -5, 1.5, True])
+def test_bins_need_rows(rows: Any) -> None:
+    found = problems(label="y", bin_sample_rows=rows)
+    assert repr(rows) in found["bin_sample_rows"].what

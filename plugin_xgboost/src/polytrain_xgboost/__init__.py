@@ -3,10 +3,34 @@
 Importing this package imports no xgboost.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
 from polytrain_plugins import Backend, hookimpl
 from polytrain_xgboost.backend import XGBoost
 
-__all__ = ["XGBoost"]
+if TYPE_CHECKING:
+    import xgboost
+
+__all__ = ["XGBoost", "bin_reference"]
+
+
+def bin_reference(data: pa.Table, backend: XGBoost) -> xgboost.QuantileDMatrix:
+    """The bins of a run, for XGBoost in one process.
+
+    `xgboost.QuantileDMatrix(…, ref=bin_reference(data, XGBoost(label="y")))` has those that every
+    worker of `Trainer(XGBoost(label="y"), datasets={"train": data})` has, and ends in its model.
+
+    Args:
+        data: all rows that are trained on, with the columns that aren't features.
+        backend: the run's options.
+    """
+    from polytrain_xgboost.matrices import reference
+
+    return reference(data, backend)
 
 
 @hookimpl

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,11 +19,15 @@ from polytrain_plugins import (
     options_beside_function,
     patience_problems,
 )
+from polytrain_xgboost.parameters import parameter_problems
 
 if TYPE_CHECKING:
     from polytrain_xgboost.engine import XGBoostEngine
 
-_DECLARATIVE = ("params", "num_boost_round", "label", "weight", "qid", "early_stopping_rounds")
+_DECLARATIVE = (
+    *("params", "num_boost_round", "label", "weight", "base_margin", "qid", "categorical"),
+    *("eval_train", "early_stopping_rounds", "bin_sample_rows"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,23 +58,92 @@ class XGBoost(Backend):
     weight: str | None = None
     """Column with the weights of the rows."""
 
+    base_margin: str | None = None
+    """Column with the score that each row begins with."""
+
     qid: str | None = None
     """Column that tells the query of a row, for ranking. The rows of a query lie together, and
     stay on one worker. All other columns are features."""
 
+    categorical: Sequence[str] = ()
+    """Features that are categories although they are numbers. Strings always are, and columns of
+    pandas' type `category`."""
+
+    eval_train: bool = True
+    """Whether the metrics of the rows that are trained on are reported too."""
+
     early_stopping_rounds: int | None = None
     """Stop when the last metric of the last data set besides "train" hasn't improved for so many
     rounds."""
+
+    bin_sample_rows: int = 200_000
+    """Rows, of all workers together, from which the bins are made that every worker takes. In what
+    order the rows of a data set are that has no more makes no difference."""
+
+    @property
+    def columns_besides_features(self) -> tuple[str, ...]:
+        """The columns that something else is in."""
+        others = (self.label, self.weight, self.base_margin, self.qid)
+        return tuple(column for column in others if column is not None)
+
+    @property
+    def booster_params(self) -> dict[str, Any]:
+        """The parameters, but for what is drawn here."""
+        params = {name: value for name, value in self.params.items() if name != "subsample"}
+        return {**params, "seed_per_iteration": True}
+
+    @property
+    def row_rate(self) -> float:
+        """The part of the rows that is drawn for a round."""
+        return float(self.params.get("subsample", 1))
+
+    @property
+    def seed(self) -> int:
+        """Of all that is drawn."""
+        return int(self.params.get("seed", self.params.get("random_state", 0)))
 
     def problems(self, job: Job) -> Iterable[Problem]:
         if job.has_training_function:
             yield from options_beside_function(self, _DECLARATIVE)
             return
         yield from not_a_mapping(params=self.params)
+        if isinstance(self.params, Mapping):
+            yield from parameter_problems(self.params, job)
         yield from not_a_count(num_boost_round=self.num_boost_round)
         yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
         yield from missing_label(self.label)
-        yield from missing_columns(job, label=self.label, weight=self.weight, qid=self.qid)
+        yield from missing_columns(
+            job,
+            label=self.label,
+            weight=self.weight,
+            base_margin=self.base_margin,
+            qid=self.qid,
+        )
+        yield from self._list_problems(job)
+
+    def _list_problems(self, job: Job) -> Iterable[Problem]:
+        if isinstance(self.categorical, str):
+            yield Problem(
+                field="categorical",
+                what=f"{self.categorical!r} is not a list of columns",
+                remedy=f"Pass [{self.categorical!r}]",
+            )
+            return
+        for column in self.categorical:
+            yield from missing_columns(job, categorical=column)
+            if column in self.columns_besides_features:
+                yield Problem(
+                    field="categorical",
+                    what=f"{column!r} is no feature",
+                    remedy="Leave it out of the list",
+                )
+        rows = self.bin_sample_rows
+        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+            yield Problem(
+                field="bin_sample_rows",
+                what=f"{rows!r} is not a number of rows",
+                remedy="Give 1 or more; 200,000 is enough for 256 bins",
+            )
 
     def demand(self, job: Job) -> Demand:
         return Demand(

@@ -13,14 +13,22 @@ import xgboost
 from xgboost import collective
 from xgboost.tracker import RabitTracker
 
-from polytrain.data.groups import group_sizes
 from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
 from polytrain_xgboost.backend import XGBoost
+from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.intercept import estimated_intercept, marked_as_estimated
+from polytrain_xgboost.matrices import TrainingData, training_data
+from polytrain_xgboost.outside import outside_the_collective
+from polytrain_xgboost.rounds import (
+    draws_columns,
+    evaluated,
+    forget_column_draws,
+    has_stopped,
+    is_exhausted,
+    rows_drawn,
+)
 
 MODEL_FILE = "model.ubj"
-
-# Metrics of which more is better, by the beginning of their names; all others are losses.
-_MAXIMIZED = ("auc", "aucpr", "pre", "map", "ndcg")
 
 
 class XGBoostEngine(Engine[xgboost.Booster]):
@@ -63,102 +71,67 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         return [int(number) for number in sums]
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> xgboost.Booster:
-        options = self._options
-        threads = options.params.get("n_jobs", session.world.me.cpus)
-        params = {"nthread": threads, **options.params}
-        train = self._matrix(shards["train"], params)
-        # "train" first: early stopping looks at the last.
-        evaluated = [(train, "train")] + [
-            (self._matrix(shard, params, train), name)
-            for name, shard in shards.items()
-            if name != "train"
-        ]
-        booster = self.load(session.checkpoint) if session.checkpoint is not None else None
-        done = booster.num_boosted_rounds() if booster is not None else 0
-        if booster is not None and (
-            done >= options.num_boost_round or _has_stopped(booster, options)
-        ):
-            return booster
-        return xgboost.train(
-            params,
-            train,
-            num_boost_round=options.num_boost_round - done,
-            evals=evaluated,
-            callbacks=[_AfterRound(session, options.early_stopping_rounds)],
-            xgb_model=booster,
-            verbose_eval=False,
-        )
+        options, me = self._options, session.world.me
+        ranks = Ranks(me=me.rank, size=session.world.size)
+        params = {"tree_method": "hist", "nthread": me.cpus, **options.booster_params}
+        booster = None
+        if session.checkpoint is not None:
+            booster = self.load(session.checkpoint)
+            if _is_finished(booster, options):
+                return booster
+        with outside_the_collective() as outside:
+            data = training_data(
+                {name: shard.to_arrow() for name, shard in shards.items()},
+                options=options,
+                params=params,
+                ranks=ranks,
+                outside=outside,
+            )
+            if booster is None and "base_score" not in params:
+                params["base_score"] = estimated_intercept(
+                    data.facts, params, ranks=ranks, outside=outside
+                )
+            matrices = [data.train, *data.evaluated.values()]
+            booster = xgboost.Booster(params, matrices, model_file=booster)
+            for round_ in range(booster.num_boosted_rounds(), options.num_boost_round):
+                self._boost(booster, data, round_, params)
+                metrics = evaluated(
+                    booster, data, round_=round_, train=options.eval_train, outside=outside
+                )
+                patience = options.early_stopping_rounds
+                # First, so that a checkpoint of this round holds what is noted here.
+                stop = patience is not None and is_exhausted(
+                    booster, metrics, round_=round_, patience=patience
+                )
+                session.report(step=round_ + 1, metrics=metrics, model=booster)
+                if stop:
+                    break
+        return booster
 
     def save(self, model: xgboost.Booster, directory: Path) -> None:
-        model.save_model(directory / MODEL_FILE)
+        saved = bytes(model.save_raw())
+        if "base_score" not in self._options.params:
+            saved = marked_as_estimated(saved)
+        (directory / MODEL_FILE).write_bytes(saved)
 
     def load(self, directory: Path) -> xgboost.Booster:
         return xgboost.Booster(model_file=directory / MODEL_FILE)
 
-    def _matrix(
-        self, shard: Shard, params: Mapping[str, Any], ref: xgboost.DMatrix | None = None
-    ) -> xgboost.QuantileDMatrix:
-        table = shard.to_arrow()
-        options = self._options
-        others = (options.label, options.weight, options.qid)
-        features = table.drop_columns([column for column in others if column is not None])
-        return xgboost.QuantileDMatrix(
-            features,
-            label=table.column(options.label).to_numpy(),
-            weight=table.column(options.weight).to_numpy() if options.weight else None,
-            qid=_query_numbers(table.column(options.qid)) if options.qid else None,
-            ref=ref,
-            max_bin=params.get("max_bin", 256),
-            nthread=params["nthread"],
-        )
+    def _boost(
+        self,
+        booster: xgboost.Booster,
+        data: TrainingData,
+        round_: int,
+        params: Mapping[str, Any],
+    ) -> None:
+        if draws_columns(params):
+            forget_column_draws(booster, params["tree_method"])
+        with rows_drawn(data, rate=self._options.row_rate, seed=self._options.seed, round_=round_):
+            booster.update(data.train, round_)
 
 
-def _query_numbers(queries: Any) -> np.ndarray[Any, Any]:
-    """Queries of any type as numbers that grow, which is what XGBoost takes."""
-    sizes = group_sizes(queries)
-    return np.repeat(np.arange(len(sizes)), sizes)
-
-
-class _AfterRound(xgboost.callback.TrainingCallback):
-    """Reports each round, and stops early by XGBoost's own rule.
-
-    What the rule remembers is kept in the model's attributes: a restart goes on with it.
-    """
-
-    def __init__(self, session: Session, patience: int | None) -> None:
-        self._session = session
-        self._patience = patience
-
-    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        # The model counts all rounds; `epoch` only those since the restart.
-        rounds = model.num_boosted_rounds()
-        metrics = {
-            f"{data}-{metric}": float(scores[-1])
-            for data, of_data in evals_log.items()
-            for metric, scores in of_data.items()
-        }
-        # First, so that a checkpoint of this round holds what is noted here.
-        stop = self._patience is not None and self._is_exhausted(model, rounds - 1, metrics)
-        self._session.report(step=rounds, metrics=metrics, model=model)
-        return stop
-
-    def _is_exhausted(self, model: Any, round_: int, metrics: Mapping[str, float]) -> bool:
-        name, score = list(metrics.items())[-1]
-        metric = name.rpartition("-")[2]
-        # "mape" is a loss whose name begins like the gain "map".
-        maximize = metric.startswith(_MAXIMIZED) and metric != "mape"
-        best = model.attr("best_score")
-        if best is None or (score > float(best) if maximize else score < float(best)):
-            model.set_attr(best_score=repr(score), best_iteration=str(round_))
-        return _stale_rounds(model) >= self._patience
-
-
-def _stale_rounds(booster: xgboost.Booster) -> int:
-    """Rounds since the best one."""
-    return booster.num_boosted_rounds() - 1 - int(booster.best_iteration)
-
-
-def _has_stopped(booster: xgboost.Booster, options: XGBoost) -> bool:
-    """Whether early stopping had ended training when this model was saved."""
+def _is_finished(booster: xgboost.Booster, options: XGBoost) -> bool:
+    if booster.num_boosted_rounds() >= options.num_boost_round:
+        return True
     patience = options.early_stopping_rounds
-    return patience is not None and _stale_rounds(booster) >= patience
+    return patience is not None and has_stopped(booster, patience)

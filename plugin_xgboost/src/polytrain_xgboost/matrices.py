@@ -1,0 +1,160 @@
+"""From tables to XGBoost's matrices: the same bins on every rank.
+
+Left alone, every rank would bin its own rows, and XGBoost would merge what came of it: other bins,
+and another model, for every way in which the rows can be split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xgboost
+
+from polytrain.data.groups import group_sizes
+from polytrain_xgboost.backend import XGBoost
+from polytrain_xgboost.categories import agreed_categories, encoded
+from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.draws import sample_of
+from polytrain_xgboost.outside import Outside
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingData:
+    """What one rank trains on, and evaluates on."""
+
+    train: xgboost.QuantileDMatrix
+    evaluated: Mapping[str, xgboost.QuantileDMatrix]
+    first_row: int
+    """Number of its first row in the whole data set; with queries, of its first query."""
+
+    facts: Mapping[str, Any]
+    """What is known of its rows besides the features, as XGBoost takes it."""
+
+    @cached_property
+    def weights(self) -> np.ndarray[Any, Any]:
+        """The weight of each of its rows, or of its queries, before any is drawn."""
+        weights = self.train.get_weight()
+        if len(weights):
+            return weights
+        queries = len(self.train.get_uint_info("group_ptr")) - 1
+        return np.ones(queries if queries > 0 else self.train.num_row(), np.float32)
+
+
+def training_data(
+    tables: Mapping[str, pa.Table],
+    *,
+    options: XGBoost,
+    params: Mapping[str, Any],
+    ranks: Ranks,
+    outside: Outside,
+) -> TrainingData:
+    """Bin everything by one sample of all ranks' rows.
+
+    Args:
+        tables: a rank's shard "train", and all rows of every other data set.
+        options: which columns mean what.
+        params: XGBoost's parameters.
+        ranks: all of which call this.
+        outside: for what is done by each rank alone.
+    """
+    categories = agreed_categories(tables, options, ranks)
+    tables = {name: encoded(table, categories) for name, table in tables.items()}
+    counts = [len(tables["train"]), _queries(tables["train"], options)]
+    everybodys = np.array(ranks.gathered(counts))
+    first_row, first_query = everybodys[: ranks.me].sum(axis=0).tolist()
+    binning = _Binning(options=options, params=params)
+    sample = _sample(tables["train"], first_row, int(everybodys[:, 0].sum()), options, ranks)
+    train = outside(binning.matrix, tables["train"], outside(binning.reference, sample))
+    return TrainingData(
+        train=train,
+        evaluated={
+            name: outside(binning.matrix, table, train)
+            for name, table in tables.items()
+            if name != "train"
+        },
+        first_row=first_row if options.qid is None else first_query,
+        facts=binning.facts(tables["train"], first_query),
+    )
+
+
+def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
+    """A matrix with the bins that a run on these rows has, at any number of workers."""
+    ranks, tables = Ranks(), {"train": table}
+    table = encoded(table, agreed_categories(tables, options, ranks))
+    params = {"nthread": 0, **options.params}
+    sample = _sample(table, 0, len(table), options, ranks)
+    return _Binning(options=options, params=params).reference(sample)
+
+
+def _sample(mine: pa.Table, first_row: int, rows: int, options: XGBoost, ranks: Ranks) -> pa.Table:
+    """The rows that bins are made from, in an order that doesn't depend on that of the data set."""
+    chosen = sample_of(rows, options.bin_sample_rows, options.seed)
+    low, high = np.searchsorted(chosen, [first_row, first_row + len(mine)])
+    parts = ranks.gathered(mine.take(pa.array(chosen[low:high] - first_row)))
+    sample = pa.concat_tables(parts).combine_chunks()
+    return sample.take(np.lexsort([_sortable(column) for column in sample.columns]))
+
+
+def _sortable(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    if pa.types.is_dictionary(column.type):
+        column = column.combine_chunks().indices
+    return np.asarray(column.to_numpy())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Binning:
+    options: XGBoost
+    params: Mapping[str, Any]
+
+    def matrix(self, table: pa.Table, reference: xgboost.DMatrix) -> xgboost.QuantileDMatrix:
+        return self._quantiles(table, **self.facts(table), ref=reference)
+
+    def facts(self, table: pa.Table, first_query: int = 0) -> dict[str, Any]:
+        """What `xgboost.DMatrix` takes beside the features."""
+        options = self.options
+        facts = {
+            "label": _numbers(table, options.label),
+            "weight": self._weight(table),
+            "base_margin": _numbers(table, options.base_margin),
+        }
+        if options.qid is not None:
+            sizes = group_sizes(table.column(options.qid))
+            # Numbers that grow, which is what XGBoost takes.
+            facts["qid"] = np.repeat(np.arange(len(sizes)), sizes) + first_query
+        return {name: values for name, values in facts.items() if values is not None}
+
+    def reference(self, sample: pa.Table) -> xgboost.QuantileDMatrix:
+        """A matrix whose bins all others take. Rows count by their weight, if they have one."""
+        weight = None if self.options.qid else _numbers(sample, self.options.weight)
+        return self._quantiles(sample, weight=weight)
+
+    def _quantiles(self, table: pa.Table, **facts: Any) -> xgboost.QuantileDMatrix:
+        others = self.options.columns_besides_features
+        return xgboost.QuantileDMatrix(
+            table.drop_columns([column for column in others if column in table.column_names]),
+            **facts,
+            max_bin=self.params.get("max_bin", 256),
+            nthread=self.params["nthread"],
+            enable_categorical=True,
+        )
+
+    def _weight(self, table: pa.Table) -> Any:
+        weight, qid = _numbers(table, self.options.weight), self.options.qid
+        if weight is None or qid is None:
+            return weight
+        # XGBoost weighs queries: the weight of each is that of its first row.
+        sizes = group_sizes(table.column(qid))
+        return weight[np.cumsum(sizes) - sizes]
+
+
+def _numbers(table: pa.Table, column: str | None) -> Any:
+    return None if column is None else table.column(column).to_numpy()
+
+
+def _queries(table: pa.Table, options: XGBoost) -> int:
+    return len(group_sizes(table.column(options.qid))) if options.qid else 0

@@ -1,0 +1,84 @@
+"""What is wrong with parameters of XGBoost's, as far as it can be told without XGBoost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from polytrain_plugins import Job, Problem
+
+# The run's own: parameters, why, and what to do instead.
+_OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("num_boost_round", "num_round", "n_estimators"),
+        "the number of rounds, restarts included",
+        "Use the option num_boost_round",
+    ),
+    (
+        ("early_stopping_rounds",),
+        "a rule that all workers must follow in the same round",
+        "Use the option early_stopping_rounds",
+    ),
+)
+
+_LIGHTGBMS = {
+    "bagging_fraction": "subsample",
+    "boosting": "booster",
+    "feature_fraction": "colsample_bytree",
+    "feature_fraction_bynode": "colsample_bynode",
+    "lambda_l1": "alpha",
+    "lambda_l2": "lambda",
+    "metric": "eval_metric",
+    "min_data_in_leaf": "min_child_weight",
+    "min_gain_to_split": "gamma",
+    "num_leaves": "max_leaves",
+    "num_threads": "nthread",
+}
+"""LightGBM's parameters, and what does about the same."""
+
+_OBJECTIVES = ("binary:", "count:", "multi:", "rank:", "reg:", "survival:")
+
+_WITHOUT_BINS = {
+    "tree_method": {
+        "approx": "it makes new bins in every round, on every worker others",
+        "exact": "it needs all rows on one worker",
+    },
+    "booster": {"gblinear": "it has no trees, and takes no bins"},
+}
+
+
+def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
+    """What has to be another parameter, another option, or left out."""
+    for names, meaning, remedy in _OURS:
+        for name in names:
+            if name in params:
+                yield _problem(name, f"it is {meaning}", remedy)
+    for name, ours in _LIGHTGBMS.items():
+        if name in params:
+            yield _problem(name, "it is a parameter of LightGBM's", f"XGBoost's is {ours!r}")
+    for name, refused in _WITHOUT_BINS.items():
+        if params.get(name) in refused:
+            value = params[name]
+            yield _problem(name, f"{value!r} can't be used: {refused[value]}", "Leave it out")
+    objective = params.get("objective", "reg:squarederror")
+    if not str(objective).startswith(_OBJECTIVES):
+        yield _problem(
+            "objective",
+            f"{objective!r} is none of XGBoost's",
+            f"They begin with {', '.join(_OBJECTIVES)}: 'binary:logistic', 'reg:squarederror', …",
+        )
+    rate = params.get("subsample", 1)
+    if not isinstance(rate, int | float) or not 0 < rate <= 1:
+        yield _problem("subsample", f"{rate!r} is no part of the rows", "Give more than 0, up to 1")
+    for name in ("nthread", "n_jobs"):
+        threads, cpus = params.get(name), job.cpus_per_worker
+        if isinstance(threads, int) and threads > cpus:
+            yield _problem(
+                name,
+                f"{threads} threads are more than the {cpus} CPU(s) of a worker",
+                "Leave it out; ScalingConfig(resources_per_worker={'CPU': …}) says it",
+            )
+
+
+def _problem(name: str, what: str, remedy: str) -> Problem:
+    return Problem(field=f"params[{name!r}]", what=what, remedy=remedy)

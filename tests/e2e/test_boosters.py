@@ -1,0 +1,148 @@
+"""A booster is the same, to the last bit, at any number of workers, and whatever befell them."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+import xgboost
+
+from polytrain import (
+    CheckpointConfig,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    make_trainer,
+)
+from polytrain.testing.processes import title
+from polytrain_plugins import Report, hookimpl
+from polytrain_xgboost import XGBoost, bin_reference
+
+ROWS, ROUNDS = 6000, 10
+LOGISTIC = {"objective": "binary:logistic", "max_depth": 4}
+DRAWING = {**LOGISTIC, "subsample": 0.7, "colsample_bytree": 0.6, "colsample_bynode": 0.8}
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, 5))
+    kind = generator.integers(0, 6, ROWS)
+    score = x[:, 0] + x[:, 1] * x[:, 2] + 0.7 * (kind % 3) + generator.normal(size=ROWS)
+    columns = {f"x{i}": x[:, i] for i in range(5)}
+    return pa.table({**columns, "kind": np.array(list("abcdef"))[kind], "y": (score > 0.5) * 1.0})
+
+
+def sorted_by_label(table: pa.Table) -> pa.Table:
+    return table.sort_by("y")
+
+
+def shuffled(table: pa.Table) -> pa.Table:
+    return table.take(pa.array(np.random.default_rng(1).permutation(ROWS)))
+
+
+def trained(quiet: RunConfig, table: pa.Table, num_workers: int, **options: Any) -> bytes:
+    """The model of a run, as bytes."""
+    checkpoint = fit(quiet, table, num_workers, **options).checkpoint
+    assert checkpoint is not None
+    return Path(checkpoint.path, "model.ubj").read_bytes()
+
+
+def fit(quiet: RunConfig, table: pa.Table, num_workers: int, **options: Any) -> Result:
+    return make_trainer(
+        "xgboost",
+        label="y",
+        datasets={"train": table},
+        scaling_config=ScalingConfig(num_workers=num_workers),
+        run_config=quiet,
+        **{"params": LOGISTIC, "num_boost_round": ROUNDS, **options},
+    ).fit()
+
+
+def by_itself(table: pa.Table, params: dict[str, Any]) -> bytes:
+    """The model of XGBoost alone, on the same bins."""
+    features = table.drop_columns(["y"])
+    kind = table.schema.get_field_index("kind")
+    features = features.set_column(kind, "kind", table.column("kind").dictionary_encode())
+    backend = XGBoost(params=params, label="y")
+    values = sorted(set(table.column("kind").to_pylist()))
+    codes = [values.index(value) for value in table.column("kind").to_pylist()]
+    categories = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(values))
+    matrix = xgboost.QuantileDMatrix(
+        features.set_column(kind, "kind", categories),
+        label=table.column("y").to_numpy(),
+        ref=bin_reference(table, backend),
+        enable_categorical=True,
+    )
+    return bytes(xgboost.train(params, matrix, num_boost_round=ROUNDS).save_raw())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+def test_the_model_is_that_of_one_process(
+    quiet: RunConfig, table: pa.Table, num_workers: int
+) -> None:
+    assert trained(quiet, table, num_workers) == by_itself(table, LOGISTIC)
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_columns_are_drawn_alike(quiet: RunConfig, table: pa.Table, num_workers: int) -> None:
+    assert trained(quiet, table, num_workers, params=DRAWING) == trained(
+        quiet, table, 1, params=DRAWING
+    )
+
+
+@pytest.mark.parametrize("order", [sorted_by_label, shuffled])
+def test_the_order_of_the_rows_makes_no_difference(
+    quiet: RunConfig, table: pa.Table, order: Any
+) -> None:
+    assert trained(quiet, order(table), 3) == by_itself(table, LOGISTIC)
+
+
+class KillTrainers:
+    """Kills a trainer when rank 0 has reported a step."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = list(steps)
+
+    @hookimpl
+    def polytrain_reported(self, report: Report) -> None:
+        if self.steps and report.step >= self.steps[0]:
+            self.steps.pop(0)
+            below = psutil.Process().children(recursive=True)
+            trainers = [
+                process
+                for process in below
+                if "polytrain.workers.zygote" in title(process)
+                and "polytrain.workers.zygote" in title(process.parent())
+            ]
+            os.kill(max(trainers, key=lambda process: process.pid).pid, signal.SIGKILL)
+
+
+def test_a_run_that_is_killed_ends_in_the_same_model(quiet: RunConfig, table: pa.Table) -> None:
+    """Between two checkpoints, too: rounds are done once more, and draw what they drew."""
+    killer = KillTrainers(4, 7)
+    config = dataclasses.replace(
+        quiet,
+        failure_config=FailureConfig(max_failures=2),
+        checkpoint_config=CheckpointConfig(checkpoint_frequency=3),
+        observers=(killer,),
+    )
+    interrupted = trained(config, table, 2, params=DRAWING)
+    assert killer.steps == []
+    assert interrupted == trained(quiet, table, 2, params=DRAWING)
+
+
+def test_a_run_that_goes_on_with_others_ends_in_the_same_model(
+    quiet: RunConfig, table: pa.Table
+) -> None:
+    first = fit(quiet, table, 3, num_boost_round=4, params=DRAWING).checkpoint
+    second = trained(quiet, table, 2, restore_from=first, params=DRAWING)
+    assert second == trained(quiet, table, 1, params=DRAWING)
