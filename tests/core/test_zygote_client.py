@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import secrets
 import signal
-import socket
-import struct
 import subprocess
 import sys
 
+from polytrain.workers.processes import peer_of
 from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec
 
 SLOW_TO_END = """
@@ -45,11 +44,6 @@ def test_nobody_is_connected_to_a_zygote_that_is_about_to_be_gone() -> None:
         before.leave()
         after = ZygoteConnection.open(spec)
         try:
-            assert listener_of(after) != dying.pid
+            assert peer_of(after.socket)[0] != dying.pid
         finally:
             after.close()
-
-
-def listener_of(connection: ZygoteConnection) -> int:
-    credentials = connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    return int(struct.unpack("3i", credentials)[0])

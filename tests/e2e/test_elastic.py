@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import ray
+from tests.e2e.journals import journal
 from tests.e2e.test_exactly_once import (
     ROWS,
     Diary,
@@ -83,11 +83,7 @@ def fit(
 
 def sizes(path: Path) -> list[int]:
     """World size of every generation, as the journal has it."""
-    return [line["world_size"] for line in journal(path) if line["event"] == "Launched"]
-
-
-def journal(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (path / "run/journal.jsonl").read_text().splitlines()]
+    return [line["world_size"] for line in journal(path / "run", "Launched")]
 
 
 @pytest.mark.parametrize("backend", ["torch", "xgboost"])
@@ -96,6 +92,8 @@ def test_a_run_begins_with_what_there_is_and_grows_when_there_is_more(
 ) -> None:
     taken = ray.util.placement_group([{"CPU": 2}])
     ray.get(taken.ready())
+    # What an earlier run has left is free once Ray's nodes have told so.
+    assert eventually(lambda: ray.available_resources().get("CPU") == 2)
     result = fit(
         tmp_path,
         ScalingConfig(num_workers=(1, 4)),
@@ -108,7 +106,7 @@ def test_a_run_begins_with_what_there_is_and_grows_when_there_is_more(
     assert result.error is None
     assert_exactly_once(Diary(tmp_path / "diary"), result)
     # No failure was allowed, and none was charged: nothing was done twice either.
-    launched = [line for line in journal(tmp_path) if line["event"] == "Launched"]
+    launched = journal(tmp_path / "run", "Launched")
     assert launched[1]["step"] == 7
 
 
@@ -142,7 +140,7 @@ def test_a_standby_takes_the_place_of_a_lost_agent(tmp_path: Path) -> None:
     assert sizes(tmp_path) == [2, 2]
     assert set(before[1:]) <= set(after)
     assert_exactly_once(Diary(tmp_path / "diary"), result)
-    [ended] = [line for line in journal(tmp_path) if line["event"] == "AttemptEnded"]
+    [ended] = journal(tmp_path / "run", "AttemptEnded")
     assert ended["failure"]["kind"] == "AGENT_LOST"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
+from tests.e2e.journals import journal
 
 import polytrain
 from polytrain import (
@@ -51,9 +51,8 @@ def fit(function: Any, quiet: RunConfig, **failure: Any) -> Result:
 def looked_into(quiet: RunConfig) -> list[Mapping[str, Any]]:
     """The journal's lines about ranks that something was wrong with."""
     assert quiet.storage_path is not None
-    [journal] = Path(quiet.storage_path).glob("*/journal.jsonl")
-    entries = map(json.loads, journal.read_text().splitlines())
-    return [entry for entry in entries if entry["event"] == "LookedInto"]
+    [run] = Path(quiet.storage_path).iterdir()
+    return journal(run, "LookedInto")
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -97,8 +96,7 @@ def rank_0_cannot_be_paused() -> None:
 def test_a_rank_that_fails_while_it_is_looked_into_is_not_to_blame(quiet: RunConfig) -> None:
     result = fit(rank_0_cannot_be_paused, quiet, max_failures=1)
     assert result.restarts == 1
-    lines = Path(result.path, "journal.jsonl").read_text().splitlines()
-    [ended] = [line for line in map(json.loads, lines) if line["event"] == "AttemptEnded"]
+    [ended] = journal(result.path, "AttemptEnded")
     assert (ended["failure"]["kind"], ended["failure"]["rank"]) == ("HANG", 1)
     [found] = looked_into(quiet)
     assert set(found["stacks"]) == {"0", "1"}

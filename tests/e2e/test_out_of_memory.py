@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.journals import journal
 
 import polytrain
 from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
@@ -20,7 +20,7 @@ LIMIT_FILES = ("memory.limit_in_bytes", "memory.max")
 
 
 @pytest.fixture
-def little_memory(request: pytest.FixtureRequest) -> Iterator[Path]:
+def little_memory() -> Iterator[Path]:
     """A control group whose processes have 64 MB together."""
     for root in ("/sys/fs/cgroup/memory", "/sys/fs/cgroup"):
         group = Path(root, f"polytrain-test-{os.getpid()}")
@@ -28,14 +28,14 @@ def little_memory(request: pytest.FixtureRequest) -> Iterator[Path]:
             group.mkdir()
         except OSError:
             continue
-        limits = [group / name for name in LIMIT_FILES if (group / name).exists()]
-        for limit in limits:
-            limit.write_text(str(LIMIT))
-        if limits:
-            yield group
-        group.rmdir()
-        if limits:
-            return
+        limit = next((group / name for name in LIMIT_FILES if (group / name).exists()), None)
+        try:
+            if limit is not None:
+                limit.write_text(str(LIMIT))
+                yield group
+                return
+        finally:
+            group.rmdir()
     pytest.skip("no control group with a limit of memory can be made here: that takes root")
 
 
@@ -50,8 +50,7 @@ def test_a_trainer_that_the_kernel_ends_for_want_of_memory_is_told_as_such(
         run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=1)),
     ).fit()
     assert (result.restarts, result.metrics) == (1, {"step": 2})
-    lines = Path(result.path, "journal.jsonl").read_text().splitlines()
-    [ended] = [line for line in map(json.loads, lines) if line["event"] == "AttemptEnded"]
+    [ended] = journal(result.path, "AttemptEnded")
     assert (ended["failure"]["kind"], ended["failure"]["rank"]) == ("OUT_OF_MEMORY", 1)
 
 

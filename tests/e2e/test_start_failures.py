@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.journals import journal
 
 from polytrain import (
     DataConfig,
@@ -35,9 +35,7 @@ def failed(trainer: Trainer) -> tuple[TrainingFailedError, list[dict[str, Any]]]
     with pytest.raises(TrainingFailedError) as caught:
         trainer.fit()
     assert caught.value.result is not None
-    lines = Path(caught.value.result.path, "journal.jsonl").read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
-    return caught.value, [entry for entry in entries if entry["event"] == "AttemptEnded"]
+    return caught.value, journal(caught.value.result.path, "AttemptEnded")
 
 
 def for_ever(quiet: RunConfig) -> RunConfig:

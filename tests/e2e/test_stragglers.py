@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import psutil
 import pytest
-from tests.e2e.test_elastic import At, agents, journal
+from tests.e2e.journals import journal
+from tests.e2e.test_elastic import At, agents
 
 import polytrain
 from polytrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
@@ -152,7 +153,7 @@ def test_the_rank_that_the_other_waits_for_is_named_once(
     assert warning.startswith("Rank 1 on host ")
     assert "of the last 0.5 s" in warning
     assert "FailureConfig(stragglers='replace')" in warning
-    [line] = [line for line in journal(tmp_path) if line["event"] == "Straggler"]
+    [line] = journal(tmp_path / "run", "Straggler")
     assert (line["rank"], line["generation"]) == (1, 0)
     assert line["host"] in warning
     assert line["reason"] in warning.replace("Rank", "rank", 1)
@@ -164,7 +165,7 @@ def test_ranks_that_wait_for_each_other_in_turn_are_not_accused(
     with caplog.at_level(logging.WARNING):
         fit(until_told, tmp_path, {"enough": str(enough), "workers": [0, 1]})
     assert told(caplog) == []
-    assert "Straggler" not in {line["event"] for line in journal(tmp_path)}
+    assert "Straggler" not in {line["event"] for line in journal(tmp_path / "run")}
 
 
 def test_whoever_ignores_stragglers_hears_nothing_of_them(
@@ -173,7 +174,7 @@ def test_whoever_ignores_stragglers_hears_nothing_of_them(
     with caplog.at_level(logging.WARNING):
         fit(a_fixed_amount, tmp_path, {}, stragglers="ignore")
     assert told(caplog) == []
-    assert "Straggler" not in {line["event"] for line in journal(tmp_path)}
+    assert "Straggler" not in {line["event"] for line in journal(tmp_path / "run")}
 
 
 def test_a_straggler_is_moved_and_nobody_else(
@@ -207,7 +208,7 @@ def test_a_straggler_is_moved_and_nobody_else(
     assert "A standby takes its place" in warning
     assert (result.error, result.metrics) == (None, {"step": STEPS, "total": sum(range(STEPS))})
     # It went on from the very step that it was held up at; no failure was allowed, nor charged.
-    launched = [line["step"] for line in journal(tmp_path) if line["event"] == "Launched"]
+    launched = [line["step"] for line in journal(tmp_path / "run", "Launched")]
     assert launched == [0, HELD_UP]
     assert [report["step"] for report in result.history] == list(range(1, STEPS + 1))
 
@@ -232,12 +233,12 @@ def test_a_rank_that_is_slow_on_another_agent_too_is_not_moved_again(
             moves, tmp_path, {"directory": str(tmp_path), "slow": slow}, stragglers="replace"
         )
     assert result.metrics == {"step": STEPS, "total": sum(range(STEPS))}
-    assert [line["generation"] for line in journal(tmp_path) if line["event"] == "Straggler"] == [
+    assert [line["generation"] for line in journal(tmp_path / "run", "Straggler")] == [
         0,
         1,
     ]
     assert "It has been moved before" in told(caplog)[1]
-    launched = [line["step"] for line in journal(tmp_path) if line["event"] == "Launched"]
+    launched = [line["step"] for line in journal(tmp_path / "run", "Launched")]
     assert launched == [0, HELD_UP]
 
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from polytrain_plugins import Backend, hookimpl
 from polytrain_xgboost.backend import XGBoost
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     import xgboost
 
 __all__ = ["XGBoost", "bin_reference"]

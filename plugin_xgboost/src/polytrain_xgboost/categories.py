@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,16 +24,12 @@ def agreed_categories(
         options: which columns mean what.
         ranks: all of which call this.
     """
-    agreed = {}
-    for name in _names(tables["train"].schema, options):
-        lists = [_lists(table.column(name)) for table in tables.values()]
-        everybodys = list(chain.from_iterable(ranks.gathered(list(chain(*lists)))))
-        values = everybodys[0].to_pylist()
-        if any(not each.equals(everybodys[0]) for each in everybodys):
-            values = sorted({value for each in everybodys for value in each.to_pylist()})
-        # Made anew: XGBoost takes no list that was cut out of another.
-        agreed[name] = pa.array(values)
-    return agreed
+    mine = {
+        name: [each for table in tables.values() for each in _lists(table.column(name))]
+        for name in _names(tables["train"].schema, options)
+    }
+    everybodys = ranks.gathered(mine)
+    return {name: _agreed([each for lists in everybodys for each in lists[name]]) for name in mine}
 
 
 def encoded(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:
@@ -47,6 +42,14 @@ def encoded(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:
         encoded_column = pa.DictionaryArray.from_arrays(codes, values)
         table = table.set_column(table.column_names.index(name), name, encoded_column)
     return table
+
+
+def _agreed(lists: Sequence[pa.Array]) -> pa.Array:
+    values = lists[0].to_pylist()
+    if any(not each.equals(lists[0]) for each in lists):
+        values = sorted({value for each in lists for value in each.to_pylist()})
+    # Made anew: XGBoost takes no list that was cut out of another.
+    return pa.array(values)
 
 
 def _names(schema: pa.Schema, options: XGBoost) -> list[str]:

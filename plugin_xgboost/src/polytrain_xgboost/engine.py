@@ -91,6 +91,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
                 params["base_score"] = estimated_intercept(
                     data.facts, params, ranks=ranks, outside=outside
                 )
+            patience = options.early_stopping_rounds
             matrices = [data.train, *data.evaluated.values()]
             booster = xgboost.Booster(params, matrices, model_file=booster)
             for round_ in range(booster.num_boosted_rounds(), options.num_boost_round):
@@ -98,7 +99,6 @@ class XGBoostEngine(Engine[xgboost.Booster]):
                 metrics = evaluated(
                     booster, data, round_=round_, train=options.eval_train, outside=outside
                 )
-                patience = options.early_stopping_rounds
                 # First, so that a checkpoint of this round holds what is noted here.
                 stop = patience is not None and is_exhausted(
                     booster, metrics, round_=round_, patience=patience

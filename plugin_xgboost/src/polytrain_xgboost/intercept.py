@@ -32,11 +32,11 @@ def estimated_intercept(
         ranks: all of which call this.
         outside: for what one rank does alone.
     """
-    everybodys = [ranks.gathered(values) for values in facts.values()]
+    everybodys = ranks.gathered(facts)
     estimate = None
     if ranks.me == 0:
-        whole = map(np.concatenate, everybodys)
-        estimate = outside(_estimate, dict(zip(facts, whole, strict=True)), params)
+        whole = {name: np.concatenate([theirs[name] for theirs in everybodys]) for name in facts}
+        estimate = outside(_estimate, whole, params)
     intercept: str = ranks.gathered(estimate)[0]
     return intercept
 

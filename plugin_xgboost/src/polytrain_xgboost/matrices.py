@@ -64,21 +64,24 @@ def training_data(
     """
     categories = agreed_categories(tables, options, ranks)
     tables = {name: encoded(table, categories) for name, table in tables.items()}
-    counts = [len(tables["train"]), _queries(tables["train"], options)]
-    everybodys = np.array(ranks.gathered(counts))
-    first_row, first_query = everybodys[: ranks.me].sum(axis=0).tolist()
     binning = _Binning(options=options, params=params)
-    sample = _sample(tables["train"], first_row, int(everybodys[:, 0].sum()), options, ranks)
-    train = outside(binning.matrix, tables["train"], outside(binning.reference, sample))
+    mine, facts = tables["train"], binning.facts(tables["train"])
+    queries = int(facts["qid"][-1]) + 1 if options.qid and len(mine) else 0
+    everybodys = np.array(ranks.gathered([len(mine), queries]))
+    first_row, first_query = everybodys[: ranks.me].sum(axis=0).tolist()
+    if options.qid is not None:
+        facts["qid"] += first_query
+    sample = _sample(mine, first_row, int(everybodys[:, 0].sum()), options, ranks)
+    train = outside(binning.matrix, mine, facts, outside(binning.reference, sample))
     return TrainingData(
         train=train,
         evaluated={
-            name: outside(binning.matrix, table, train)
+            name: outside(binning.matrix, table, binning.facts(table), train)
             for name, table in tables.items()
             if name != "train"
         },
         first_row=first_row if options.qid is None else first_query,
-        facts=binning.facts(tables["train"], first_query),
+        facts=facts,
     )
 
 
@@ -111,21 +114,26 @@ class _Binning:
     options: XGBoost
     params: Mapping[str, Any]
 
-    def matrix(self, table: pa.Table, reference: xgboost.DMatrix) -> xgboost.QuantileDMatrix:
-        return self._quantiles(table, **self.facts(table), ref=reference)
+    def matrix(
+        self, table: pa.Table, facts: Mapping[str, Any], reference: xgboost.DMatrix
+    ) -> xgboost.QuantileDMatrix:
+        return self._quantiles(table, **facts, ref=reference)
 
-    def facts(self, table: pa.Table, first_query: int = 0) -> dict[str, Any]:
+    def facts(self, table: pa.Table) -> dict[str, Any]:
         """What `xgboost.DMatrix` takes beside the features."""
         options = self.options
         facts = {
             "label": _numbers(table, options.label),
-            "weight": self._weight(table),
+            "weight": _numbers(table, options.weight),
             "base_margin": _numbers(table, options.base_margin),
         }
         if options.qid is not None:
             sizes = group_sizes(table.column(options.qid))
             # Numbers that grow, which is what XGBoost takes.
-            facts["qid"] = np.repeat(np.arange(len(sizes)), sizes) + first_query
+            facts["qid"] = np.repeat(np.arange(len(sizes)), sizes)
+            if facts["weight"] is not None:
+                # XGBoost weighs queries: the weight of each is that of its first row.
+                facts["weight"] = facts["weight"][np.cumsum(sizes) - sizes]
         return {name: values for name, values in facts.items() if values is not None}
 
     def reference(self, sample: pa.Table) -> xgboost.QuantileDMatrix:
@@ -143,18 +151,6 @@ class _Binning:
             enable_categorical=True,
         )
 
-    def _weight(self, table: pa.Table) -> Any:
-        weight, qid = _numbers(table, self.options.weight), self.options.qid
-        if weight is None or qid is None:
-            return weight
-        # XGBoost weighs queries: the weight of each is that of its first row.
-        sizes = group_sizes(table.column(qid))
-        return weight[np.cumsum(sizes) - sizes]
-
 
 def _numbers(table: pa.Table, column: str | None) -> Any:
     return None if column is None else table.column(column).to_numpy()
-
-
-def _queries(table: pa.Table, options: XGBoost) -> int:
-    return len(group_sizes(table.column(options.qid))) if options.qid else 0

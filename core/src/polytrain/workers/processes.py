@@ -7,6 +7,8 @@ import ctypes
 import os
 import select
 import signal
+import socket
+import struct
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -20,6 +22,9 @@ _FLAGS = 6
 """Which field behind the name in `/proc/*/stat` holds the kernel's flags of a process."""
 
 _PF_EXITING = 0x4
+
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group, as the kernel tells them of a socket's other end."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -76,6 +81,17 @@ def oom_kills() -> int:
     return 0
 
 
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Whom the kernel says a Unix socket is connected to: the process that listens, or connected.
+
+    Returns:
+        Its id, and that of its user.
+    """
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    return pid, uid
+
+
 def is_running(child: int) -> bool:
     """Whether a child of this process hasn't begun to end yet. It stays to be reaped.
 
@@ -84,13 +100,13 @@ def is_running(child: int) -> bool:
     """
     if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
         return False
-    return not int(_stat(child)[_FLAGS]) & _PF_EXITING
+    return not _is_exiting(_stat(child))
 
 
 def wait_if_ending(pid: int) -> bool:
     """Whether a process is on its way out, or gone; it is gone when this returns."""
     fields = _stat(pid)
-    if fields and not int(fields[_FLAGS]) & _PF_EXITING:
+    if fields and not _is_exiting(fields):
         return False
     with contextlib.suppress(ProcessLookupError):
         ended = os.pidfd_open(pid)
@@ -157,6 +173,10 @@ def open_files() -> dict[int, str]:
 def holds_device() -> bool:
     """Whether this process has opened an accelerator's device file."""
     return any(name.startswith(("/dev/nvidia", "/dev/kfd")) for name in open_files().values())
+
+
+def _is_exiting(fields: list[str]) -> bool:
+    return bool(int(fields[_FLAGS]) & _PF_EXITING)
 
 
 def _children_of(pid: int) -> set[int]:

@@ -30,7 +30,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import traceback
@@ -47,6 +46,7 @@ from polytrain.workers.processes import (
     is_running,
     kill_children_except,
     kill_session,
+    peer_of,
     thread_count,
 )
 from polytrain.workers.trainer_process import run_and_exit
@@ -133,8 +133,7 @@ class Zygote:
     def _accept(self) -> None:
         client, _ = self.listener.accept()
         # An abstract address has no permissions of its own: the kernel says who has connected.
-        credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        _, uid, _ = struct.unpack("3i", credentials)
+        _, uid = peer_of(client)
         if uid != os.getuid():
             client.close()
             return

@@ -6,14 +6,12 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from socket import SO_PEERCRED, SOL_SOCKET
 
-from polytrain.workers.processes import wait_if_ending
+from polytrain.workers.processes import peer_of, wait_if_ending
 from polytrain.workers.wire import pack
 
 # Threads that libraries start while they are imported would make forking unsafe.
@@ -133,8 +131,8 @@ def _listener_of(connection: socket.socket) -> int:
     One that ends may close its connections before it closes the socket on which it has listened:
     whoever has heard of its end can still connect to it.
     """
-    pid, _, _ = struct.unpack("3i", connection.getsockopt(SOL_SOCKET, SO_PEERCRED, 12))
-    return int(pid)
+    pid, _ = peer_of(connection)
+    return pid
 
 
 def _start(spec: ZygoteSpec, listener: socket.socket) -> subprocess.Popen[bytes]:
