@@ -3,141 +3,197 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
+import lightgbm
 import numpy as np
-import psutil
 import pyarrow as pa
 import pytest
 import xgboost
-
-from polytrain import (
-    CheckpointConfig,
-    FailureConfig,
-    Result,
-    RunConfig,
-    ScalingConfig,
-    make_trainer,
+from tests.e2e.boosters import (
+    BACKENDS,
+    DRAWING,
+    LOGISTIC,
+    ROUNDS,
+    ROWS,
+    KillsATrainer,
+    a_table,
+    fit,
+    model_of,
+    shuffled,
+    sorted_by_label,
+    trained,
 )
-from polytrain.testing.processes import title
-from polytrain_plugins import Report, hookimpl
-from polytrain_xgboost import XGBoost, bin_reference
 
-ROWS, ROUNDS = 6000, 10
-LOGISTIC = {"objective": "binary:logistic", "max_depth": 4}
-DRAWING = {**LOGISTIC, "subsample": 0.7, "colsample_bytree": 0.6, "colsample_bynode": 0.8}
+import polytrain_lightgbm
+import polytrain_xgboost
+from polytrain import CheckpointConfig, FailureConfig, RunConfig
+from polytrain_lightgbm import LightGBM
+from polytrain_xgboost import XGBoost
+
+both = pytest.mark.parametrize("backend", BACKENDS)
 
 
 @pytest.fixture(scope="module")
 def table() -> pa.Table:
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(ROWS, 5))
-    kind = generator.integers(0, 6, ROWS)
-    score = x[:, 0] + x[:, 1] * x[:, 2] + 0.7 * (kind % 3) + generator.normal(size=ROWS)
-    columns = {f"x{i}": x[:, i] for i in range(5)}
-    return pa.table({**columns, "kind": np.array(list("abcdef"))[kind], "y": (score > 0.5) * 1.0})
+    return a_table()
 
 
-def sorted_by_label(table: pa.Table) -> pa.Table:
-    return table.sort_by("y")
-
-
-def shuffled(table: pa.Table) -> pa.Table:
-    return table.take(pa.array(np.random.default_rng(1).permutation(ROWS)))
-
-
-def trained(quiet: RunConfig, table: pa.Table, num_workers: int, **options: Any) -> bytes:
-    """The model of a run, as bytes."""
-    return model_of(fit(quiet, table, num_workers, **options))
-
-
-def model_of(result: Result) -> bytes:
-    assert result.checkpoint is not None
-    return Path(result.checkpoint.path, "model.ubj").read_bytes()
-
-
-def fit(quiet: RunConfig, table: pa.Table, num_workers: int, **options: Any) -> Result:
-    return make_trainer(
-        "xgboost",
-        label="y",
-        datasets={"train": table},
-        scaling_config=ScalingConfig(num_workers=num_workers),
-        run_config=quiet,
-        **{"params": LOGISTIC, "num_boost_round": ROUNDS, **options},
-    ).fit()
-
-
-def by_itself(table: pa.Table, params: dict[str, Any]) -> bytes:
-    """The model of XGBoost alone, on the same bins."""
+def codes(table: pa.Table) -> tuple[list[str], np.ndarray[Any, Any]]:
+    """The categories of the column "kind", and the number of each row's."""
     kinds = table.column("kind").to_pylist()
     values = sorted(set(kinds))
-    codes = pa.array([values.index(kind) for kind in kinds], pa.int32())
-    categories = pa.DictionaryArray.from_arrays(codes, pa.array(values))
+    return values, np.array([values.index(kind) for kind in kinds], np.int32)
+
+
+def xgboost_by_itself(table: pa.Table, params: dict[str, Any]) -> bytes:
+    """The model of XGBoost alone, on the same bins."""
+    values, numbers = codes(table)
+    categories = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(values))
     features = table.set_column(table.schema.get_field_index("kind"), "kind", categories)
     matrix = xgboost.QuantileDMatrix(
         features.drop_columns(["y"]),
         label=table.column("y").to_numpy(),
-        ref=bin_reference(table, XGBoost(params=params, label="y")),
+        ref=polytrain_xgboost.bin_reference(table, XGBoost(params=params, label="y")),
         enable_categorical=True,
     )
     return bytes(xgboost.train(params, matrix, num_boost_round=ROUNDS).save_raw())
 
 
+def lightgbm_by_itself(table: pa.Table, params: dict[str, Any]) -> bytes:
+    """The model of LightGBM alone, on the same bins, as its file."""
+    backend = LightGBM(params=params, label="y")
+    features = table.drop_columns(["y"]).to_pydict() | {"kind": codes(table)[1]}
+    dataset = lightgbm.Dataset(
+        np.column_stack(list(features.values())).astype(float),
+        label=table.column("y").to_numpy(),
+        feature_name=list(features),
+        reference=polytrain_lightgbm.bin_reference(table, backend),
+    )
+    params = {**params, "verbosity": -1, "num_threads": 1}
+    booster = lightgbm.train(params, dataset, num_boost_round=ROUNDS)
+    text = booster.model_to_string(num_iteration=-1)
+    told = {"[verbosity: -1]": "[verbosity: 1]", "[num_threads: 1]": "[num_threads: 0]"}
+    for ours, default in told.items():
+        text = text.replace(ours, default)
+    sample = f"[bin_construct_sample_cnt: {ROWS}]"
+    return text.replace(sample, "[bin_construct_sample_cnt: 200000]").encode()
+
+
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
-def test_the_model_is_that_of_one_process(
+def test_the_model_is_that_of_xgboost_alone(
     quiet: RunConfig, table: pa.Table, num_workers: int
 ) -> None:
-    assert trained(quiet, table, num_workers) == by_itself(table, LOGISTIC)
+    params = LOGISTIC["xgboost"]
+    assert trained(quiet, table, num_workers, backend="xgboost") == xgboost_by_itself(table, params)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    "params",
+    [{"objective": "regression"}, {"objective": "huber", "boosting": "dart", "drop_rate": 0.5}],
+    ids=["l2", "huber and dart"],
+)
+def test_the_model_is_that_of_lightgbm_alone(
+    quiet: RunConfig, table: pa.Table, num_workers: int, params: dict[str, Any]
+) -> None:
+    ours = trained(quiet, table, num_workers, backend="lightgbm", params=params)
+    assert ours == lightgbm_by_itself(table, params)
+
+
+def test_several_of_lightgbms_machines_estimate_how_many_rows_a_leaf_has(
+    quiet: RunConfig, table: pa.Table
+) -> None:
+    """The exception, as the docs have it: one that counts them ends in another model."""
+    params = LOGISTIC["lightgbm"]
+    ours = trained(quiet, table, 2, backend="lightgbm", params=params)
+    assert trained(quiet, table, 1, backend="lightgbm", params=params) == ours
+    assert lightgbm_by_itself(table, params) != ours
+
+
+def losses(backend: str, **told: dict[str, Any]) -> list[Any]:
+    return [pytest.param(backend, params, id=f"{backend} {name}") for name, params in told.items()]
 
 
 @pytest.mark.parametrize(
-    "params",
+    ("backend", "params"),
     [
-        DRAWING,
-        {**LOGISTIC, "booster": "dart", "rate_drop": 0.3},
-        {**LOGISTIC, "num_parallel_tree": 3, "subsample": 0.7, "colsample_bynode": 0.8},
-        {**LOGISTIC, "grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0},
-        {"objective": "count:poisson"},
+        *losses(
+            "xgboost",
+            drawing=DRAWING["xgboost"],
+            dart={**LOGISTIC["xgboost"], "booster": "dart", "rate_drop": 0.3},
+            forest={
+                **LOGISTIC["xgboost"],
+                **{"num_parallel_tree": 3, "subsample": 0.7, "colsample_bynode": 0.8},
+            },
+            lossguide={
+                **LOGISTIC["xgboost"],
+                **{"grow_policy": "lossguide", "max_leaves": 12, "max_depth": 0},
+            },
+            poisson={"objective": "count:poisson"},
+        ),
+        *losses(
+            "lightgbm",
+            drawing=DRAWING["lightgbm"],
+            classes={"objective": "multiclass", "num_class": 2},
+            by_class={
+                **LOGISTIC["lightgbm"],
+                **{"pos_bagging_fraction": 0.9, "neg_bagging_fraction": 0.4, "bagging_freq": 1},
+            },
+            unbalanced={**LOGISTIC["lightgbm"], "is_unbalance": True, "boosting": "dart"},
+            poisson={"objective": "poisson", "lambda_l1": 0.1, "path_smooth": 2.0},
+        ),
     ],
-    ids=["drawing", "dart", "forest", "lossguide", "poisson"],
 )
 def test_several_workers_draw_and_grow_what_one_does(
-    quiet: RunConfig, table: pa.Table, params: dict[str, Any]
+    quiet: RunConfig, table: pa.Table, backend: str, params: dict[str, Any]
 ) -> None:
-    assert trained(quiet, table, 3, params=params) == trained(quiet, table, 1, params=params)
+    several = trained(quiet, table, 3, backend=backend, params=params)
+    assert several == trained(quiet, table, 1, backend=backend, params=params)
 
 
-def test_medians_of_leaves_depend_on_the_workers(quiet: RunConfig, table: pa.Table) -> None:
-    """The exception, as the docs have it: once XGBoost does without, they may say more."""
-    params = {"objective": "reg:absoluteerror"}
-    assert trained(quiet, table, 2, params=params) != trained(quiet, table, 1, params=params)
+@pytest.mark.parametrize(
+    ("backend", "params"),
+    [
+        *losses("xgboost", medians={"objective": "reg:absoluteerror"}),
+        *losses(
+            "lightgbm",
+            medians={"objective": "l1"},
+            # LightGBM begins with it after 1 / learning_rate rounds.
+            goss={**LOGISTIC["lightgbm"], "data_sample_strategy": "goss", "learning_rate": 0.5},
+            forest={
+                **LOGISTIC["lightgbm"],
+                **{"boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1},
+            },
+        ),
+    ],
+)
+def test_what_the_frameworks_find_on_each_worker_depends_on_the_workers(
+    quiet: RunConfig, table: pa.Table, backend: str, params: dict[str, Any]
+) -> None:
+    """The exceptions, as the docs have them: once a framework does without, they may say more."""
+    other = trained(quiet, table.slice(1), 3, backend=backend, params=params)
+    assert other != trained(quiet, table.slice(1), 2, backend=backend, params=params)
 
 
+@both
 @pytest.mark.parametrize("order", [sorted_by_label, shuffled])
 def test_the_order_of_the_rows_makes_no_difference(
-    quiet: RunConfig, table: pa.Table, order: Any
+    quiet: RunConfig, table: pa.Table, order: Any, backend: str
 ) -> None:
-    assert trained(quiet, order(table), 3) == by_itself(table, LOGISTIC)
+    assert trained(quiet, order(table), 3, backend=backend) == trained(
+        quiet, table, 2, backend=backend
+    )
 
 
-class KillsATrainer:
-    """Kills one in each of the first generations, at its first report."""
-
-    def __init__(self, generations: int) -> None:
-        self._left = list(range(generations))
-
-    @hookimpl
-    def polytrain_reported(self, report: Report) -> None:
-        if report.generation in self._left:
-            self._left.remove(report.generation)
-            # Zygotes are all called the same, and trainers are their children.
-            below = psutil.Process().children(recursive=True)
-            zygotes = {p.pid for p in below if "polytrain.workers.zygote" in title(p)}
-            next(p for p in below if p.pid in zygotes and p.ppid() in zygotes).kill()
-
-
-def test_a_run_that_is_killed_ends_in_the_same_model(quiet: RunConfig, table: pa.Table) -> None:
+@pytest.mark.parametrize(
+    ("backend", "more"),
+    [("xgboost", {}), ("lightgbm", {}), ("lightgbm", {"boosting": "dart"})],
+    ids=["xgboost", "lightgbm", "lightgbm dart"],
+)
+def test_a_run_that_is_killed_ends_in_the_same_model(
+    quiet: RunConfig, table: pa.Table, backend: str, more: dict[str, Any]
+) -> None:
     """Between two checkpoints, too: rounds are done once more, and draw what they drew."""
     config = dataclasses.replace(
         quiet,
@@ -145,14 +201,23 @@ def test_a_run_that_is_killed_ends_in_the_same_model(quiet: RunConfig, table: pa
         checkpoint_config=CheckpointConfig(checkpoint_frequency=7),
         observers=(KillsATrainer(2),),
     )
-    result = fit(config, table, 2, params=DRAWING, num_boost_round=60)
+    options: dict[str, Any] = {
+        "backend": backend,
+        "params": {**DRAWING[backend], **more},
+        "num_boost_round": 60,
+    }
+    result = fit(config, table, 2, **options)
+    undisturbed = fit(quiet, table, 2, **options)
     assert result.restarts == 2
-    assert model_of(result) == trained(quiet, table, 2, params=DRAWING, num_boost_round=60)
+    assert model_of(result) == model_of(undisturbed)
+    assert result.history == undisturbed.history
 
 
+@both
 def test_a_run_that_goes_on_with_others_ends_in_the_same_model(
-    quiet: RunConfig, table: pa.Table
+    quiet: RunConfig, table: pa.Table, backend: str
 ) -> None:
-    first = fit(quiet, table, 3, num_boost_round=4, params=DRAWING).checkpoint
-    second = trained(quiet, table, 2, restore_from=first, params=DRAWING)
-    assert second == trained(quiet, table, 1, params=DRAWING)
+    params = DRAWING[backend]
+    first = fit(quiet, table, 3, backend=backend, num_boost_round=4, params=params).checkpoint
+    second = trained(quiet, table, 2, backend=backend, restore_from=first, params=params)
+    assert second == trained(quiet, table, 1, backend=backend, params=params)

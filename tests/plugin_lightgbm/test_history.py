@@ -7,7 +7,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polytrain_lightgbm.rounds import Evaluation, History
+from polytrain_lightgbm.history import Evaluation, History
 
 evaluations = st.builds(
     Evaluation,

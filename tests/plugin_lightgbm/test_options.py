@@ -9,7 +9,7 @@ import pytest
 
 from polytrain import NotInTrainerError
 from polytrain_lightgbm import LightGBM, network_params
-from polytrain_lightgbm.backend import parallel_params
+from polytrain_lightgbm.parameters import parallel_params
 from polytrain_plugins import DatasetInfo, Job, Problem
 
 TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
@@ -66,6 +66,31 @@ def test_what_is_refused_has_a_reason_and_a_remedy(parameter: str) -> None:
     assert problem.field == f"params[{parameter!r}]"
     assert problem.what.startswith("it is ")
     assert OURS[parameter] in problem.remedy
+
+
+def test_more_threads_than_a_worker_has_are_refused() -> None:
+    [problem] = problems(params={"nthreads": 2}).values()
+    assert "2 threads" in problem.what
+    assert "resources_per_worker" in problem.remedy
+
+
+def test_parameters_of_xgboost_are_told_from_lightgbms() -> None:
+    [problem] = problems(params={"eval_metric": "auc"}).values()
+    assert "XGBoost" in problem.what
+    assert "'metric'" in problem.remedy
+
+
+def test_columns_that_are_no_features_are_no_categories() -> None:
+    assert set(problems(categorical=["x"])) == set()
+    assert "['x']" in problems(categorical="x")["categorical"].remedy
+    assert "no feature" in problems(categorical=["y"])["categorical"].what
+
+
+def test_a_callback_that_a_restart_would_break_is_refused() -> None:
+    import lightgbm
+
+    found = problems(callbacks=[lightgbm.early_stopping(3), lightgbm.record_evaluation({})])
+    assert "early_stopping_rounds" in found["callbacks"].remedy
 
 
 def test_every_refused_parameter_is_told() -> None:

@@ -2,68 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polytrain import get_context
+from polytrain_lightgbm.parameters import (
+    ROW_DRAWS,
+    parallel_params,
+    parameter_problems,
+    value,
+    without,
+)
 from polytrain_plugins import (
     Backend,
     Capabilities,
     Demand,
     Job,
     Problem,
+    categorical_problems,
     missing_columns,
     missing_label,
     not_a_count,
     not_a_mapping,
     options_beside_function,
     patience_problems,
+    sample_problems,
 )
 
 if TYPE_CHECKING:
     from polytrain_lightgbm.engine import LightGBMEngine
-
-# What the run itself decides, with LightGBM's aliases: parameters, why, and what to do instead.
-_OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
-    (
-        ("num_machines", "num_machine"),
-        "the number of workers",
-        "Leave it out; ScalingConfig(num_workers=…) says it",
-    ),
-    (
-        (
-            *("machines", "workers", "nodes", "local_listen_port", "local_port", "port"),
-            *("machine_list_filename", "machine_list_file", "machine_list", "mlist"),
-        ),
-        "an address of the workers, known only once they run",
-        "Leave it out",
-    ),
-    (
-        ("pre_partition", "is_pre_partition"),
-        "how the rows are split, which is decided for the run as a whole",
-        "Leave it out",
-    ),
-    (
-        ("early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change"),
-        "a rule that all workers must follow in the same round",
-        "Use the option early_stopping_rounds",
-    ),
-    (
-        (
-            *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees", "num_round"),
-            *("num_rounds", "nrounds", "num_boost_round", "n_estimators", "max_iter"),
-        ),
-        "the number of rounds, restarts included",
-        "Use the option num_boost_round",
-    ),
-)
-_TREE_LEARNER = ("tree_learner", "tree", "tree_type", "tree_learner_type")
-_REFUSED_LEARNERS = {
-    "serial": "each worker would train a model of its own on its part of the rows",
-    "feature": "it needs all rows on every worker, and LightGBM's library refuses it here",
-    "voting": "LightGBM then ends in different models on different workers",
-}
 
 
 def network_params() -> dict[str, Any]:
@@ -77,14 +46,11 @@ def network_params() -> dict[str, Any]:
     return parallel_params(get_context().get_world_size())
 
 
-def parallel_params(world_size: int) -> dict[str, Any]:
-    """What makes LightGBM train with the other ranks; nothing in a world of one."""
-    if world_size == 1:
-        return {}
-    return {"tree_learner": "data", "num_machines": world_size, "pre_partition": True}
-
-
-_DECLARATIVE = ("params", "num_boost_round", "label", "weight", "group", "early_stopping_rounds")
+_DECLARATIVE = (
+    *("params", "num_boost_round", "label", "weight", "init_score", "group", "categorical"),
+    *("eval_train", "early_stopping_rounds", "feval", "callbacks", "init_model"),
+    "bin_sample_rows",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,23 +80,138 @@ class LightGBM(Backend):
     weight: str | None = None
     """Column with the weights of the rows."""
 
+    init_score: str | None = None
+    """Column with the score that each row begins with."""
+
     group: str | None = None
     """Column that tells the query of a row, for ranking. The rows of a query lie together, and
     stay on one worker. All other columns are features."""
 
+    categorical: Sequence[str] = ()
+    """Features that are categories although they are numbers. Strings always are, and columns of
+    pandas' type `category`."""
+
+    eval_train: bool = True
+    """Whether the metrics of the rows that are trained on are reported too."""
+
     early_stopping_rounds: int | None = None
     """Stop when a metric of a data set besides "train" hasn't improved for so many rounds."""
+
+    feval: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
+    """Metrics of one's own, as for `lightgbm.train`."""
+
+    callbacks: Sequence[Callable[..., Any]] = ()
+    """Callbacks as for `lightgbm.train`, called by every worker. One that changes the booster does
+    so before a round, as `lightgbm.reset_parameter` does."""
+
+    init_model: Any = None
+    """A `lightgbm.Booster`, or the path of its file, to whose trees `num_boost_round` are added."""
+
+    bin_sample_rows: int = 200_000
+    """Rows, of all workers together, from which the bins are made that every worker takes. In what
+    order the rows of a data set are that has no more makes no difference."""
+
+    @property
+    def columns_besides_features(self) -> tuple[str, ...]:
+        """The columns that something else is in."""
+        others = (self.label, self.weight, self.init_score, self.group)
+        return tuple(column for column in others if column is not None)
+
+    @property
+    def seed(self) -> int:
+        """Of all that is drawn."""
+        return int(value(self.params, "seed", 0))
+
+    @property
+    def objective(self) -> Any:
+        """A name, or the user's own function."""
+        return value(self.params, "objective", "regression")
+
+    @property
+    def draws_rows(self) -> bool:
+        """Whether rounds see a part of the rows that is drawn here, and not by LightGBM."""
+        if self._boosting != "gbdt" and self._boosting != "dart":
+            return False
+        if self.params.get("data_sample_strategy", "bagging") != "bagging":
+            return False
+        fractions = ("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction")
+        drawn = any(float(value(self.params, name, 1)) < 1 for name in fractions)
+        return drawn and int(value(self.params, "bagging_freq", 0)) > 0
+
+    @property
+    def begins_with_a_score(self) -> bool:
+        """Whether LightGBM looks for a score that a run without trees begins with."""
+        return (
+            self.init_score is None
+            and self.params.get("boost_from_average", True)
+            and not callable(self.objective)
+            and self._boosting != "rf"
+        )
+
+    @property
+    def needs_all_rounds(self) -> bool:
+        """Whether a restart begins with the first round: DART drops no trees from before it."""
+        return self._boosting == "dart"
+
+    def booster_params(self, threads: int) -> dict[str, Any]:
+        """The parameters but for those of the network, and for what is drawn here."""
+        left_out = ("objective", "tree_learner", *(ROW_DRAWS if self.draws_rows else ()))
+        params = without(self.params, left_out)
+        objective = "none" if callable(self.objective) else self.objective
+        # By whichever of LightGBM's names they are given.
+        defaults = {"num_threads": threads, "verbosity": -1}
+        told = {name: each for name, each in defaults.items() if value(params, name) is None}
+        return {**params, **told, "objective": objective}
+
+    @property
+    def told_params(self) -> dict[str, Any]:
+        """What the model is to say of the parameters that a run changes."""
+        defaults = {"num_threads": 0, "verbosity": 1, "bagging_fraction": 1.0, "bagging_freq": 0}
+        told = {name: value(self.params, name, default) for name, default in defaults.items()}
+        for name, default in {
+            "boost_from_average": True,
+            "bin_construct_sample_cnt": 200_000,
+        }.items():
+            told[name] = self.params.get(name, default)
+        return {**told, "num_iterations": self.num_boost_round}
+
+    def for_a_second_machine(self) -> LightGBM:
+        """The options of a machine beside the one that does what others see."""
+        needed = [each for each in self.callbacks if getattr(each, "before_iteration", False)]
+        return replace(self, callbacks=copy.deepcopy(needed))
+
+    @property
+    def _boosting(self) -> str:
+        names = {"gbrt": "gbdt", "random_forest": "rf"}
+        boosting = str(value(self.params, "boosting", "gbdt"))
+        return names.get(boosting, boosting)
 
     def problems(self, job: Job) -> Iterable[Problem]:
         if job.has_training_function:
             yield from options_beside_function(self, _DECLARATIVE)
             return
         yield from not_a_mapping(params=self.params)
+        if isinstance(self.params, Mapping):
+            yield from parameter_problems(self.params, job)
         yield from not_a_count(num_boost_round=self.num_boost_round)
         yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
-        yield from self._parameter_problems(job)
         yield from missing_label(self.label)
-        yield from missing_columns(job, label=self.label, weight=self.weight, group=self.group)
+        yield from missing_columns(
+            job,
+            label=self.label,
+            weight=self.weight,
+            init_score=self.init_score,
+            group=self.group,
+        )
+        yield from categorical_problems(job, self.categorical, self.columns_besides_features)
+        yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
+        for callback in self.callbacks:
+            if type(callback).__name__ == "_EarlyStoppingCallback":
+                yield Problem(
+                    field="callbacks",
+                    what="lightgbm.early_stopping forgets what it has seen when a run is restarted",
+                    remedy="Use the option early_stopping_rounds",
+                )
 
     def demand(self, job: Job) -> Demand:
         return Demand(
@@ -147,22 +228,3 @@ class LightGBM(Backend):
         from polytrain_lightgbm.engine import LightGBMEngine
 
         return LightGBMEngine(self)
-
-    def _parameter_problems(self, job: Job) -> Iterable[Problem]:
-        if not isinstance(self.params, Mapping):
-            return
-        for aliases, meaning, remedy in _OURS:
-            for alias in aliases:
-                if alias in self.params:
-                    yield Problem(
-                        field=f"params[{alias!r}]", what=f"it is {meaning}", remedy=remedy
-                    )
-        for alias in _TREE_LEARNER:
-            learner = str(self.params.get(alias)).removesuffix("_parallel")
-            if learner in _REFUSED_LEARNERS and job.num_workers > 1:
-                yield Problem(
-                    field=f"params[{alias!r}]",
-                    what=f"{learner!r} can't be used by {job.num_workers} workers: "
-                    f"{_REFUSED_LEARNERS[learner]}",
-                    remedy="Leave it out to get 'data', or use num_workers=1",
-                )

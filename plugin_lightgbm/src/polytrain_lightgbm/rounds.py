@@ -1,134 +1,124 @@
-"""What happens after every boosting round: one metric for all ranks, a report, one decision."""
+"""A boosting round: what is drawn before it, and what is evaluated after it.
+
+Every round draws from the seed and its own number alone. So one that comes after a restart is the
+one that would have come without.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import lightgbm
-from lightgbm.callback import CallbackEnv, EarlyStopException
+import numpy as np
 
+from polytrain.data.draws import drawn
+from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.datasets import Agreement, Numbers, Rows
+from polytrain_lightgbm.history import Evaluation
+from polytrain_lightgbm.parameters import value
 from polytrain_lightgbm.star import Star
-from polytrain_plugins import Session
 
 
-class Evaluation(NamedTuple):
-    """One metric of one data set after one round, laid out as LightGBM's own."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowDraws:
+    """Which rows count in a round: LightGBM's bagging.
 
-    dataset_name: str
-    metric_name: str
-    metric_value: float
-    maximize: bool
-
-
-@dataclass(slots=True, kw_only=True)
-class History:
-    """What early stopping has to remember over a restart; LightGBM's model doesn't hold it."""
-
-    rounds: list[list[Evaluation]] = field(default_factory=list)
-    best_iteration: int | None = None
-    """Number of the best round, from 1, once early stopping has ended training."""
-
-    def to_json(self) -> str:
-        """The history as JSON text."""
-        return json.dumps({"rounds": self.rounds, "best_iteration": self.best_iteration})
-
-    @classmethod
-    def from_json(cls, text: str) -> History:
-        """Read what `to_json` wrote."""
-        fields: Mapping[str, Any] = json.loads(text)
-        rounds = [[Evaluation(*e) for e in round_] for round_ in fields["rounds"]]
-        return cls(rounds=rounds, best_iteration=fields["best_iteration"])
-
-
-class AfterRound:
-    """A callback of `lightgbm.train`.
-
-    Every rank holds all rows of the evaluation sets, so their metrics are those of all rows. Of the
-    training data each holds its shard: what is reported is the mean over the ranks by weight of
-    their rows. Rank 0 alone decides when to stop, and everybody hears it in the same round; left to
-    themselves, ranks that stop in different rounds would wait for each other for ever.
+    LightGBM would draw by the rows' numbers on the worker: another model for every way to split
+    them. These are drawn by their numbers in the whole data set; one that isn't has no weight.
     """
 
-    order = 30
-    before_iteration = False
+    options: LightGBM
+    agreement: Agreement
 
-    def __init__(
-        self,
-        *,
-        session: Session,
-        history: History,
-        total_rounds: int,
-        patience: int | None,
-        star: Star | None,
-        train_weight: float,
-    ) -> None:
-        self._session = session
-        self._history = history
-        self._total_rounds = total_rounds
-        self._star = star
-        self._train_weight = train_weight
-        self._rule = (
-            lightgbm.early_stopping(patience, verbose=False) if patience is not None else None
-        )
-        self._replayed = False
+    @classmethod
+    def of(cls, options: LightGBM, agreement: Agreement) -> RowDraws | None:
+        """The draws of a run; None if all rows count in every round."""
+        return cls(options=options, agreement=agreement) if options.draws_rows else None
 
-    def __call__(self, env: CallbackEnv) -> None:
-        if not self._replayed:
-            self._replay(env)
-        evaluations = [self._over_all_ranks(result) for result in env.evaluation_result_list or []]
-        self._history.rounds.append(evaluations)
-        best = self._decide(self._best_if_stopping(env, len(self._history.rounds) - 1))
-        self._history.best_iteration = best
-        # After the decision, so that a checkpoint of this round knows of it.
-        self._session.report(
-            step=len(self._history.rounds),
-            metrics={f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations},
-            model=env.model,
-        )
-        if best is not None:
-            raise EarlyStopException(best - 1, evaluations)
+    def prepare(self, train: lightgbm.Dataset) -> None:
+        """Give every row a weight: those that a booster hasn't seen at first can't be changed."""
+        train.set_field("weight", self._weights)
 
-    def _replay(self, env: CallbackEnv) -> None:
-        """Bring the rule to where it was before the restart."""
-        self._replayed = True
-        for round_ in range(len(self._history.rounds)):
-            self._best_if_stopping(env, round_)
+    @contextmanager
+    def applied(self, train: lightgbm.Dataset, round_: int) -> Iterator[None]:
+        """Have only those rows count that are drawn for a round."""
+        train.set_field("weight", self._weights * self._mask(round_))
+        yield
+        # Metrics are over all rows.
+        train.set_field("weight", self._weights)
 
-    def _best_if_stopping(self, env: CallbackEnv, round_: int) -> int | None:
-        """The best round's number, from 1, if LightGBM's own rule would stop after this one."""
-        if self._rule is None:
-            return None
-        try:
-            self._rule(
-                replace(
-                    env,
-                    iteration=round_,
-                    begin_iteration=0,
-                    end_iteration=self._total_rounds,
-                    evaluation_result_list=self._history.rounds[round_],
-                )
-            )
-        except EarlyStopException as stop:
-            return int(stop.best_iteration) + 1
-        return None
+    @property
+    def _rows(self) -> Rows:
+        return self.agreement.rows["train"]
 
-    def _decide(self, best: int | None) -> int | None:
-        if self._star is None or self._rule is None:
-            return best
-        [decided] = self._star.sum([float(best or 0) if self._session.world.me.rank == 0 else 0.0])
-        return int(decided) or None
+    @property
+    def _weights(self) -> Numbers:
+        rows = self._rows
+        return np.ones_like(rows.labels) if rows.weights is None else rows.weights
 
-    def _over_all_ranks(self, result: Any) -> Evaluation:
-        value = result.metric_value
-        if result.dataset_name == "train" and self._star is not None:
-            weighted, weight = self._star.sum([value * self._train_weight, self._train_weight])
-            value = weighted / weight
-        return Evaluation(
-            dataset_name=result.dataset_name,
-            metric_name=result.metric_name,
-            metric_value=float(value),
-            maximize=bool(result.maximize),
-        )
+    def _mask(self, round_: int) -> Numbers:
+        rows, params = self._rows, self.options.params
+        draw = round_ // int(value(params, "bagging_freq"))
+        seed = int(value(params, "bagging_seed", self.options.seed))
+        rate = float(value(params, "bagging_fraction", 1))
+        if rows.query_sizes is not None and params.get("bagging_by_query"):
+            first, count = self.agreement.first_query, len(rows.query_sizes)
+            mask = drawn(rate, seed=seed, round_=draw, first=first, rows=count)
+            return np.repeat(mask, rows.query_sizes)
+        low, high = (float(value(params, f"{s}_bagging_fraction", 1)) for s in ("neg", "pos"))
+        rates = rate if low == high == 1 else np.where(rows.labels > 0, high, low)
+        first, count = self.agreement.first_row, len(rows.labels)
+        return drawn(rates, seed=seed, round_=draw, first=first, rows=count)
+
+
+def column_seeds(options: LightGBM, round_: int) -> dict[str, Any]:
+    """Parameters with which the columns of a round, and random thresholds, depend on it alone.
+
+    LightGBM's generators go on from round to round and aren't in the model. Another seed makes it
+    build new ones.
+    """
+    params, found = options.params, {}
+    fractions = (value(params, f"feature_fraction{part}", 1) for part in ("", "_bynode"))
+    if any(float(fraction) != 1 for fraction in fractions):
+        found["feature_fraction_seed"] = params.get("feature_fraction_seed", options.seed) + round_
+    if value(params, "extra_trees", False):
+        found["extra_seed"] = params.get("extra_seed", options.seed) + round_
+    return found
+
+
+def evaluated(
+    booster: lightgbm.Booster, options: LightGBM, *, train_weight: float, star: Star
+) -> list[Evaluation]:
+    """The metrics of a round, those of "train" first; the same on every rank.
+
+    Data sets that are only evaluated are rank 0's, all rows of them. Of "train" each rank has its
+    part: it is the mean by weight, or the root of the mean square.
+    """
+    of_train = [*map(_evaluation, booster.eval_train(options.feval))] if options.eval_train else []
+    others = [*map(_evaluation, booster.eval_valid(options.feval))]
+    everybodys = star.gathered((of_train, train_weight, others))
+    weights = [weight for _, weight, _ in everybodys]
+    together = []
+    for index, one in enumerate(of_train):
+        values = [each[index].metric_value for each, _, _ in everybodys]
+        together.append(one._replace(metric_value=_mean(one.metric_name, values, weights)))
+    return together + everybodys[0][2]
+
+
+def _mean(metric: str, values: Sequence[float], weights: Sequence[float]) -> float:
+    if metric == "rmse":
+        return math.sqrt(_mean("", [each**2 for each in values], weights))
+    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
+
+
+def _evaluation(result: Any) -> Evaluation:
+    return Evaluation(
+        dataset_name=result.dataset_name,
+        metric_name=result.metric_name,
+        metric_value=float(result.metric_value),
+        maximize=bool(result.maximize),
+    )

@@ -12,12 +12,14 @@ from polytrain_plugins import (
     Demand,
     Job,
     Problem,
+    categorical_problems,
     missing_columns,
     missing_label,
     not_a_count,
     not_a_mapping,
     options_beside_function,
     patience_problems,
+    sample_problems,
 )
 from polytrain_xgboost.parameters import parameter_problems
 
@@ -119,31 +121,8 @@ class XGBoost(Backend):
             base_margin=self.base_margin,
             qid=self.qid,
         )
-        yield from self._list_problems(job)
-
-    def _list_problems(self, job: Job) -> Iterable[Problem]:
-        if isinstance(self.categorical, str):
-            yield Problem(
-                field="categorical",
-                what=f"{self.categorical!r} is not a list of columns",
-                remedy=f"Pass [{self.categorical!r}]",
-            )
-            return
-        for column in self.categorical:
-            yield from missing_columns(job, categorical=column)
-            if column in self.columns_besides_features:
-                yield Problem(
-                    field="categorical",
-                    what=f"{column!r} is no feature",
-                    remedy="Leave it out of the list",
-                )
-        rows = self.bin_sample_rows
-        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
-            yield Problem(
-                field="bin_sample_rows",
-                what=f"{rows!r} is not a number of rows",
-                remedy="Give 1 or more; 200,000 is enough for 256 bins",
-            )
+        yield from categorical_problems(job, self.categorical, self.columns_besides_features)
+        yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
 
     def demand(self, job: Job) -> Demand:
         return Demand(

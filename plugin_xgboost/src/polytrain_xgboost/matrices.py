@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import xgboost
 
+from polytrain.data.categories import agreed_categories, encoded
 from polytrain.data.groups import group_sizes
+from polytrain.data.sampling import agreed_sample
 from polytrain_xgboost.backend import XGBoost
-from polytrain_xgboost.categories import agreed_categories, encoded
 from polytrain_xgboost.collecting import Ranks
-from polytrain_xgboost.draws import sample_of
 from polytrain_xgboost.outside import Outside
 
 
@@ -62,7 +62,7 @@ def training_data(
         ranks: all of which call this.
         outside: for what is done by each rank alone.
     """
-    categories = agreed_categories(tables, options, ranks)
+    categories = _categories(tables, options, ranks)
     tables = {name: encoded(table, categories) for name, table in tables.items()}
     binning = _Binning(options=options, params=params)
     mine, facts = tables["train"], binning.facts(tables["train"])
@@ -88,25 +88,34 @@ def training_data(
 def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
     """A matrix with the bins that a run on these rows has, at any number of workers."""
     ranks, tables = Ranks(), {"train": table}
-    table = encoded(table, agreed_categories(tables, options, ranks))
+    table = encoded(table, _categories(tables, options, ranks))
     params = {"nthread": 0, **options.params}
     sample = _sample(table, 0, len(table), options, ranks)
     return _Binning(options=options, params=params).reference(sample)
 
 
 def _sample(mine: pa.Table, first_row: int, rows: int, options: XGBoost, ranks: Ranks) -> pa.Table:
-    """The rows that bins are made from, in an order that doesn't depend on that of the data set."""
-    chosen = sample_of(rows, options.bin_sample_rows, options.seed)
-    low, high = np.searchsorted(chosen, [first_row, first_row + len(mine)])
-    parts = ranks.gathered(mine.take(pa.array(chosen[low:high] - first_row)))
-    sample = pa.concat_tables(parts).combine_chunks()
-    return sample.take(np.lexsort([_sortable(column) for column in sample.columns]))
+    """The rows that bins are made from."""
+    return agreed_sample(
+        mine,
+        first_row=first_row,
+        rows=rows,
+        size=options.bin_sample_rows,
+        seed=options.seed,
+        gather=ranks.gathered,
+    )
 
 
-def _sortable(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    if pa.types.is_dictionary(column.type):
-        column = column.combine_chunks().indices
-    return np.asarray(column.to_numpy())
+def _categories(
+    tables: Mapping[str, pa.Table], options: XGBoost, ranks: Ranks
+) -> dict[str, pa.Array]:
+    besides = options.columns_besides_features
+    return agreed_categories(
+        tables,
+        features=[name for name in tables["train"].column_names if name not in besides],
+        also=options.categorical,
+        gather=ranks.gathered,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

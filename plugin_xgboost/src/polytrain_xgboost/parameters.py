@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from polytrain_plugins import Job, Problem
+from polytrain_plugins import Job, Problem, refused_parameters, too_many_threads
 
 # The run's own: parameters, why, and what to do instead.
 _OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
@@ -49,10 +49,7 @@ _WITHOUT_BINS = {
 
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     """What has to be another parameter, another option, or left out."""
-    for names, meaning, remedy in _OURS:
-        for name in names:
-            if name in params:
-                yield _problem(name, f"it is {meaning}", remedy)
+    yield from refused_parameters(params, _OURS)
     for name, ours in _LIGHTGBMS.items():
         if name in params:
             yield _problem(name, "it is a parameter of LightGBM's", f"XGBoost's is {ours!r}")
@@ -70,14 +67,7 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
     rate = params.get("subsample", 1)
     if not isinstance(rate, int | float) or not 0 < rate <= 1:
         yield _problem("subsample", f"{rate!r} is no part of the rows", "Give more than 0, up to 1")
-    for name in ("nthread", "n_jobs"):
-        threads, cpus = params.get(name), job.cpus_per_worker
-        if isinstance(threads, int) and threads > cpus:
-            yield _problem(
-                name,
-                f"{threads} threads are more than the {cpus} CPU(s) of a worker",
-                "Leave it out; ScalingConfig(resources_per_worker={'CPU': …}) says it",
-            )
+    yield from too_many_threads(params, ("nthread", "n_jobs"), job)
 
 
 def _problem(name: str, what: str, remedy: str) -> Problem:

@@ -12,7 +12,7 @@ from typing import Any
 
 import xgboost
 
-from polytrain_xgboost.draws import drawn
+from polytrain.data.draws import drawn
 from polytrain_xgboost.matrices import TrainingData
 from polytrain_xgboost.outside import Outside
 

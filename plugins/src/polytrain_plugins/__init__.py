@@ -22,12 +22,16 @@ from polytrain_plugins.events import Attempt, CheckpointInfo, Outcome, Report, R
 from polytrain_plugins.hookspecs import hookimpl
 from polytrain_plugins.ports import HeldPort, held_port
 from polytrain_plugins.problems import (
+    categorical_problems,
     missing_columns,
     missing_label,
     not_a_count,
     not_a_mapping,
     options_beside_function,
     patience_problems,
+    refused_parameters,
+    sample_problems,
+    too_many_threads,
 )
 from polytrain_plugins.registry import backend_names, load_backend
 from polytrain_plugins.shard import BatchesAhead, BatchFormat, DatasetInfo, Shard, ShardView
@@ -67,6 +71,7 @@ __all__ = [
     "UnsupportedCapabilityError",
     "World",
     "backend_names",
+    "categorical_problems",
     "changed_environment",
     "held_port",
     "hookimpl",
@@ -77,4 +82,7 @@ __all__ = [
     "not_a_mapping",
     "options_beside_function",
     "patience_problems",
+    "refused_parameters",
+    "sample_problems",
+    "too_many_threads",
 ]

@@ -85,3 +85,74 @@ def patience_problems(job: Job, **options: Any) -> Iterator[Problem]:
                 what="there is no data set to evaluate on",
                 remedy='Pass one more: datasets={"train": …, "valid": …}',
             )
+
+
+def categorical_problems(job: Job, categorical: Any, others: Iterable[str]) -> Iterator[Problem]:
+    """What is wrong with the option `categorical`, a list of features.
+
+    Args:
+        job: whose data sets are looked at.
+        categorical: what the user gave.
+        others: columns that aren't features.
+    """
+    if isinstance(categorical, str):
+        yield Problem(
+            field="categorical",
+            what=f"{categorical!r} is not a list of columns",
+            remedy=f"Pass [{categorical!r}]",
+        )
+        return
+    for column in categorical:
+        yield from missing_columns(job, categorical=column)
+        if column in others:
+            yield Problem(
+                field="categorical",
+                what=f"{column!r} is no feature",
+                remedy="Leave it out of the list",
+            )
+
+
+def sample_problems(**options: Any) -> Iterator[Problem]:
+    """Options that are not a number of rows to make bins from."""
+    for option, rows in options.items():
+        if not isinstance(rows, int) or isinstance(rows, bool) or rows < 1:
+            yield Problem(
+                field=option,
+                what=f"{rows!r} is not a number of rows",
+                remedy="Give 1 or more; 200,000 is enough for 256 bins",
+            )
+
+
+def refused_parameters(
+    params: Mapping[str, Any], refused: Iterable[tuple[Iterable[str], str, str]]
+) -> Iterator[Problem]:
+    """Parameters of a framework that are the run's to decide.
+
+    Args:
+        params: the user's.
+        refused: under which names, what it is, and what to do instead.
+    """
+    for names, meaning, remedy in refused:
+        for name in names:
+            if name in params:
+                yield Problem(field=f"params[{name!r}]", what=f"it is {meaning}", remedy=remedy)
+
+
+def too_many_threads(
+    params: Mapping[str, Any], names: Iterable[str], job: Job
+) -> Iterator[Problem]:
+    """A number of threads above the CPUs of a worker.
+
+    Args:
+        params: the user's.
+        names: under which of the framework's it may be.
+        job: whose workers these are.
+    """
+    for name in names:
+        threads = params.get(name)
+        if isinstance(threads, int) and threads > job.cpus_per_worker:
+            yield Problem(
+                field=f"params[{name!r}]",
+                what=f"{threads} threads are more than a worker's {job.cpus_per_worker} CPU(s)",
+                remedy="Leave it out; ScalingConfig(resources_per_worker={'CPU': …}) says it",
+            )

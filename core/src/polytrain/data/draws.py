@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Rates = np.ndarray[Any, np.dtype[np.float64]]
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 _PER_BLOCK = 8
@@ -33,14 +34,14 @@ def sample_of(rows: int, size: int, seed: int) -> Positions:
     return np.random.default_rng(seed).integers(ends[:-1], ends[1:])
 
 
-def drawn(rate: float, *, seed: int, round_: int, first: int, rows: int) -> Mask:
-    """Which of the rows are in a round's sample, each with the same chance.
+def drawn(rate: float | Rates, *, seed: int, round_: int, first: int, rows: int) -> Mask:
+    """Which of the rows are in a round's sample, each by its chance.
 
     The numbers are Philox's, whose counter can be set: Salmon et al., "Parallel random numbers: as
     easy as 1, 2, 3", SC 2011.
 
     Args:
-        rate: the chance.
+        rate: the chance, or one for each row.
         seed: of all rounds.
         round_: number of the round, from 0.
         first: number of the first row in the whole data set.

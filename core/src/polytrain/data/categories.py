@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain_xgboost.backend import XGBoost
-from polytrain_xgboost.collecting import Ranks
+Gather = Callable[[Any], list[Any]]
+"""Everybody's piece, by rank. Every rank calls it, with whatever can be pickled."""
 
 
 def agreed_categories(
-    tables: Mapping[str, pa.Table], options: XGBoost, ranks: Ranks
+    tables: Mapping[str, pa.Table],
+    *,
+    features: Sequence[str],
+    also: Collection[str],
+    gather: Gather,
 ) -> dict[str, pa.Array]:
     """The categories of every column that has some, over all data sets and ranks.
 
@@ -21,27 +26,42 @@ def agreed_categories(
 
     Args:
         tables: a rank's shard "train", and the other data sets.
-        options: which columns mean what.
-        ranks: all of which call this.
+        features: the columns to look at. Strings are categories, and columns with a list of them.
+        also: those that are categories although they are numbers.
+        gather: of all ranks.
     """
     mine = {
         name: [each for table in tables.values() for each in _lists(table.column(name))]
-        for name in _names(tables["train"].schema, options)
+        for name in features
+        if name in also or _is_categorical(tables["train"].schema.field(name).type)
     }
-    everybodys = ranks.gathered(mine)
+    everybodys = gather(mine)
     return {name: _agreed([each for lists in everybodys for each in lists[name]]) for name in mine}
 
 
+def codes_of(column: pa.ChunkedArray, categories: pa.Array) -> pa.Array:
+    """The position of every value in the list of categories, int32; null where it has none."""
+    combined = column.combine_chunks()
+    if pa.types.is_dictionary(combined.type):
+        combined = combined.dictionary_decode()
+    return pc.index_in(combined.cast(categories.type), value_set=categories)
+
+
 def encoded(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:
-    """The table with its columns of categories as XGBoost takes them, all with the same list."""
+    """The table with its columns of categories as Arrow's dictionaries, all with the same list."""
     for name, values in categories.items():
-        column = table.column(name).combine_chunks()
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        codes = pc.index_in(column.cast(values.type), value_set=values)
+        codes = codes_of(table.column(name), values)
         encoded_column = pa.DictionaryArray.from_arrays(codes, values)
         table = table.set_column(table.column_names.index(name), name, encoded_column)
     return table
+
+
+def _is_categorical(type_: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_dictionary(type_)
+        or pa.types.is_string(type_)
+        or pa.types.is_large_string(type_)
+    )
 
 
 def _agreed(lists: Sequence[pa.Array]) -> pa.Array:
@@ -50,21 +70,6 @@ def _agreed(lists: Sequence[pa.Array]) -> pa.Array:
         values = sorted({value for each in lists for value in each.to_pylist()})
     # Made anew: XGBoost takes no list that was cut out of another.
     return pa.array(values)
-
-
-def _names(schema: pa.Schema, options: XGBoost) -> list[str]:
-    besides = options.columns_besides_features
-    return [
-        field.name
-        for field in schema
-        if field.name not in besides
-        and (
-            field.name in options.categorical
-            or pa.types.is_dictionary(field.type)
-            or pa.types.is_string(field.type)
-            or pa.types.is_large_string(field.type)
-        )
-    ]
 
 
 def _lists(column: pa.ChunkedArray) -> list[pa.Array]:

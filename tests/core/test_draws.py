@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain_xgboost.draws import drawn, sample_of
+from polytrain.data.draws import drawn, sample_of
 
 ROWS = st.integers(1, 400)
 

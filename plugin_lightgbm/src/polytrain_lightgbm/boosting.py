@@ -1,0 +1,187 @@
+"""Boosting by one of LightGBM's machines, in step with all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pyarrow as pa
+from lightgbm.basic import _LIB, _safe_call
+from lightgbm.callback import CallbackEnv, EarlyStopException
+
+from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.datasets import Agreement, agreed
+from polytrain_lightgbm.first_score import FirstScore, estimated
+from polytrain_lightgbm.history import History, StoppingRule
+from polytrain_lightgbm.network import by_itself
+from polytrain_lightgbm.parameters import parallel_params, told_by_one_machine
+from polytrain_lightgbm.rounds import RowDraws, column_seeds, evaluated
+from polytrain_lightgbm.star import Star
+
+_PARAMETERS = "\nparameters:"
+"""What a model's text has behind its trees."""
+
+Report = Callable[[int, Mapping[str, float], lightgbm.Booster], None]
+"""Told of every round: its number from 1, its metrics, the booster."""
+
+
+@dataclass(kw_only=True)
+class Boosting:
+    """One machine's part in it, and what there is to keep of it besides the trees."""
+
+    options: LightGBM
+    threads: int
+    machines: int
+    star: Star
+    in_step: Callable[[], None] = lambda: None
+    """Called before LightGBM waits for the others; raises if one of them has left."""
+
+    history: History = field(default_factory=History)
+    _first_score: FirstScore | None = None
+    _told_params: str = ""
+    """What LightGBM says of its parameters in the model, before a round has changed some."""
+
+    def train(
+        self, tables: Mapping[str, pa.Table], model: lightgbm.Booster | None, report: Report
+    ) -> lightgbm.Booster:
+        """Boost the rounds that are left.
+
+        Args:
+            tables: the rank's shard "train", and all rows of every other data set.
+            model: trees to go on from.
+            report: told of every round.
+        """
+        options = self.options
+        params = options.booster_params(self.threads)
+        agreement = agreed(tables, options=options, params=params, star=self.star, model=model)
+        if model is None and options.begins_with_a_score:
+            self._first_score = self._estimated(agreement, params)
+            params["boost_from_average"] = False
+        datasets = {
+            name: agreement.dataset(rows, self._first_score, model)
+            for name, rows in agreement.rows.items()
+            # One rank evaluates, and tells the others.
+            if name == "train" or self.star.rank == 0
+        }
+        draws = RowDraws.of(options, agreement)
+        if draws is not None:
+            draws.prepare(datasets["train"])
+        booster = _booster({**params, **parallel_params(self.machines)}, datasets, model)
+        self._told_params = booster.model_to_string().partition(_PARAMETERS)[2]
+        self._boost(booster, datasets["train"], agreement, draws, report)
+        return booster
+
+    def text_of(self, booster: lightgbm.Booster) -> str:
+        """The model as LightGBM writes it when one process has trained it."""
+        if not self._told_params:
+            return booster.model_to_string(num_iteration=-1)
+        if self._first_score is None:
+            text = booster.model_to_string(num_iteration=-1)
+        else:
+            text = self._first_score.as_text(booster)
+        trees = text.partition(_PARAMETERS)[0]
+        return (
+            trees + _PARAMETERS + told_by_one_machine(self._told_params, self.options.told_params)
+        )
+
+    def _boost(
+        self,
+        booster: lightgbm.Booster,
+        train: lightgbm.Dataset,
+        agreement: Agreement,
+        draws: RowDraws | None,
+        report: Report,
+    ) -> None:
+        options, history = self.options, self.history
+        patience, total = options.early_stopping_rounds, options.num_boost_round
+        rule = None if patience is None else StoppingRule(patience, total_rounds=total)
+        train_weight = agreement.rows["train"].metric_weight
+        env = CallbackEnv(
+            model=booster,
+            params=dict(options.params),
+            iteration=0,
+            begin_iteration=0,
+            end_iteration=total,
+            evaluation_result_list=None,
+        )
+        for round_ in range(len(history.rounds), total):
+            before = replace(env, iteration=round_)
+            _call(options.callbacks, before, before_iteration=True)
+            booster.reset_parameter(column_seeds(options, round_))
+            self.in_step()
+            with nullcontext() if draws is None else draws.applied(train, round_):
+                booster.update(fobj=self._objective)
+            if round_ == 0 and self._first_score is not None:
+                self._first_score.add_to_first_trees(booster)
+            evaluations = evaluated(booster, options, train_weight=train_weight, star=self.star)
+            history.rounds.append(evaluations)
+            after = replace(before, evaluation_result_list=evaluations)
+            if rule is not None:
+                history.best_iteration = rule.best_if_over(after, history)
+            try:
+                _call(options.callbacks, after, before_iteration=False)
+            except EarlyStopException as stop:
+                history.best_iteration = stop.best_iteration + 1
+            # After the decision, so that a checkpoint of this round knows of it.
+            told = {f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations}
+            report(round_ + 1, told, booster)
+            if history.best_iteration is not None:
+                return
+
+    def _estimated(self, agreement: Agreement, params: Mapping[str, Any]) -> FirstScore:
+        """What LightGBM in one process would begin with, found by one rank for all."""
+        rows = agreement.rows["train"]
+        everybodys = self.star.heard((rows.labels, rows.weights, rows.query_sizes))
+        if everybodys is None:
+            return FirstScore(self.star.told(None))
+        columns = zip(*everybodys, strict=True)
+        labels, weights, sizes = (
+            None if column[0] is None else np.concatenate(column) for column in columns
+        )
+        # A network belongs to a thread: on another, this rank is by itself.
+        score = by_itself(estimated, labels, weights, sizes, params)
+        self.star.told(score.scores)
+        return score
+
+    @property
+    def _objective(self) -> Any:
+        """The user's own, if there is one."""
+        objective = self.options.objective
+        if not callable(objective):
+            return None
+
+        def in_step(scores: Any, train: lightgbm.Dataset) -> Any:
+            found = objective(scores, train)
+            self.in_step()
+            return found
+
+        return in_step
+
+
+def _booster(
+    params: dict[str, Any],
+    datasets: Mapping[str, lightgbm.Dataset],
+    model: lightgbm.Booster | None,
+) -> lightgbm.Booster:
+    booster = lightgbm.Booster(params, datasets["train"])
+    if model is not None:
+        # What `lightgbm.train(init_model=…)` does; but that predicts every row in Python first.
+        _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, model._handle))
+    booster.set_train_data_name("train")
+    for name, dataset in datasets.items():
+        if name != "train":
+            booster.add_valid(dataset, name)
+    return booster
+
+
+def _call(callbacks: Iterable[Any], env: CallbackEnv, *, before_iteration: bool) -> None:
+    """Call those of the user's callbacks that are for this moment, by LightGBM's rules."""
+    mine = [
+        each for each in callbacks if getattr(each, "before_iteration", False) == before_iteration
+    ]
+    for callback in sorted(mine, key=lambda each: getattr(each, "order", 0)):
+        callback(env)

@@ -1,0 +1,262 @@
+"""From tables to LightGBM's data sets: the same bins on every rank.
+
+Left alone, LightGBM makes the bins of each feature from the rows of one worker: bad ones where the
+rows are sorted, and another model for every way to split them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pyarrow as pa
+
+from polytrain.data.categories import agreed_categories, codes_of
+from polytrain.data.groups import group_sizes
+from polytrain.data.sampling import agreed_sample
+from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.first_score import FirstScore
+from polytrain_lightgbm.network import by_itself
+from polytrain_lightgbm.star import Star
+
+Numbers = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """What is known of a data set's rows, or of a rank's part of them."""
+
+    table: pa.Table
+    """Numbers only: of a category, its code."""
+
+    options: LightGBM
+
+    @cached_property
+    def features(self) -> list[str]:
+        """The names of the features."""
+        others = self.options.columns_besides_features
+        return [name for name in self.table.column_names if name not in others]
+
+    @cached_property
+    def labels(self) -> Numbers:
+        """float32, shape `[rows]`."""
+        assert self.options.label is not None
+        return _single(self.table, self.options.label)
+
+    @cached_property
+    def weights(self) -> Numbers | None:
+        """float32, shape `[rows]`; None where all count the same."""
+        return None if self.options.weight is None else _single(self.table, self.options.weight)
+
+    @cached_property
+    def first_scores(self) -> Numbers | None:
+        """What each row begins with, by the user's column."""
+        column = self.options.init_score
+        return None if column is None else self.table.column(column).to_numpy()
+
+    @cached_property
+    def query_sizes(self) -> Numbers | None:
+        """Rows of each query, one after another; None without queries."""
+        column = self.options.group
+        return None if column is None else group_sizes(self.table.column(column))
+
+    @property
+    def metric_weight(self) -> float:
+        """How much a metric counts that is the mean over these rows."""
+        if self.query_sizes is not None:
+            return float(len(self.query_sizes))
+        return float(len(self.table)) if self.weights is None else float(self.weights.sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What all ranks have agreed on before they bin."""
+
+    categories: Mapping[str, pa.Array]
+    reference: lightgbm.Dataset
+    """A data set whose bins all others take."""
+
+    first_row: int
+    """Number of the rank's first row in the whole data set."""
+
+    first_query: int
+    """And of its first query."""
+
+    rows: Mapping[str, Rows]
+    """The rank's part of "train", and all rows of the other data sets."""
+
+    def dataset(
+        self, rows: Rows, first_score: FirstScore | None, model: lightgbm.Booster | None
+    ) -> lightgbm.Dataset:
+        """A data set with everybody's bins.
+
+        Args:
+            rows: what is in it.
+            first_score: what all of them begin with.
+            model: trees to go on from, whose predictions they begin with.
+        """
+        features = _Batches(rows.table.select(rows.features))
+        if model is not None:
+            scores = features.predicted(model)
+        elif first_score is not None:
+            scores = first_score.of_rows(len(features))
+        else:
+            scores = rows.first_scores
+        dataset = lightgbm.Dataset(
+            features,
+            label=rows.labels,
+            weight=rows.weights,
+            group=rows.query_sizes,
+            init_score=scores,
+            feature_name=rows.features,
+            reference=self.reference,
+            params=self.reference.params,
+        )
+        return dataset.construct()
+
+
+def agreed(
+    tables: Mapping[str, pa.Table],
+    *,
+    options: LightGBM,
+    params: Mapping[str, Any],
+    star: Star,
+    model: lightgbm.Booster | None,
+) -> Agreement:
+    """Have all ranks take the same categories and bins.
+
+    Args:
+        tables: a rank's shard "train", and all rows of every other data set.
+        options: which columns mean what.
+        params: LightGBM's, but for those of its network.
+        star: all ranks, each of which calls this.
+        model: trees to go on from.
+
+    Raises:
+        ValueError: the trees are of other features.
+    """
+    names = Rows(table=tables["train"], options=options).features
+    categories = agreed_categories(
+        tables, features=names, also=options.categorical, gather=star.gathered
+    )
+    if model is not None:
+        categories = _with_those_of(model, categories, names)
+    rows = {
+        name: Rows(table=_in_numbers(table, categories), options=options)
+        for name, table in tables.items()
+    }
+    mine = rows["train"]
+    queries = 0 if mine.query_sizes is None else len(mine.query_sizes)
+    counts = np.array(star.gathered([len(mine.table), queries]))
+    first_row, first_query = counts[: star.rank].sum(axis=0).tolist()
+    sample = agreed_sample(
+        mine.table.select(names),
+        first_row=first_row,
+        rows=int(counts[:, 0].sum()),
+        size=options.bin_sample_rows,
+        seed=options.seed,
+        gather=star.gathered,
+    )
+    return Agreement(
+        categories=categories,
+        reference=by_itself(_reference, sample, categories, params),
+        first_row=first_row,
+        first_query=first_query,
+        rows=rows,
+    )
+
+
+def halves(table: pa.Table, group: str | None) -> tuple[pa.Table, pa.Table]:
+    """Two parts of a table, with whole queries in each."""
+    cut = len(table) // 2
+    if group is not None:
+        ends = np.cumsum(group_sizes(table.column(group)))
+        cut = int(ends[len(ends) // 2 - 1]) if len(ends) > 1 else 0
+    if cut == 0:
+        unit = "row" if group is None else "query"
+        raise ValueError(f'The data set "train" has one {unit} or none: nothing can be learned.')
+    return table.slice(0, cut), table.slice(cut)
+
+
+def _reference(
+    sample: pa.Table, categories: Mapping[str, pa.Array], params: Mapping[str, Any]
+) -> lightgbm.Dataset:
+    reference = lightgbm.Dataset(
+        _dense(sample),
+        label=np.zeros(len(sample)),
+        feature_name=sample.column_names,
+        categorical_feature=list(categories),
+        # All of them: they are a sample already.
+        params={**params, "bin_construct_sample_cnt": max(1, len(sample))},
+    )
+    # As for a data frame with such columns, so that the model takes one.
+    reference.pandas_categorical = [values.to_pylist() for values in categories.values()]
+    return reference.construct()
+
+
+def _with_those_of(
+    model: lightgbm.Booster, categories: Mapping[str, pa.Array], names: Sequence[str]
+) -> dict[str, pa.Array]:
+    """The categories, those that a model knows first: its trees tell them by their numbers."""
+    if model.feature_name() != list(names):
+        raise ValueError(
+            f"The model to go on from has the features {', '.join(model.feature_name())}; those of "
+            f"the data are {', '.join(names)}. Give it the columns that the model was trained on."
+        )
+    known = model.pandas_categorical or []
+    if len(known) != len(categories):
+        raise ValueError(
+            f"The model to go on from has {len(known)} column(s) of categories; the data has "
+            f"{len(categories)}: {', '.join(categories)}. Set categorical=[…] as it was."
+        )
+    return {
+        name: pa.array([*old, *(each for each in values.to_pylist() if each not in old)])
+        for old, (name, values) in zip(known, categories.items(), strict=True)
+    }
+
+
+class _Batches(lightgbm.Sequence):
+    """Rows as LightGBM reads them: a batch at a time, never all of them once more."""
+
+    batch_size = 50_000
+
+    def __init__(self, features: pa.Table) -> None:
+        self._features = features
+
+    def __len__(self) -> int:
+        return len(self._features)
+
+    def __getitem__(self, rows: Any) -> Numbers:
+        return _dense(self._features.slice(rows.start, rows.stop - rows.start))
+
+    def predicted(self, model: lightgbm.Booster) -> Numbers:
+        """The model's raw scores, all rows for one tree, then for the next."""
+        parts = [
+            model.predict(self[slice(start, start + self.batch_size)], raw_score=True)
+            for start in range(0, len(self), self.batch_size)
+        ]
+        return np.concatenate(parts).T.ravel()
+
+
+def _in_numbers(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:
+    for name, values in categories.items():
+        codes = codes_of(table.column(name), values)
+        table = table.set_column(table.column_names.index(name), name, codes)
+    return table
+
+
+def _dense(features: pa.Table) -> Numbers:
+    """float64, shape `[rows, features]`; NaN where there is no value."""
+    dense = np.empty((len(features), features.num_columns))
+    for index, column in enumerate(features.columns):
+        dense[:, index] = column.cast(pa.float64(), safe=False).to_numpy()
+    return dense
+
+
+def _single(table: pa.Table, column: str) -> Numbers:
+    numbers: Numbers = table.column(column).cast(pa.float32(), safe=False).to_numpy()
+    return numbers

@@ -1,0 +1,77 @@
+"""What early stopping remembers over a restart, and its rule, which is LightGBM's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import lightgbm
+from lightgbm.callback import CallbackEnv, EarlyStopException
+
+
+class Evaluation(NamedTuple):
+    """One metric of one data set after one round, laid out as LightGBM's own."""
+
+    dataset_name: str
+    metric_name: str
+    metric_value: float
+    maximize: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class History:
+    """What early stopping has to remember; LightGBM's model doesn't hold it."""
+
+    rounds: list[list[Evaluation]] = field(default_factory=list)
+    best_iteration: int | None = None
+    """Number of the best round, from 1, once early stopping has ended training."""
+
+    def to_json(self) -> str:
+        """The history as JSON text."""
+        return json.dumps({"rounds": self.rounds, "best_iteration": self.best_iteration})
+
+    @classmethod
+    def from_json(cls, text: str) -> History:
+        """Read what `to_json` wrote."""
+        fields: Mapping[str, Any] = json.loads(text)
+        rounds = [[Evaluation(*e) for e in round_] for round_ in fields["rounds"]]
+        return cls(rounds=rounds, best_iteration=fields["best_iteration"])
+
+
+class StoppingRule:
+    """Tells after every round whether to stop, from what a history holds."""
+
+    def __init__(self, patience: int, *, total_rounds: int) -> None:
+        """
+        Args:
+            patience: rounds without an improvement after which to stop.
+            total_rounds: of the run, restarts included.
+        """
+        self._rule = lightgbm.early_stopping(patience, verbose=False)
+        self._total_rounds = total_rounds
+        self._seen = 0
+
+    def best_if_over(self, env: CallbackEnv, history: History) -> int | None:
+        """The best round's number, from 1, if LightGBM would stop after the last; None if not.
+
+        Args:
+            env: of the last round.
+            history: up to it. What came before a restart is replayed.
+        """
+        for round_ in range(self._seen, len(history.rounds)):
+            self._seen += 1
+            try:
+                self._rule(
+                    replace(
+                        env,
+                        iteration=round_,
+                        begin_iteration=0,
+                        end_iteration=self._total_rounds,
+                        evaluation_result_list=history.rounds[round_],
+                    )
+                )
+            except EarlyStopException as stop:
+                return int(stop.best_iteration) + 1
+        return None

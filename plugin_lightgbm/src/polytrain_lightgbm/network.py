@@ -1,0 +1,118 @@
+"""LightGBM's network: several machines, or the two that one process can be."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import lightgbm
+import numpy as np
+
+from polytrain_lightgbm.star import Star
+from polytrain_plugins import HeldPort, held_port
+
+QUIET = {"verbosity": -1}
+
+Ours = TypeVar("Ours")
+
+
+class Network:
+    """Membership in a network, which belongs to the thread that enters it."""
+
+    def __init__(self, machines: Sequence[str], port: HeldPort) -> None:
+        """
+        Args:
+            machines: `host:port` of every machine, by rank; IPv4.
+            port: this one's.
+        """
+        self._machines = machines
+        self._port = port
+        # Only a booster gives access to it.
+        self._carrier = tiny_booster(QUIET, label=0.0)
+
+    def enter(self) -> None:
+        """Connect to all others, which do the same. Says so on stdout; see `silent_stdout`."""
+        # LightGBM can't bind a port that is still held.
+        self._port.release()
+        self._carrier.set_network(
+            list(self._machines),
+            local_listen_port=self._port.number,
+            num_machines=len(self._machines),
+        )
+
+    def leave(self) -> None:
+        """Disconnect."""
+        self._carrier.free_network()
+
+
+def by_two_machines(train: Callable[[Star], Ours], partner: Callable[[Star], object]) -> Ours:
+    """Call both at once, each as a machine of one network; what the first returns.
+
+    One machine by itself counts rows where several estimate how many there are, and ends in another
+    model. Two threads of one process can be two machines.
+
+    Args:
+        train: called on this thread, as rank 0.
+        partner: called on another. The star is how it hears that `train` has failed: it mustn't be
+            in LightGBM's hands when that may happen.
+    """
+    with ExitStack() as stack:
+        ports = [stack.enter_context(held_port()) for _ in range(2)]
+        machines = [f"127.0.0.1:{port.number}" for port in ports]
+        ours, theirs = (Network(machines, port) for port in ports)
+        thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="second-machine"))
+        here, there = map(stack.enter_context, socket.socketpair())
+
+        def its_part() -> None:
+            with there:
+                partner(Star([there], rank=1))
+
+        with silent_stdout():
+            entered = thread.submit(theirs.enter)
+            ours.enter()
+            entered.result()
+        stack.callback(ours.leave)
+        stack.callback(thread.submit, theirs.leave)
+        stack.enter_context(here)
+        done = thread.submit(its_part)
+        try:
+            trained = train(Star([here], rank=0))
+        except ConnectionError:
+            # Why it has left is what matters.
+            done.result()
+            raise
+        done.result()
+        return trained
+
+
+def by_itself(call: Callable[..., Ours], /, *args: Any) -> Ours:
+    """Make a call on a thread that is in no network, and wait for it."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call, *args).result()
+
+
+@contextmanager
+def silent_stdout() -> Iterator[None]:
+    """LightGBM's network says in C that it listens, however quiet it has been told to be."""
+    kept = os.dup(1)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def tiny_booster(params: Mapping[str, Any], *, label: float) -> lightgbm.Booster:
+    """A booster over four rows of the same label: nothing to learn, and no time to lose."""
+    data = lightgbm.Dataset(
+        np.arange(4.0).reshape(4, 1),
+        label=np.full(4, label),
+        params={**params, "min_data_in_bin": 1, "min_data_in_leaf": 1},
+    )
+    return lightgbm.Booster({**params, "num_leaves": 2, "learning_rate": 1e-9}, data)

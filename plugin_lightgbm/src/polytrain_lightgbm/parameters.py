@@ -1,0 +1,162 @@
+"""LightGBM's parameters: under which names, what is wrong with them, and which of them are ours.
+
+Without LightGBM: the driver looks at them before anything is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from polytrain_plugins import Job, Problem, refused_parameters, too_many_threads
+
+_ALIASES: dict[str, tuple[str, ...]] = {
+    "bagging_fraction": ("sub_row", "subsample", "bagging"),
+    "bagging_freq": ("subsample_freq",),
+    "bagging_seed": ("bagging_fraction_seed",),
+    "boosting": ("boosting_type", "boost"),
+    "extra_trees": ("extra_tree",),
+    "feature_fraction": ("sub_feature", "colsample_bytree"),
+    "feature_fraction_bynode": ("sub_feature_bynode", "colsample_bynode"),
+    "neg_bagging_fraction": ("neg_sub_row", "neg_subsample", "neg_bagging"),
+    "num_threads": ("num_thread", "nthread", "nthreads", "n_jobs"),
+    "objective": ("objective_type", "app", "application", "loss"),
+    "pos_bagging_fraction": ("pos_sub_row", "pos_subsample", "pos_bagging"),
+    "seed": ("random_seed", "random_state"),
+    "tree_learner": ("tree", "tree_type", "tree_learner_type"),
+    "verbosity": ("verbose",),
+}
+
+ROW_DRAWS = (
+    *("bagging_fraction", "bagging_freq", "bagging_seed"),
+    *("pos_bagging_fraction", "neg_bagging_fraction"),
+)
+"""The parameters that say which rows a round sees."""
+
+# The run's own, with LightGBM's aliases: parameters, why, and what to do instead.
+_OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("num_machines", "num_machine"),
+        "the number of workers",
+        "Leave it out; ScalingConfig(num_workers=…) says it",
+    ),
+    (
+        (
+            *("machines", "workers", "nodes", "local_listen_port", "local_port", "port"),
+            *("machine_list_filename", "machine_list_file", "machine_list", "mlist"),
+        ),
+        "an address of the workers, known only once they run",
+        "Leave it out",
+    ),
+    (
+        ("pre_partition", "is_pre_partition"),
+        "how the rows are split, which is decided for the run as a whole",
+        "Leave it out",
+    ),
+    (
+        ("early_stopping_round", "early_stopping_rounds", "early_stopping", "n_iter_no_change"),
+        "a rule that all workers must follow in the same round",
+        "Use the option early_stopping_rounds",
+    ),
+    (
+        (
+            *("num_iterations", "num_iteration", "n_iter", "num_tree", "num_trees", "num_round"),
+            *("num_rounds", "nrounds", "num_boost_round", "n_estimators", "max_iter"),
+        ),
+        "the number of rounds, restarts included",
+        "Use the option num_boost_round",
+    ),
+    (
+        (
+            *("categorical_feature", "cat_feature", "categorical_column", "cat_column"),
+            "categorical_features",
+        ),
+        "a list of columns, whose categories all workers must agree on",
+        "Use the option categorical",
+    ),
+)
+
+_REFUSED_LEARNERS = {
+    "serial": "each worker would train a model of its own on its part of the rows",
+    "feature": "it needs all rows on every worker, and LightGBM's library refuses it here",
+    "voting": "LightGBM then ends in different models on different workers",
+}
+
+_XGBOOSTS = {
+    "base_score": "boost_from_average",
+    "booster": "boosting",
+    "eval_metric": "metric",
+    "gamma": "min_gain_to_split",
+    "max_leaves": "num_leaves",
+}
+"""XGBoost's parameters, and what does about the same; the others are aliases of LightGBM's."""
+
+
+def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
+    """What has to be another parameter, another option, or left out."""
+    yield from refused_parameters(params, _OURS)
+    for name, ours in _XGBOOSTS.items():
+        if name in params:
+            yield _problem(name, "it is a parameter of XGBoost's", f"LightGBM's is {ours!r}")
+    for name in (name for name in _names("tree_learner") if name in params):
+        learner = str(params[name]).removesuffix("_parallel")
+        if learner in _REFUSED_LEARNERS and job.num_workers > 1:
+            yield _problem(
+                name,
+                f"{learner!r} can't be used by {job.num_workers} workers: "
+                f"{_REFUSED_LEARNERS[learner]}",
+                "Leave it out to get 'data', or use num_workers=1",
+            )
+    if params.get("linear_tree"):
+        yield _problem(
+            "linear_tree",
+            "LightGBM grows linear trees from the rows of one worker alone",
+            "Leave it out",
+        )
+    yield from too_many_threads(params, _names("num_threads"), job)
+
+
+def value(params: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """A parameter, by whichever of LightGBM's names it was given."""
+    return next((params[each] for each in _names(name) if each in params), default)
+
+
+def without(params: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """The parameters but for some, under all of LightGBM's names."""
+    left_out = {each for name in names for each in _names(name)}
+    return {name: value for name, value in params.items() if name not in left_out}
+
+
+def parallel_params(world_size: int) -> dict[str, Any]:
+    """What makes LightGBM train with the other ranks; nothing in a world of one."""
+    if world_size == 1:
+        return {}
+    return {"tree_learner": "data", "num_machines": world_size, "pre_partition": True}
+
+
+def told_by_one_machine(told: str, changes: Mapping[str, Any]) -> str:
+    """What a model says of its parameters, had one process trained it.
+
+    Args:
+        told: LightGBM's own text, of a machine in a network.
+        changes: parameters that the run has changed, as the user would have them.
+    """
+    alone = {"num_machines": 1, "tree_learner": "serial", "pre_partition": 0}
+    for name, its_value in {**alone, **changes}.items():
+        told = re.sub(rf"(?m)^\[{name}: .*\]$", f"[{name}: {_as_told(its_value)}]", told)
+    return told
+
+
+def _as_told(its_value: Any) -> str:
+    if isinstance(its_value, str):
+        return its_value
+    return f"{float(its_value):g}" if isinstance(its_value, float) else str(int(its_value))
+
+
+def _names(name: str) -> tuple[str, ...]:
+    return (name, *_ALIASES[name])
+
+
+def _problem(name: str, what: str, remedy: str) -> Problem:
+    return Problem(field=f"params[{name!r}]", what=what, remedy=remedy)

@@ -1,0 +1,104 @@
+"""Data, runs and mishaps that the tests of XGBoost and LightGBM share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from polytrain import Result, RunConfig, ScalingConfig, make_trainer
+from polytrain.testing.processes import title
+from polytrain_plugins import Report, hookimpl
+
+ROWS, ROUNDS = 6000, 10
+BACKENDS = ("xgboost", "lightgbm")
+
+LOGISTIC: dict[str, dict[str, Any]] = {
+    "xgboost": {"objective": "binary:logistic", "max_depth": 4},
+    "lightgbm": {"objective": "binary", "num_leaves": 12},
+}
+DRAWING = {
+    "xgboost": {
+        **LOGISTIC["xgboost"],
+        **{"subsample": 0.7, "colsample_bytree": 0.6, "colsample_bynode": 0.8},
+    },
+    "lightgbm": {
+        **LOGISTIC["lightgbm"],
+        **{"bagging_fraction": 0.7, "bagging_freq": 2},
+        **{"feature_fraction": 0.6, "feature_fraction_bynode": 0.8, "extra_trees": True},
+    },
+}
+MODEL_FILES = {"xgboost": "model.ubj", "lightgbm": "model.txt"}
+
+
+def a_table() -> pa.Table:
+    """Numbers, strings with missing ones, and a label `y` of 0 and 1."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, 5))
+    kind = generator.integers(0, 6, ROWS)
+    score = x[:, 0] + x[:, 1] * x[:, 2] + 0.7 * (kind % 3) + generator.normal(size=ROWS)
+    columns = {f"x{i}": x[:, i] for i in range(5)}
+    return pa.table({**columns, "kind": np.array(list("abcdef"))[kind], "y": (score > 0.5) * 1.0})
+
+
+def sorted_by_label(table: pa.Table) -> pa.Table:
+    return table.sort_by("y")
+
+
+def shuffled(table: pa.Table) -> pa.Table:
+    return table.take(pa.array(np.random.default_rng(1).permutation(ROWS)))
+
+
+def fit(
+    quiet: RunConfig,
+    table: pa.Table,
+    num_workers: int,
+    *,
+    backend: str,
+    datasets: dict[str, pa.Table] | None = None,
+    **options: Any,
+) -> Result:
+    return make_trainer(
+        backend,
+        label="y",
+        datasets={"train": table, **(datasets or {})},
+        scaling_config=ScalingConfig(num_workers=num_workers),
+        run_config=quiet,
+        **{"params": LOGISTIC[backend], "num_boost_round": ROUNDS, **options},
+    ).fit()
+
+
+def trained(
+    quiet: RunConfig, table: pa.Table, num_workers: int, *, backend: str, **options: Any
+) -> bytes:
+    """The model of a run, as bytes."""
+    return model_of(fit(quiet, table, num_workers, backend=backend, **options))
+
+
+def model_of(result: Result) -> bytes:
+    assert result.checkpoint is not None
+    [file] = (
+        Path(result.checkpoint.path, name)
+        for name in MODEL_FILES.values()
+        if Path(result.checkpoint.path, name).exists()
+    )
+    return file.read_bytes()
+
+
+class KillsATrainer:
+    """Kills one in each of the first generations, at its first report."""
+
+    def __init__(self, generations: int) -> None:
+        self._left = list(range(generations))
+
+    @hookimpl
+    def polytrain_reported(self, report: Report) -> None:
+        if report.generation in self._left:
+            self._left.remove(report.generation)
+            # Zygotes are all called the same, and trainers are their children.
+            below = psutil.Process().children(recursive=True)
+            zygotes = {p.pid for p in below if "polytrain.workers.zygote" in title(p)}
+            next(p for p in below if p.pid in zygotes and p.ppid() in zygotes).kill()
