@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manifest import Manifest
@@ -13,12 +13,16 @@ from polytrain.checkpoint.store import CheckpointStore, Found
 from polytrain.config import CheckpointConfig
 from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedError
 from polytrain.policy.retention import ranked
+from polytrain.prediction import predicted
 from polytrain.run.chronicle import Chronicle, read_chronicle
 from polytrain.run.identity import options_of
 from polytrain.run.journal import JOURNAL
 from polytrain.run.ledger import Ledger
 from polytrain.storage.location import Location
 from polytrain_plugins import Backend, load_backend
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +101,41 @@ class Result:
         Raises:
             CheckpointError: if there is no checkpoint, or no backend to load it with.
         """
+        backend, checkpoint = self._kept()
+        with checkpoint.as_directory() as directory:
+            return backend.engine().load(Path(directory))
+
+    def predict(
+        self, data: Any, *, num_workers: int | None = None, **options: Any
+    ) -> np.ndarray[Any, Any]:
+        """What the model of the newest checkpoint predicts, for a backend that can.
+
+        Few rows are predicted in this process, many by workers on the cluster, which read them
+        where they are. A worker that is lost is replaced.
+
+        Args:
+            data: whatever a data set may be. Columns are found by their names, categories are the
+                model's, and columns that it doesn't know are left alone.
+            num_workers: workers at once, of one CPU each; as many as there is room for by default,
+                0 for this process.
+            options: as for the framework's own method, such as XGBoost's `output_margin=True`.
+
+        Returns:
+            An array whose first axis is the rows, in their order.
+
+        Raises:
+            CheckpointError: if there is no checkpoint, or no backend to load it with.
+            InvalidJobError: the data can't be read.
+            UnsupportedCapabilityError: the backend doesn't predict.
+            ValueError: a column that the model needs isn't there.
+        """
+        backend, checkpoint = self._kept()
+        with checkpoint.as_directory() as directory:
+            return predicted(
+                backend, Path(directory), data, num_workers=num_workers, options=options
+            )
+
+    def _kept(self) -> tuple[Backend, Checkpoint]:
         if self.checkpoint is None:
             raise CheckpointError(
                 f"The run in {self.path} has no checkpoint to load a model from. Report one: "
@@ -107,8 +146,7 @@ class Result:
                 f"The journal of {self.path} doesn't hold all options of the run's backend. Pass "
                 "it: Result.from_path(path, backend=…)."
             )
-        with self.checkpoint.as_directory() as directory:
-            return self.backend.engine().load(Path(directory))
+        return self.backend, self.checkpoint
 
 
 def recorded(

@@ -64,7 +64,9 @@ class LightGBM(Backend):
 
     name: ClassVar[str] = "lightgbm"
     contract_version: ClassVar[int] = 1
-    capabilities: ClassVar[Capabilities] = Capabilities(declarative=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        declarative=True, predictive=True, exact_resume=True, exact_scaling=True
+    )
     requires: ClassVar[dict[str, str]] = {"lightgbm": "pip install 'polytrain[lightgbm]'"}
     changeable: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
 

@@ -118,7 +118,7 @@ class Boosting:
             if round_ == 0 and self._first_score is not None:
                 self._first_score.add_to_first_trees(booster)
             evaluations = evaluated(booster, options, train_weight=train_weight, star=self.star)
-            history.rounds.append(evaluations)
+            history.rounds.append([e for e in evaluations if e.dataset_name != "train"])
             after = replace(before, evaluation_result_list=evaluations)
             if rule is not None:
                 history.best_iteration = rule.best_if_over(after, history)

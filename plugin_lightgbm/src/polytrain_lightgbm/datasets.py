@@ -15,7 +15,7 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.categories import agreed_categories, codes_of
+from polytrain.data.categories import agreed_categories, codes_of, selected
 from polytrain.data.groups import group_sizes
 from polytrain.data.sampling import agreed_sample
 from polytrain_lightgbm.backend import LightGBM
@@ -180,6 +180,18 @@ def halves(table: pa.Table, group: str | None) -> tuple[pa.Table, pa.Table]:
         unit = "row" if group is None else "query"
         raise ValueError(f'The data set "train" has one {unit} or none: nothing can be learned.')
     return table.slice(0, cut), table.slice(cut)
+
+
+def predicted(model: lightgbm.Booster, table: pa.Table, **options: Any) -> Numbers:
+    """What a model predicts for a table's rows: its columns by name, its own categories."""
+    names = model.feature_name()
+    lists = model.pandas_categorical or []
+    columns = model.params.get("categorical_feature") or []
+    categories = {
+        names[column]: pa.array(values) for column, values in zip(columns, lists, strict=True)
+    }
+    features = _in_numbers(selected(table, names), categories)
+    return np.asarray(model.predict(_dense(features), **options))
 
 
 def _reference(

@@ -8,13 +8,15 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import lightgbm
 import numpy as np
+import pyarrow as pa
 
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.boosting import Boosting
-from polytrain_lightgbm.datasets import halves
+from polytrain_lightgbm.datasets import Numbers, halves, predicted
 from polytrain_lightgbm.history import History
 from polytrain_lightgbm.network import (
     QUIET,
@@ -140,6 +142,9 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
             best = History.from_json(history.read_text()).best_iteration
             booster.best_iteration = best if best is not None else 0
         return booster
+
+    def predict(self, model: lightgbm.Booster, table: pa.Table, **options: Any) -> Numbers:
+        return predicted(model, table, **options)
 
     def _begun(self, checkpoint: Path | None) -> lightgbm.Booster | None:
         """The trees to go on from, and what is known of their rounds."""

@@ -25,6 +25,9 @@ class History:
     """What early stopping has to remember; LightGBM's model doesn't hold it."""
 
     rounds: list[list[Evaluation]] = field(default_factory=list)
+    """Of every round, the metrics of the data sets that decide when to stop: not those of "train",
+    whose last bits depend on the workers."""
+
     best_iteration: int | None = None
     """Number of the best round, from 1, once early stopping has ended training."""
 

@@ -42,7 +42,9 @@ class XGBoost(Backend):
 
     name: ClassVar[str] = "xgboost"
     contract_version: ClassVar[int] = 1
-    capabilities: ClassVar[Capabilities] = Capabilities(declarative=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        declarative=True, predictive=True, exact_resume=True, exact_scaling=True
+    )
     requires: ClassVar[dict[str, str]] = {
         "xgboost": "pip install 'polytrain[xgboost]', or 'polytrain[xgboost-cpu]' without GPUs"
     }

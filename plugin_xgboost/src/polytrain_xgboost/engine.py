@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import xgboost
 from xgboost import collective
 from xgboost.tracker import RabitTracker
@@ -17,7 +18,7 @@ from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.intercept import estimated_intercept, marked_as_estimated
-from polytrain_xgboost.matrices import TrainingData, training_data
+from polytrain_xgboost.matrices import TrainingData, prediction_matrix, training_data
 from polytrain_xgboost.outside import outside_the_collective
 from polytrain_xgboost.rounds import (
     draws_columns,
@@ -116,6 +117,16 @@ class XGBoostEngine(Engine[xgboost.Booster]):
 
     def load(self, directory: Path) -> xgboost.Booster:
         return xgboost.Booster(model_file=directory / MODEL_FILE)
+
+    def predict(
+        self, model: xgboost.Booster, table: pa.Table, **options: Any
+    ) -> np.ndarray[Any, Any]:
+        best = model.attr("best_iteration")
+        if best is not None:
+            # As xgboost's own estimators do.
+            options = {"iteration_range": (0, int(best) + 1), **options}
+        matrix = prediction_matrix(table, model, base_margin=self._options.base_margin)
+        return np.asarray(model.predict(matrix, **options))
 
     def _boost(
         self,

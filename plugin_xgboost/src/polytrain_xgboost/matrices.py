@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import xgboost
 
-from polytrain.data.categories import agreed_categories, encoded
+from polytrain.data.categories import agreed_categories, encoded, selected
 from polytrain.data.groups import group_sizes
 from polytrain.data.sampling import agreed_sample
 from polytrain_xgboost.backend import XGBoost
@@ -92,6 +92,27 @@ def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
     params = {"nthread": 0, **options.params}
     sample = _sample(table, 0, len(table), options, ranks)
     return _Binning(options=options, params=params).reference(sample)
+
+
+def prediction_matrix(
+    table: pa.Table, model: xgboost.Booster, *, base_margin: str | None
+) -> xgboost.DMatrix:
+    """A table's rows for a model: its columns by name, its own categories.
+
+    Args:
+        table: the rows; of a category that the model doesn't know, nothing is known.
+        model: to predict them.
+        base_margin: column with what each row begins with; left out where it isn't there.
+    """
+    lists = model.get_categories(export_to_arrow=True).to_arrow()
+    categories = {name: values for name, values in lists if values is not None}
+    names = model.feature_names or []
+    margin = base_margin if base_margin in table.column_names else None
+    return xgboost.DMatrix(
+        encoded(selected(table, names), categories),
+        base_margin=_numbers(table, margin),
+        enable_categorical=True,
+    )
 
 
 def _sample(mine: pa.Table, first_row: int, rows: int, options: XGBoost, ranks: Ranks) -> pa.Table:

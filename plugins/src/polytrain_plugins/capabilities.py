@@ -35,6 +35,17 @@ class Capabilities:
     declarative: bool = False
     """`Engine.train` exists: the backend trains from its options, with no training function."""
 
+    predictive: bool = False
+    """`Engine.predict` exists: `Result.predict` has all workers predict, each some rows."""
+
+    exact_resume: bool = False
+    """A run from the backend's options that was killed and went on ends in the same files, byte for
+    byte, as one that wasn't."""
+
+    exact_scaling: bool = False
+    """A run from the backend's options ends in the same files, byte for byte, at any number of
+    workers."""
+
     checkpoint: CheckpointKind = CheckpointKind.ONE_RANK
     """Who writes a checkpoint."""
 

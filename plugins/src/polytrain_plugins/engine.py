@@ -6,11 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from polytrain_plugins.errors import UnsupportedCapabilityError
 from polytrain_plugins.shard import Shard
 from polytrain_plugins.world import Member, Offer, World
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
 
 Model = TypeVar("Model")
 
@@ -93,3 +97,21 @@ class Engine(ABC, Generic[Model]):
     @abstractmethod
     def load(self, directory: Path) -> Model:
         """Read what `save` wrote, without executing anything that is stored there."""
+
+    def predict(self, model: Model, table: pa.Table, **options: Any) -> np.ndarray[Any, Any]:
+        """Predict rows, each by itself, for a backend that declares `predictive`.
+
+        Args:
+            model: what `load` returned.
+            table: the rows; columns that the model doesn't know are left alone.
+            options: the user's, as for the framework's own method.
+
+        Returns:
+            An array whose first axis is the rows, in their order.
+
+        Raises:
+            ValueError: a column that the model needs isn't there.
+        """
+        raise UnsupportedCapabilityError(
+            f"{type(self).__name__} can't predict: use result.load_model() and its own method."
+        )

@@ -56,6 +56,21 @@ def encoded(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:
     return table
 
 
+def selected(table: pa.Table, features: Sequence[str]) -> pa.Table:
+    """The columns that a model needs, in its order.
+
+    Raises:
+        ValueError: some of them aren't there.
+    """
+    missing = [name for name in features if name not in table.column_names]
+    if missing:
+        raise ValueError(
+            f"The data has no column {', '.join(map(repr, missing))}, which the model needs. Its "
+            f"columns: {', '.join(table.column_names)}."
+        )
+    return table.select(features)
+
+
 def _is_categorical(type_: pa.DataType) -> bool:
     return bool(
         pa.types.is_dictionary(type_)

@@ -156,14 +156,50 @@ class ContractTier:
         assert [rank.failure for rank in again.ranks] == [None, None]
         assert [rank.reports for rank in again.ranks] == [[], []]
 
-    def test_declares_what_it_has(self) -> None:
-        """The flag `declarative` says whether the engine has a training loop of its own.
+    @pytest.mark.parametrize(
+        ("flag", "method"), [("declarative", "train"), ("predictive", "predict")]
+    )
+    def test_declares_what_it_has(self, flag: str, method: str) -> None:
+        """Flags say which methods of `Engine` there are.
 
-        If this fails: `Engine.train` is there and the flag isn't, or the other way round.
+        If this fails: the method is there and the flag isn't, or the other way round.
         """
-        has_method = type(self.backend.engine()).train is not Engine.train
-        declared = self.backend.capabilities.declarative
-        assert has_method == declared, f"declarative={declared}, Engine.train exists: {has_method}"
+        own = getattr(type(self.backend.engine()), method) is not getattr(Engine, method)
+        declared = getattr(self.backend.capabilities, flag)
+        assert own == declared, f"{flag}={declared}, Engine.{method} exists: {own}"
+
+    def test_rows_are_predicted_each_by_itself(self, trained: WorldRecord) -> None:
+        """Declared: which rows are predicted together makes no difference, nor other columns.
+
+        If this fails: `predict` looks at more than a row's features, or returns another order.
+        """
+        engine = self.backend.engine()
+        saved = trained.newest_staging(0)
+        if not self.backend.capabilities.predictive or saved is None:
+            # The flag and the method agree: see above.
+            return
+        model, table = engine.load(saved), kit_table()
+        whole = engine.predict(model, table)
+        turned = table.select(table.column_names[::-1])
+        parts = [engine.predict(model, part) for part in (turned.slice(0, 70), turned.slice(70))]
+        assert len(whole) == len(table)
+        assert np.concatenate(parts).tolist() == whole.tolist()
+
+    def test_any_number_of_workers_ends_in_the_same_files(
+        self, trained: WorldRecord, tmp_path: Path
+    ) -> None:
+        """Declared (`exact_scaling`): one and three workers save what two do, byte for byte.
+
+        If this fails: something depends on how the rows are split, or on the order in which the
+        ranks' numbers are added up.
+        """
+        if not self.backend.capabilities.exact_scaling:
+            # Numbers that are near to each other are no promise that could be broken.
+            return
+        for world_size in (1, 3):
+            path = tmp_path / str(world_size)
+            other = run_world(self.backend, data=kit_table(), path=path, world_size=world_size)
+            assert other.saved_files(0) == trained.saved_files(0)
 
     def test_declarative_training(self, trained: WorldRecord) -> None:
         """Declared: `Engine.train` reports every step, counted from 1. Undeclared: it is refused.

@@ -23,6 +23,7 @@ from polytrain.testing.faults import Fault
 from polytrain.testing.functions import STEPS, count_steps
 from polytrain.testing.injection import FaultPlan, WithFaults
 from polytrain.testing.local_ray import leftovers, local_ray, our_processes
+from polytrain.testing.local_world import run_world
 from polytrain_plugins import Backend, CheckpointKind, Report, hookimpl
 
 
@@ -64,7 +65,10 @@ class TrainerTier:
     def test_declarative_run_survives_a_kill(self, tmp_path: Path) -> None:
         """Declared: a SIGKILL in the middle of training costs no round that was saved.
 
-        If this fails: `train` doesn't go on from `session.checkpoint`.
+        And with `exact_resume` it makes no difference to what is saved in the end.
+
+        If this fails: `train` doesn't go on from `session.checkpoint`; or has a state that `save`
+        leaves out.
         """
         if not self.backend.capabilities.declarative:
             # What isn't declared is refused: the contract tier shows it.
@@ -90,6 +94,11 @@ class TrainerTier:
         assert steps == list(range(1, len(steps) + 1)), "a round was done twice, or left out"
         assert len(result.history) == len(steps)
         assert result.load_model() is not None
+        if self.backend.capabilities.exact_resume:
+            undisturbed = run_world(self.backend, data=kit_table(), path=tmp_path / "undisturbed")
+            assert result.checkpoint is not None
+            for name, content in undisturbed.saved_files(0).items():
+                assert Path(result.checkpoint.path, name).read_bytes() == content, name
 
     def test_exception_reaches_the_caller(self, tmp_path: Path) -> None:
         """An exception of the training function ends the run, with the rank's own traceback.

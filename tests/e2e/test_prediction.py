@@ -1,0 +1,97 @@
+"""Predictions for any data set, by whoever has time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.e2e.boosters import BACKENDS, ROWS, a_table, fit
+
+import polytrain.prediction
+from polytrain import InvalidJobError, Result, RunConfig, make_trainer
+from polytrain_plugins import UnsupportedCapabilityError
+
+both = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return a_table()
+
+
+@pytest.fixture(params=BACKENDS)
+def result(request: pytest.FixtureRequest, quiet: RunConfig, table: pa.Table) -> Result:
+    return fit(quiet, table, 0, backend=request.param)
+
+
+def test_a_table_is_predicted_here_and_files_by_workers(
+    result: Result, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = result.predict(table)
+    assert here.shape == (ROWS,)
+    label = table.column("y").to_numpy()
+    assert np.mean((here > 0.5) == label) > 0.7
+    for number in range(3):
+        pq.write_table(table.slice(number * 2000, 2000), tmp_path / f"{number}.parquet")
+    monkeypatch.setattr(polytrain.prediction, "_ROWS_AT_ONCE", 900)
+    assert result.predict(str(tmp_path), num_workers=2).tolist() == here.tolist()
+    assert result.predict(table, num_workers=2).tolist() == here.tolist()
+
+
+def test_columns_and_categories_are_the_models(result: Result, table: pa.Table) -> None:
+    expected = result.predict(table)
+    # Another order, no label, and other codes for the same strings.
+    other = table.select(["kind", "x4", "x3", "x2", "x1", "x0"])
+    turned = pa.DictionaryArray.from_arrays(
+        pa.array(["fedcba".index(kind) for kind in other.column("kind").to_pylist()]),
+        pa.array(list("fedcba")),
+    )
+    assert result.predict(other.set_column(0, "kind", turned)).tolist() == expected.tolist()
+
+
+def test_what_the_model_has_never_seen_is_missing(result: Result, table: pa.Table) -> None:
+    few = table.slice(0, 50)
+    kind = few.schema.get_field_index("kind")
+    new = few.set_column(kind, "kind", pa.array(["new"] * 50))
+    none = few.set_column(kind, "kind", pa.array([None] * 50, pa.string()))
+    assert result.predict(new).tolist() == result.predict(none).tolist()
+
+
+@both
+def test_options_are_the_frameworks(quiet: RunConfig, table: pa.Table, backend: str) -> None:
+    options: dict[str, Any] = {"xgboost": {"output_margin": True}, "lightgbm": {"raw_score": True}}
+    result = fit(quiet, table, 0, backend=backend)
+    margin = result.predict(table, **options[backend])
+    assert 1 / (1 + np.exp(-margin)) == pytest.approx(result.predict(table), rel=1e-5)
+
+
+def test_a_column_that_is_missing_is_named(result: Result, table: pa.Table) -> None:
+    with pytest.raises(ValueError, match=r"no column 'x3', which the model needs"):
+        result.predict(table.drop_columns(["x3"]))
+
+
+def test_what_a_worker_finds_wrong_is_told_as_what_it_is(
+    result: Result, table: pa.Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(polytrain.prediction, "_ROWS_AT_ONCE", 3000)
+    with pytest.raises(ValueError, match=r"no column 'x3', which the model needs"):
+        result.predict(table.drop_columns(["x3"]), num_workers=1)
+
+
+def test_what_is_no_data_set_is_refused(result: Result) -> None:
+    with pytest.raises(InvalidJobError, match=r"data: .*is not a data set"):
+        result.predict(42)
+    with pytest.raises(InvalidJobError, match="num_workers: -1 is not a number of workers"):
+        result.predict({"x": [1.0]}, num_workers=-1)
+
+
+def test_a_backend_that_does_not_predict_says_so(quiet: RunConfig) -> None:
+    data = {"x": [1.0, 2.0, 3.0], "label": [0.0, 1.0, 1.0]}
+    trainer = make_trainer("reference", label="label", datasets={"train": data}, run_config=quiet)
+    result = trainer.fit()
+    with pytest.raises(UnsupportedCapabilityError, match=r"load_model\(\)"):
+        result.predict(data)
