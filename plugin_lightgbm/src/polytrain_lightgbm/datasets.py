@@ -190,8 +190,14 @@ def predicted(model: lightgbm.Booster, table: pa.Table, **options: Any) -> Numbe
     categories = {
         names[column]: pa.array(values) for column, values in zip(columns, lists, strict=True)
     }
-    features = _in_numbers(selected(table, names), categories)
+    renamed = table.rename_columns([_known_as(name) for name in table.column_names])
+    features = _in_numbers(selected(renamed, names), categories)
     return np.asarray(model.predict(_dense(features), **options))
+
+
+def _known_as(column: str) -> str:
+    """The name that LightGBM gives to a column."""
+    return column.replace(" ", "_")
 
 
 def _reference(
@@ -214,7 +220,7 @@ def _with_those_of(
     model: lightgbm.Booster, categories: Mapping[str, pa.Array], names: Sequence[str]
 ) -> dict[str, pa.Array]:
     """The categories, those that a model knows first: its trees tell them by their numbers."""
-    if model.feature_name() != list(names):
+    if model.feature_name() != [_known_as(name) for name in names]:
         raise ValueError(
             f"The model to go on from has the features {', '.join(model.feature_name())}; those of "
             f"the data are {', '.join(names)}. Give it the columns that the model was trained on."
