@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo lint test conformance crash chaos bench-startup bench-report bench-recovery bench-recovery-agent \
-	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index clean
+	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index booster-table clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ bench-checkpoint: $(VENV)/.stamp-bench ## how long training stands still for a c
 
 bench-index: install ## time to find the newest of ten thousand checkpoints
 	@$(BIN)/python tests/benchmarks/bench_index.py $(ARGS)
+
+booster-table: install ## hashes of models that should be the same, for docs/boosters.md
+	@PYTHONPATH=. $(BIN)/python tests/benchmarks/booster_table.py $(ARGS)
 
 clean: ## remove the environment, the caches and what was built
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

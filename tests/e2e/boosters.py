@@ -65,9 +65,13 @@ def fit(
         backend,
         label="y",
         datasets={"train": table, **(datasets or {})},
-        scaling_config=ScalingConfig(num_workers=num_workers),
         run_config=quiet,
-        **{"params": LOGISTIC[backend], "num_boost_round": ROUNDS, **options},
+        **{
+            "params": LOGISTIC[backend],
+            "num_boost_round": ROUNDS,
+            "scaling_config": ScalingConfig(num_workers=num_workers),
+            **options,
+        },
     ).fit()
 
 

@@ -24,10 +24,11 @@ from tests.e2e.boosters import (
     sorted_by_label,
     trained,
 )
+from tests.e2e.test_elastic import At, kill_an_agent
 
 import polytrain_lightgbm
 import polytrain_xgboost
-from polytrain import CheckpointConfig, FailureConfig, RunConfig
+from polytrain import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from polytrain_lightgbm import LightGBM
 from polytrain_xgboost import XGBoost
 
@@ -46,7 +47,7 @@ def codes(table: pa.Table) -> tuple[list[str], np.ndarray[Any, Any]]:
     return values, np.array([values.index(kind) for kind in kinds], np.int32)
 
 
-def xgboost_by_itself(table: pa.Table, params: dict[str, Any]) -> bytes:
+def xgboost_by_itself(table: pa.Table, params: dict[str, Any], rounds: int = ROUNDS) -> bytes:
     """The model of XGBoost alone, on the same bins."""
     values, numbers = codes(table)
     categories = pa.DictionaryArray.from_arrays(pa.array(numbers), pa.array(values))
@@ -57,10 +58,10 @@ def xgboost_by_itself(table: pa.Table, params: dict[str, Any]) -> bytes:
         ref=polytrain_xgboost.bin_reference(table, XGBoost(params=params, label="y")),
         enable_categorical=True,
     )
-    return bytes(xgboost.train(params, matrix, num_boost_round=ROUNDS).save_raw())
+    return bytes(xgboost.train(params, matrix, num_boost_round=rounds).save_raw())
 
 
-def lightgbm_by_itself(table: pa.Table, params: dict[str, Any]) -> bytes:
+def lightgbm_by_itself(table: pa.Table, params: dict[str, Any], rounds: int = ROUNDS) -> bytes:
     """The model of LightGBM alone, on the same bins, as its file."""
     backend = LightGBM(params=params, label="y")
     features = table.drop_columns(["y"]).to_pydict() | {"kind": codes(table)[1]}
@@ -71,7 +72,7 @@ def lightgbm_by_itself(table: pa.Table, params: dict[str, Any]) -> bytes:
         reference=polytrain_lightgbm.bin_reference(table, backend),
     )
     params = {**params, "verbosity": -1, "num_threads": 1}
-    booster = lightgbm.train(params, dataset, num_boost_round=ROUNDS)
+    booster = lightgbm.train(params, dataset, num_boost_round=rounds)
     text = booster.model_to_string(num_iteration=-1)
     told = {"[verbosity: -1]": "[verbosity: 1]", "[num_threads: 1]": "[num_threads: 0]"}
     for ours, default in told.items():
@@ -211,6 +212,28 @@ def test_a_run_that_is_killed_ends_in_the_same_model(
     assert result.restarts == 2
     assert model_of(result) == model_of(undisturbed)
     assert result.history == undisturbed.history
+
+
+@both
+def test_a_run_that_loses_a_worker_and_gets_another_ends_in_the_same_model(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    """Three workers, then two, then three: an agent is killed, and replaced at a checkpoint."""
+    config = dataclasses.replace(
+        quiet,
+        failure_config=FailureConfig(max_failures=1),
+        checkpoint_config=CheckpointConfig(checkpoint_frequency=7),
+        observers=(At(4, kill_an_agent),),
+    )
+    options: dict[str, Any] = {
+        "backend": backend,
+        "params": DRAWING[backend],
+        "num_boost_round": 60,
+    }
+    scaling = ScalingConfig(num_workers=(2, 3))
+    result = fit(config, table, 3, scaling_config=scaling, **options)
+    assert result.restarts > 0
+    assert model_of(result) == trained(quiet, table, 1, **options)
 
 
 @both
