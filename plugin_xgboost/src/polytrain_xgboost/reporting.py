@@ -1,0 +1,70 @@
+"""For training functions that call `xgboost.train`: what it does is reported, and saved."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import xgboost
+
+import polytrain
+from polytrain_xgboost.engine import MODEL_FILE
+
+
+class ReportCallback(xgboost.callback.TrainingCallback):
+    """Reports the metrics of every round, and a checkpoint every so many and at the end."""
+
+    def __init__(self, *, checkpoint_frequency: int = 0) -> None:
+        """
+        Args:
+            checkpoint_frequency: rounds between two checkpoints; 0 for none but the last.
+        """
+        super().__init__()
+        self._frequency = checkpoint_frequency
+        self._untold: tuple[int, Mapping[str, Any]] | None = None
+        """The round before this one, and its metrics: whether it was the last shows only later."""
+
+    def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        self._tell(model, is_last=False)
+        return False
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        metrics = {
+            f"{dataset}-{metric}": values[-1]
+            for dataset, of_metric in evals_log.items()
+            for metric, values in of_metric.items()
+        }
+        self._untold = (epoch + 1, metrics)
+        return False
+
+    def after_training(self, model: Any) -> Any:
+        self._tell(model, is_last=True)
+        return model
+
+    def _tell(self, model: xgboost.Booster, *, is_last: bool) -> None:
+        if self._untold is None:
+            return
+        round_, metrics = self._untold
+        self._untold = None
+        is_due = self._frequency > 0 and round_ % self._frequency == 0
+        if polytrain.get_context().get_world_rank() > 0 or not (is_due or is_last):
+            polytrain.report(metrics)
+            return
+        with tempfile.TemporaryDirectory() as directory:
+            model.save_model(Path(directory, MODEL_FILE))
+            polytrain.report(metrics, checkpoint=polytrain.Checkpoint.from_directory(directory))
+
+
+def checkpointed_model() -> xgboost.Booster | None:
+    """The model of the checkpoint to go on from, for `xgboost.train(xgb_model=…)`; None at first.
+
+    Raises:
+        NotInTrainerError: outside a training function.
+    """
+    checkpoint = polytrain.get_checkpoint()
+    if checkpoint is None:
+        return None
+    with checkpoint.as_directory() as directory:
+        return xgboost.Booster(model_file=Path(directory, MODEL_FILE))
