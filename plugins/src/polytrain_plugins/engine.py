@@ -30,6 +30,11 @@ class Session(Protocol):
     def checkpoint(self) -> Path | None:
         """Directory to go on from, written earlier by `Engine.save`; None at the first attempt."""
 
+    @property
+    def scratch(self) -> Path:
+        """A directory on the node's disk for this attempt alone, removed when the next begins, or
+        when the run ends, however it ends."""
+
     def report(self, *, step: int, metrics: Mapping[str, Any], model: Any = None) -> None:
         """Report a finished round or epoch. Every rank calls it at every step.
 

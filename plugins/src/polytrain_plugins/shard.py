@@ -68,6 +68,12 @@ class Shard(ABC):
     def to_arrow(self) -> pa.Table:
         """The whole shard as an Arrow table."""
 
+    def read(self, rows: range) -> pa.Table:
+        """Some of the whole shard's rows, by their places in it: without the others in memory,
+        where these lie in files that can be read from anywhere.
+        """
+        return self.to_arrow().slice(rows.start, len(rows))
+
     @abstractmethod
     def to_pandas(self) -> Any:
         """The whole shard as a `pandas.DataFrame`."""
@@ -170,6 +176,9 @@ class ShardView(Shard):
 
     def to_arrow(self) -> pa.Table:
         return self._shard.to_arrow()
+
+    def read(self, rows: range) -> pa.Table:
+        return self._shard.read(rows)
 
     def to_pandas(self) -> Any:
         return self._shard.to_pandas()

@@ -59,6 +59,21 @@ class Scratch:
             yield
 
 
+def directory_of_attempt(scratch: Path, *, rank: int, generation: int) -> Path:
+    """A directory for a rank's attempt; those of its earlier attempts are removed.
+
+    Args:
+        scratch: the run's directory on the node.
+        rank: whose it is.
+        generation: the attempt's.
+    """
+    path = scratch / f"rank-{rank}" / str(generation)
+    if not path.exists():
+        shutil.rmtree(path.parent, ignore_errors=True)
+        path.mkdir(parents=True)
+    return path
+
+
 def _locked(directory: Path) -> int:
     while True:
         # Not `exist_ok`: that asks whether it is a directory after somebody has tidied it away.

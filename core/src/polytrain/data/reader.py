@@ -62,6 +62,9 @@ class RowsShard(BatchedShard):
     def to_arrow(self) -> pa.Table:
         return self._rows.read(self._share)
 
+    def read(self, rows: range) -> pa.Table:
+        return self._rows.read(self._share[rows.start : rows.stop])
+
     def num_batches(
         self,
         *,

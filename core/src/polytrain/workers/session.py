@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
 from polytrain.errors import CheckpointError, NotInTrainerError
 from polytrain.pulse import beat
@@ -105,6 +106,7 @@ class TrainerSession:
         }
         self._positions = order.start.positions
         self._channel = channel
+        self._scratch = scratch
         self._handover = Handover(
             job=job, order=order, rank=world.me.rank, channel=channel, scratch=scratch
         )
@@ -115,6 +117,12 @@ class TrainerSession:
         self._told_ignored = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
+
+    @property
+    def scratch(self) -> Path:
+        """A directory for this attempt alone; see `polytrain_plugins.Session`."""
+        me, generation = self.world.me, self.world.generation
+        return directory_of_attempt(self._scratch, rank=me.rank, generation=generation)
 
     def report(self, *, step: int, metrics: Mapping[str, Any], model: Any = None) -> None:
         """Report a step of declarative training; see `polytrain_plugins.Session`."""
