@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from polytrain_lightgbm.first_score import FirstScore, estimated
 from polytrain_lightgbm.history import History, StoppingRule
 from polytrain_lightgbm.network import by_itself
 from polytrain_lightgbm.parameters import parallel_params, told_by_one_machine
-from polytrain_lightgbm.rounds import RowDraws, column_seeds, evaluated
+from polytrain_lightgbm.rounds import Objective, RowDraws, column_seeds, evaluated
 from polytrain_lightgbm.star import Star
 
 _PARAMETERS = "\nparameters:"
@@ -111,10 +110,7 @@ class Boosting:
         for round_ in range(len(history.rounds), total):
             before = replace(env, iteration=round_)
             _call(options.callbacks, before, before_iteration=True)
-            booster.reset_parameter(column_seeds(options, round_))
-            self.in_step()
-            with nullcontext() if draws is None else draws.applied(train, round_):
-                booster.update(fobj=self._objective)
+            self._update(booster, train, draws, round_)
             if round_ == 0 and self._first_score is not None:
                 self._first_score.add_to_first_trees(booster)
             evaluations = evaluated(booster, options, train_weight=train_weight, star=self.star)
@@ -147,19 +143,33 @@ class Boosting:
         self.star.told(score.scores)
         return score
 
-    @property
-    def _objective(self) -> Any:
-        """The user's own, if there is one."""
-        objective = self.options.objective
-        if not callable(objective):
-            return None
+    def _update(
+        self,
+        booster: lightgbm.Booster,
+        train: lightgbm.Dataset,
+        draws: RowDraws | None,
+        round_: int,
+    ) -> None:
+        columns, objective = column_seeds(self.options, round_), self.options.objective
 
-        def in_step(scores: Any, train: lightgbm.Dataset) -> Any:
+        def gradients(scores: Any, train: lightgbm.Dataset) -> Any:
             found = objective(scores, train)
+            # Not earlier: the first time, LightGBM resets its parameters before it asks for
+            # gradients, and draws columns once more.
+            booster.reset_parameter(columns)
             self.in_step()
             return found
 
-        return in_step
+        fobj: Objective = None
+        if callable(objective):
+            fobj = gradients
+        else:
+            booster.reset_parameter(columns)
+        self.in_step()
+        if draws is None:
+            booster.update(fobj=fobj)
+        else:
+            draws.update(booster, train, round_, fobj)
 
 
 def _booster(

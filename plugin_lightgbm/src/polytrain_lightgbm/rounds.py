@@ -7,20 +7,22 @@ one that would have come without.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import lightgbm
 import numpy as np
 
-from polytrain.data.draws import drawn
+from polytrain.data.draws import Mask, drawn
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.datasets import Agreement, Numbers, Rows
 from polytrain_lightgbm.history import Evaluation
 from polytrain_lightgbm.parameters import value
 from polytrain_lightgbm.star import Star
+
+Objective = Callable[..., Any] | None
+"""The user's own, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +45,17 @@ class RowDraws:
         """Give every row a weight: those that a booster hasn't seen at first can't be changed."""
         train.set_field("weight", self._weights)
 
-    @contextmanager
-    def applied(self, train: lightgbm.Dataset, round_: int) -> Iterator[None]:
-        """Have only those rows count that are drawn for a round."""
-        train.set_field("weight", self._weights * self._mask(round_))
-        yield
+    def update(
+        self, booster: lightgbm.Booster, train: lightgbm.Dataset, round_: int, fobj: Objective
+    ) -> None:
+        """Boost a round in which only those rows count that are drawn for it."""
+        mask = self._mask(round_)
+        if fobj is not None:
+            # Its gradients needn't heed weights.
+            booster.update(fobj=_of_rows(fobj, mask))
+            return
+        train.set_field("weight", self._weights * mask)
+        booster.update()
         # Metrics are over all rows.
         train.set_field("weight", self._weights)
 
@@ -60,7 +68,7 @@ class RowDraws:
         rows = self._rows
         return np.ones_like(rows.labels) if rows.weights is None else rows.weights
 
-    def _mask(self, round_: int) -> Numbers:
+    def _mask(self, round_: int) -> Mask:
         rows, params = self._rows, self.options.params
         draw = round_ // int(value(params, "bagging_freq"))
         seed = int(value(params, "bagging_seed", self.options.seed))
@@ -73,6 +81,17 @@ class RowDraws:
         rates = rate if low == high == 1 else np.where(rows.labels > 0, high, low)
         first, count = self.agreement.first_row, len(rows.labels)
         return drawn(rates, seed=seed, round_=draw, first=first, rows=count)
+
+
+def _of_rows(objective: Callable[..., Any], rows: Mask) -> Callable[..., Any]:
+    """An objective that only some rows have a part in."""
+
+    def partial(scores: Any, train: lightgbm.Dataset) -> tuple[Numbers, Numbers]:
+        found = (np.asarray(each) for each in objective(scores, train))
+        gradient, hessian = (each * rows.reshape(-1, *[1] * (each.ndim - 1)) for each in found)
+        return gradient, hessian
+
+    return partial
 
 
 def column_seeds(options: LightGBM, round_: int) -> dict[str, Any]:
