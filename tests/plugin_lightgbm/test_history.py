@@ -20,6 +20,7 @@ histories = st.builds(
     History,
     rounds=st.lists(st.lists(evaluations, max_size=3), max_size=5),
     best_iteration=st.none() | st.integers(1, 10**6),
+    given_iterations=st.integers(0, 10**6),
 )
 
 

@@ -146,7 +146,7 @@ def test_with_a_function_the_options_stay_unset() -> None:
     assert list(LightGBM().problems(WITH_FUNCTION)) == []
 
 
-def test_every_rank_evaluates_on_all_rows() -> None:
+def test_a_rank_that_evaluates_has_all_rows() -> None:
     assert LightGBM(label="y").demand(JOB).whole_datasets == {"valid"}
     assert LightGBM().demand(WITH_FUNCTION).whole_datasets == frozenset()
 

@@ -220,7 +220,7 @@ class LightGBM(Backend):
             preload=("lightgbm", "polytrain_lightgbm.engine"),
             reads_tables=True,
             group=self.group,
-            # A metric such as AUC can't be put together from shards: every rank evaluates all rows.
+            # A metric such as AUC can't be put together from shards: one rank evaluates all rows.
             whole_datasets=frozenset()
             if job.has_training_function
             else frozenset(job.datasets) - {"train"},

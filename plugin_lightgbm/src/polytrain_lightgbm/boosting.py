@@ -50,7 +50,7 @@ class Boosting:
         """Boost the rounds that are left.
 
         Args:
-            tables: the rank's shard "train", and all rows of every other data set.
+            tables: the rank's shard "train"; on rank 0, all rows of every other data set.
             model: trees to go on from.
             report: told of every round.
         """
@@ -63,8 +63,6 @@ class Boosting:
         datasets = {
             name: agreement.dataset(rows, self._first_score, model)
             for name, rows in agreement.rows.items()
-            # One rank evaluates, and tells the others.
-            if name == "train" or self.star.rank == 0
         }
         draws = RowDraws.of(options, agreement)
         if draws is not None:
@@ -116,16 +114,16 @@ class Boosting:
             evaluations = evaluated(booster, options, train_weight=train_weight, star=self.star)
             history.rounds.append([e for e in evaluations if e.dataset_name != "train"])
             after = replace(before, evaluation_result_list=evaluations)
-            if rule is not None:
-                history.best_iteration = rule.best_if_over(after, history)
+            best = None if rule is None else rule.best_if_over(after, history)
             try:
                 _call(options.callbacks, after, before_iteration=False)
             except EarlyStopException as stop:
-                history.best_iteration = stop.best_iteration + 1
+                best = stop.best_iteration + 1
+            history.best_iteration = None if best is None else history.given_iterations + best
             # After the decision, so that a checkpoint of this round knows of it.
             told = {f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations}
             report(round_ + 1, told, booster)
-            if history.best_iteration is not None:
+            if best is not None:
                 return
 
     def _estimated(self, agreement: Agreement, params: Mapping[str, Any]) -> FirstScore:

@@ -87,7 +87,7 @@ class Agreement:
     """And of its first query."""
 
     rows: Mapping[str, Rows]
-    """The rank's part of "train", and all rows of the other data sets."""
+    """The rank's part of "train"; on rank 0, all rows of the other data sets."""
 
     def dataset(
         self, rows: Rows, first_score: FirstScore | None, model: lightgbm.Booster | None
@@ -130,7 +130,7 @@ def agreed(
     """Have all ranks take the same categories and bins.
 
     Args:
-        tables: a rank's shard "train", and all rows of every other data set.
+        tables: a rank's shard "train"; on rank 0, all rows of every other data set.
         options: which columns mean what.
         params: LightGBM's, but for those of its network.
         star: all ranks, each of which calls this.

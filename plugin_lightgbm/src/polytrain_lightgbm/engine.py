@@ -83,7 +83,10 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         if model is not None and (done >= options.num_boost_round or over):
             return model
         if options.needs_all_rounds:
-            model, self._history = self._begun(None), History()
+            self._history = History()
+            model = self._begun(None)
+        # One rank evaluates, and tells the others.
+        shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         tables = {name: shard.to_arrow() for name, shard in shards.items()}
 
         def report(step: int, metrics: Mapping[str, float], booster: lightgbm.Booster) -> None:
@@ -121,7 +124,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         def second(star: Star) -> None:
             its_history = copy.deepcopy(self._history)
             boosting = machine(star, options.for_a_second_machine(), its_history)
-            boosting.train({**tables, "train": theirs}, model, lambda *_: None)
+            boosting.train({"train": theirs}, model, lambda *_: None)
 
         return by_two_machines(first, second)
 
@@ -152,7 +155,11 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         if checkpoint is not None:
             self._history = History.from_json((checkpoint / HISTORY_FILE).read_text())
             return self.load(checkpoint)
-        return lightgbm.Booster(model_file=given) if isinstance(given, str | os.PathLike) else given
+        if isinstance(given, str | os.PathLike):
+            given = lightgbm.Booster(model_file=given)
+        if given is not None:
+            self._history.given_iterations = given.current_iteration()
+        return given
 
 
 def _sum_over_ranks(value: int, ranks: int, world: World) -> int:

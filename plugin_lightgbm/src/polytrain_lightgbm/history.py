@@ -29,18 +29,27 @@ class History:
     whose last bits depend on the workers."""
 
     best_iteration: int | None = None
-    """Number of the best round, from 1, once early stopping has ended training."""
+    """Number of the model's best iteration, from 1, once early stopping has ended training."""
+
+    given_iterations: int = 0
+    """Those of the model that the run has added its own to."""
 
     def to_json(self) -> str:
         """The history as JSON text."""
-        return json.dumps({"rounds": self.rounds, "best_iteration": self.best_iteration})
+        return json.dumps(
+            {
+                "rounds": self.rounds,
+                "best_iteration": self.best_iteration,
+                "given_iterations": self.given_iterations,
+            }
+        )
 
     @classmethod
     def from_json(cls, text: str) -> History:
         """Read what `to_json` wrote."""
         fields: Mapping[str, Any] = json.loads(text)
         rounds = [[Evaluation(*e) for e in round_] for round_ in fields["rounds"]]
-        return cls(rounds=rounds, best_iteration=fields["best_iteration"])
+        return cls(**{**fields, "rounds": rounds})
 
 
 class StoppingRule:
