@@ -75,7 +75,7 @@ def test_with_a_function_no_option_is_required() -> None:
     assert problems(replace(WITH_FUNCTION, datasets={})) == {}
 
 
-def test_every_rank_evaluates_on_all_rows() -> None:
+def test_a_rank_that_evaluates_has_all_rows() -> None:
     assert XGBoost(label="y").demand(JOB).whole_datasets == {"valid"}
     assert XGBoost().demand(WITH_FUNCTION).whole_datasets == frozenset()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,14 +21,19 @@ from polytrain_plugins import (
     patience_problems,
     sample_problems,
 )
-from polytrain_xgboost.parameters import parameter_problems
+from polytrain_xgboost.parameters import (
+    callback_problems,
+    function_problems,
+    parameter_problems,
+)
 
 if TYPE_CHECKING:
     from polytrain_xgboost.engine import XGBoostEngine
 
 _DECLARATIVE = (
     *("params", "num_boost_round", "label", "weight", "base_margin", "qid", "categorical"),
-    *("eval_train", "early_stopping_rounds", "bin_sample_rows"),
+    *("eval_train", "early_stopping_rounds", "maximize", "obj", "custom_metric", "callbacks"),
+    *("xgb_model", "bin_sample_rows"),
 )
 
 
@@ -80,6 +85,24 @@ class XGBoost(Backend):
     """Stop when the last metric of the last data set besides "train" hasn't improved for so many
     rounds."""
 
+    maximize: bool | None = None
+    """Whether more is better of the metric that early stopping looks at. By default it is for the
+    metrics that XGBoost knows as such, by their names."""
+
+    obj: Callable[..., Any] | None = None
+    """An objective of one's own, as for `xgboost.train`. It gets the rows of one worker."""
+
+    custom_metric: Callable[..., Any] | None = None
+    """A metric of one's own, as for `xgboost.train`."""
+
+    callbacks: Sequence[Any] = ()
+    """Callbacks as for `xgboost.train`, called by every worker. After a restart they are new ones;
+    the metrics that they get are those of all rounds."""
+
+    xgb_model: Any = None
+    """An `xgboost.Booster`, or the path of its file on every node, to whose trees `num_boost_round`
+    are added. The parameters that it was trained with are not taken over."""
+
     bin_sample_rows: int = 200_000
     """Rows, of all workers together, from which the bins are made that every worker takes. In what
     order the rows of a data set are that has no more makes no difference."""
@@ -125,6 +148,8 @@ class XGBoost(Backend):
         )
         yield from categorical_problems(job, self.categorical, self.columns_besides_features)
         yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
+        yield from function_problems(obj=self.obj, custom_metric=self.custom_metric)
+        yield from callback_problems(self.callbacks)
 
     def demand(self, job: Job) -> Demand:
         return Demand(
@@ -136,7 +161,7 @@ class XGBoost(Backend):
             ),
             reads_tables=True,
             group=self.qid,
-            # A metric such as AUC can't be put together from shards: every rank evaluates all rows.
+            # A metric such as AUC can't be put together from shards: one rank evaluates all rows.
             whole_datasets=frozenset()
             if job.has_training_function
             else frozenset(job.datasets) - {"train"},

@@ -1,4 +1,4 @@
-"""The trainer half: tracker and communicator of the generation, and the boosting loop."""
+"""The trainer half: tracker and communicator of the generation, and who boosts."""
 
 from __future__ import annotations
 
@@ -16,20 +16,17 @@ from xgboost.tracker import RabitTracker
 
 from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
 from polytrain_xgboost.backend import XGBoost
+from polytrain_xgboost.boosting import Boosting
 from polytrain_xgboost.collecting import Ranks
-from polytrain_xgboost.intercept import estimated_intercept, marked_as_estimated
-from polytrain_xgboost.matrices import TrainingData, prediction_matrix, training_data
+from polytrain_xgboost.continuing import trees_of
+from polytrain_xgboost.evaluating import has_stopped
+from polytrain_xgboost.history import History
+from polytrain_xgboost.intercept import marked_as_estimated
+from polytrain_xgboost.matrices import prediction_matrix
 from polytrain_xgboost.outside import outside_the_collective
-from polytrain_xgboost.rounds import (
-    draws_columns,
-    evaluated,
-    forget_column_draws,
-    has_stopped,
-    is_exhausted,
-    rows_drawn,
-)
 
 MODEL_FILE = "model.ubj"
+HISTORY_FILE = "history.json"
 
 
 class XGBoostEngine(Engine[xgboost.Booster]):
@@ -38,6 +35,8 @@ class XGBoostEngine(Engine[xgboost.Booster]):
     def __init__(self, options: XGBoost) -> None:
         self._options = options
         self._tracker: RabitTracker | None = None
+        self._boosting: Boosting | None = None
+        self._history = History()
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
@@ -73,47 +72,37 @@ class XGBoostEngine(Engine[xgboost.Booster]):
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> xgboost.Booster:
         options, me = self._options, session.world.me
-        ranks = Ranks(me=me.rank, size=session.world.size)
-        params = {"tree_method": "hist", "nthread": me.cpus, **options.booster_params}
-        booster = None
-        if session.checkpoint is not None:
-            booster = self.load(session.checkpoint)
-            if _is_finished(booster, options):
-                return booster
+        if session.checkpoint is None:
+            model = trees_of(options.xgb_model)
+        else:
+            self._history = History.from_json((session.checkpoint / HISTORY_FILE).read_text())
+            model = self.load(session.checkpoint)
+            if _is_finished(model, self._history, options):
+                return model
+        # One rank evaluates, and tells the others.
+        shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         with outside_the_collective() as outside:
-            data = training_data(
-                {name: shard.to_arrow() for name, shard in shards.items()},
+            self._boosting = Boosting(
                 options=options,
-                params=params,
-                ranks=ranks,
+                params={"tree_method": "hist", "nthread": me.cpus, **options.booster_params},
+                ranks=Ranks(me=me.rank, size=session.world.size),
                 outside=outside,
+                history=self._history,
             )
-            if booster is None and "base_score" not in params:
-                params["base_score"] = estimated_intercept(
-                    data.facts, params, ranks=ranks, outside=outside
-                )
-            patience = options.early_stopping_rounds
-            matrices = [data.train, *data.evaluated.values()]
-            booster = xgboost.Booster(params, matrices, model_file=booster)
-            for round_ in range(booster.num_boosted_rounds(), options.num_boost_round):
-                self._boost(booster, data, round_, params)
-                metrics = evaluated(
-                    booster, data, round_=round_, train=options.eval_train, outside=outside
-                )
-                # First, so that a checkpoint of this round holds what is noted here.
-                stop = patience is not None and is_exhausted(
-                    booster, metrics, round_=round_, patience=patience
-                )
-                session.report(step=round_ + 1, metrics=metrics, model=booster)
-                if stop:
-                    break
-        return booster
+            return self._boosting.train(
+                {name: shard.to_arrow() for name, shard in shards.items()},
+                model,
+                lambda step, metrics, booster: session.report(
+                    step=step, metrics=metrics, model=booster
+                ),
+            )
 
     def save(self, model: xgboost.Booster, directory: Path) -> None:
         saved = bytes(model.save_raw())
-        if "base_score" not in self._options.params:
+        if self._boosting is not None and self._boosting.has_estimated:
             saved = marked_as_estimated(saved)
         (directory / MODEL_FILE).write_bytes(saved)
+        (directory / HISTORY_FILE).write_text(self._history.to_json())
 
     def load(self, directory: Path) -> xgboost.Booster:
         return xgboost.Booster(model_file=directory / MODEL_FILE)
@@ -128,21 +117,9 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         matrix = prediction_matrix(table, model, base_margin=self._options.base_margin)
         return np.asarray(model.predict(matrix, **options))
 
-    def _boost(
-        self,
-        booster: xgboost.Booster,
-        data: TrainingData,
-        round_: int,
-        params: Mapping[str, Any],
-    ) -> None:
-        if draws_columns(params):
-            forget_column_draws(booster, params["tree_method"])
-        with rows_drawn(data, rate=self._options.row_rate, seed=self._options.seed, round_=round_):
-            booster.update(data.train, round_)
 
-
-def _is_finished(booster: xgboost.Booster, options: XGBoost) -> bool:
-    if booster.num_boosted_rounds() >= options.num_boost_round:
+def _is_finished(booster: xgboost.Booster, history: History, options: XGBoost) -> bool:
+    if len(history.rounds) >= options.num_boost_round or history.is_over:
         return True
     patience = options.early_stopping_rounds
     return patience is not None and has_stopped(booster, patience)

@@ -37,7 +37,7 @@ def estimated_intercept(
     if ranks.me == 0:
         whole = {name: np.concatenate([theirs[name] for theirs in everybodys]) for name in facts}
         estimate = outside(_estimate, whole, params)
-    intercept: str = ranks.gathered(estimate)[0]
+    intercept: str = ranks.told(estimate)
     return intercept
 
 

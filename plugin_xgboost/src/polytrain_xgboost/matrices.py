@@ -16,10 +16,12 @@ import pyarrow as pa
 import xgboost
 
 from polytrain.data.categories import agreed_categories, encoded, selected
+from polytrain.data.draws import Mask
 from polytrain.data.groups import group_sizes
 from polytrain.data.sampling import agreed_sample
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.continuing import trees_of, with_those_of
 from polytrain_xgboost.outside import Outside
 
 
@@ -29,6 +31,11 @@ class TrainingData:
 
     train: xgboost.QuantileDMatrix
     evaluated: Mapping[str, xgboost.QuantileDMatrix]
+    """All rows of the other data sets, on rank 0."""
+
+    has_others: bool
+    """Whether there are such data sets."""
+
     first_row: int
     """Number of its first row in the whole data set; with queries, of its first query."""
 
@@ -41,8 +48,18 @@ class TrainingData:
         weights = self.train.get_weight()
         if len(weights):
             return weights
-        queries = len(self.train.get_uint_info("group_ptr")) - 1
-        return np.ones(queries if queries > 0 else self.train.num_row(), np.float32)
+        return np.ones(self._queries or self.train.num_row(), np.float32)
+
+    def by_row(self, mask: Mask) -> Mask:
+        """What is said of rows, or of queries, for each of the rows."""
+        if not self._queries:
+            return mask
+        return np.repeat(mask, np.diff(self.train.get_uint_info("group_ptr")))
+
+    @property
+    def _queries(self) -> int:
+        """How many it has; 0 if rows stand for themselves."""
+        return max(0, len(self.train.get_uint_info("group_ptr")) - 1)
 
 
 def training_data(
@@ -52,17 +69,22 @@ def training_data(
     params: Mapping[str, Any],
     ranks: Ranks,
     outside: Outside,
+    model: xgboost.Booster | None,
 ) -> TrainingData:
     """Bin everything by one sample of all ranks' rows.
 
     Args:
-        tables: a rank's shard "train", and all rows of every other data set.
+        tables: a rank's shard "train"; on rank 0, all rows of every other data set.
         options: which columns mean what.
         params: XGBoost's parameters.
         ranks: all of which call this.
         outside: for what is done by each rank alone.
+        model: trees to go on from.
+
+    Raises:
+        ValueError: the trees are of other features, or don't know all categories.
     """
-    categories = _categories(tables, options, ranks)
+    categories = _categories(tables, options, ranks, model)
     tables = {name: encoded(table, categories) for name, table in tables.items()}
     binning = _Binning(options=options, params=params)
     mine, facts = tables["train"], binning.facts(tables["train"])
@@ -75,6 +97,7 @@ def training_data(
     train = outside(binning.matrix, mine, facts, outside(binning.reference, sample))
     return TrainingData(
         train=train,
+        has_others=ranks.told(len(tables) > 1),
         evaluated={
             name: outside(binning.matrix, table, binning.facts(table), train)
             for name, table in tables.items()
@@ -88,7 +111,8 @@ def training_data(
 def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
     """A matrix with the bins that a run on these rows has, at any number of workers."""
     ranks, tables = Ranks(), {"train": table}
-    table = encoded(table, _categories(tables, options, ranks))
+    model = trees_of(options.xgb_model)
+    table = encoded(table, _categories(tables, options, ranks, model))
     params = {"nthread": 0, **options.params}
     sample = _sample(table, 0, len(table), options, ranks)
     return _Binning(options=options, params=params).reference(sample)
@@ -128,15 +152,17 @@ def _sample(mine: pa.Table, first_row: int, rows: int, options: XGBoost, ranks: 
 
 
 def _categories(
-    tables: Mapping[str, pa.Table], options: XGBoost, ranks: Ranks
+    tables: Mapping[str, pa.Table],
+    options: XGBoost,
+    ranks: Ranks,
+    model: xgboost.Booster | None,
 ) -> dict[str, pa.Array]:
     besides = options.columns_besides_features
-    return agreed_categories(
-        tables,
-        features=[name for name in tables["train"].column_names if name not in besides],
-        also=options.categorical,
-        gather=ranks.gathered,
+    names = [name for name in tables["train"].column_names if name not in besides]
+    categories = agreed_categories(
+        tables, features=names, also=options.categorical, gather=ranks.gathered
     )
+    return categories if model is None else with_those_of(model, categories, names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

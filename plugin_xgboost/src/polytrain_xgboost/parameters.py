@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain_plugins import Job, Problem, refused_parameters, too_many_threads
@@ -72,3 +72,50 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
 
 def _problem(name: str, what: str, remedy: str) -> Problem:
     return Problem(field=f"params[{name!r}]", what=what, remedy=remedy)
+
+
+def function_problems(**functions: Any) -> Iterator[Problem]:
+    """Options that aren't a function with two arguments, as XGBoost calls it."""
+    for option, function in functions.items():
+        if function is None:
+            continue
+        if not callable(function):
+            yield Problem(
+                field=option,
+                what=f"{function!r} is not a function",
+                remedy="Name XGBoost's own in params, as 'objective' or 'eval_metric'",
+            )
+        elif _is_xgboosts(function, "Objective"):
+            yield Problem(
+                field=option,
+                what="xgboost.objective is experimental, and no part of this",
+                remedy="Pass a function of scores and matrix",
+            )
+
+
+def callback_problems(callbacks: Any) -> Iterator[Problem]:
+    """What is wrong with the option `callbacks`, without importing XGBoost for it."""
+    if not isinstance(callbacks, Sequence):
+        yield Problem(
+            field="callbacks", what=f"{callbacks!r} is not a list", remedy="Pass callbacks=[…]"
+        )
+        return
+    for callback in callbacks:
+        if not _is_xgboosts(callback, "TrainingCallback"):
+            yield Problem(
+                field="callbacks",
+                what=f"{callback!r} is no callback of XGBoost's",
+                remedy="Derive its class from xgboost.callback.TrainingCallback",
+            )
+        elif _is_xgboosts(callback, "EarlyStopping"):
+            yield Problem(
+                field="callbacks",
+                what="EarlyStopping forgets what it has seen when a run is restarted",
+                remedy="Use the option early_stopping_rounds",
+            )
+
+
+def _is_xgboosts(value: Any, name: str) -> bool:
+    """Whether a value is of one of XGBoost's classes, or of one that is derived from it."""
+    classes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
+    return ("xgboost", name) in classes

@@ -1,0 +1,110 @@
+"""Boosting by one rank, in step with all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import xgboost
+
+from polytrain_xgboost.backend import XGBoost
+from polytrain_xgboost.callbacks import Callbacks, TunableBooster
+from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.evaluating import evaluated, is_exhausted
+from polytrain_xgboost.history import History
+from polytrain_xgboost.intercept import estimated_intercept
+from polytrain_xgboost.matrices import TrainingData, training_data
+from polytrain_xgboost.outside import Outside
+from polytrain_xgboost.rounds import boost
+
+Report = Callable[[int, Mapping[str, float], xgboost.Booster], None]
+"""Told of every round: its number from 1, its metrics, the booster."""
+
+
+@dataclass(kw_only=True)
+class Boosting:
+    """One rank's part in it, and what there is to keep of it besides the trees."""
+
+    options: XGBoost
+    params: Mapping[str, Any]
+    ranks: Ranks
+    outside: Outside
+    history: History = field(default_factory=History)
+    has_estimated: bool = False
+    """Whether the score that all rows begin with has been estimated here."""
+
+    def train(
+        self, tables: Mapping[str, pa.Table], model: xgboost.Booster | None, report: Report
+    ) -> xgboost.Booster:
+        """Boost the rounds that are left.
+
+        Args:
+            tables: the rank's shard "train"; on rank 0, all rows of every other data set.
+            model: trees to go on from.
+            report: told of every round.
+        """
+        data = training_data(
+            tables,
+            options=self.options,
+            params=self.params,
+            ranks=self.ranks,
+            outside=self.outside,
+            model=model,
+        )
+        params = {**self.params, **self._first_score(data, model)}
+        matrices = [data.train, *data.evaluated.values()]
+        return self._boost(TunableBooster(params, matrices, model_file=model), data, report)
+
+    def _boost(
+        self, booster: xgboost.Booster, data: TrainingData, report: Report
+    ) -> xgboost.Booster:
+        options, history = self.options, self.history
+        callbacks = Callbacks(options.callbacks, history=history, ranks=self.ranks)
+        booster = callbacks.before_training(booster)
+        done, patience = len(history.rounds), options.early_stopping_rounds
+        # Not those of a model that was given.
+        before = booster.num_boosted_rounds() - done
+        if callbacks.before_iteration(booster, done):
+            return callbacks.after_training(booster)
+        while True:
+            round_ = before + done
+            boost(booster, data, round_=round_, options=options, params=self.params)
+            scores = evaluated(
+                booster,
+                data,
+                round_=round_,
+                options=options,
+                ranks=self.ranks,
+                outside=self.outside,
+            )
+            history.rounds.append(scores)
+            exhausted = patience is not None and is_exhausted(
+                booster, history.rounds, options=options, patience=patience
+            )
+            done += 1
+            over = (
+                callbacks.after_iteration(booster, done - 1, scores)
+                or exhausted
+                or done >= options.num_boost_round
+                or callbacks.before_iteration(booster, done)
+            )
+            if over:
+                booster = callbacks.after_training(booster)
+            # Last, so that a checkpoint of this round holds all that became of it.
+            told = {f"{score.dataset}-{score.metric}": score.value for score in scores}
+            report(done, told, booster)
+            if over:
+                return booster
+
+    def _first_score(self, data: TrainingData, model: xgboost.Booster | None) -> dict[str, str]:
+        """What every row begins with, as a parameter; none where XGBoost estimates nothing."""
+        options = self.options
+        if model is not None or options.obj is not None or "base_score" in options.params:
+            return {}
+        self.has_estimated = True
+        estimate = estimated_intercept(
+            data.facts, self.params, ranks=self.ranks, outside=self.outside
+        )
+        return {"base_score": estimate}

@@ -1,0 +1,379 @@
+"""What users bring along for XGBoost and LightGBM: objectives, metrics, callbacks, models.
+
+A model is the same at any number of workers with these too, and after a run has gone on elsewhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pyarrow as pa
+import pytest
+import xgboost
+from tests.e2e.boosters import (
+    BACKENDS,
+    DRAWING,
+    LOGISTIC,
+    MODEL_FILES,
+    ROUNDS,
+    a_table,
+    fit,
+    model_of,
+    trained,
+)
+
+import polytrain_xgboost
+from polytrain import FailureKind, RunConfig, TrainingFailedError
+from polytrain_xgboost import XGBoost
+
+both = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return a_table().drop_columns(["kind"])
+
+
+def logistic(scores: Any, train: Any) -> tuple[Any, Any]:
+    """An objective, as either of them takes it."""
+    chance = 1 / (1 + np.exp(-scores))
+    return chance - train.get_label(), chance * (1 - chance)
+
+
+class StopsAfter(xgboost.callback.TrainingCallback):  # type: ignore[misc]  # it is Any here
+    """Ends training after a round, on one of the ranks."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        return bool(xgboost.collective.get_rank() == 0 and epoch == self._epoch)
+
+    def after_training(self, model: Any) -> Any:
+        model.set_attr(ended="yes")
+        return model
+
+
+class SlowsDown(xgboost.callback.TrainingCallback):  # type: ignore[misc]
+    """Learns the slower, the better the metric of all rounds has become."""
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        seen = evals_log["valid"]["logloss"]
+        assert len(seen) == epoch + 1
+        model.set_param("learning_rate", float(sum(seen) / len(seen)))
+        return False
+
+
+def a_falling_rate(round_: int) -> float:
+    return 0.3 * 0.9**round_
+
+
+def rates(backend: str) -> list[Any]:
+    if backend == "xgboost":
+        return [xgboost.callback.LearningRateScheduler(a_falling_rate)]
+    return [lightgbm.reset_parameter(learning_rate=a_falling_rate)]
+
+
+def with_objective(backend: str, **params: Any) -> dict[str, Any]:
+    """Options for the objective above."""
+    if backend == "xgboost":
+        return {"params": {"max_depth": 4, **params}, "obj": logistic}
+    return {"params": {"num_leaves": 12, "objective": logistic, **params}}
+
+
+CASES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "objective": with_objective,
+    "objective and draws": lambda backend: with_objective(
+        backend,
+        **{name: value for name, value in DRAWING[backend].items() if name != "objective"},
+    ),
+    "objective and dart": lambda backend: with_objective(
+        backend,
+        **{
+            "xgboost": {"booster": "dart", "rate_drop": 0.4},
+            "lightgbm": {"boosting": "dart", "drop_rate": 0.4},
+        }[backend],
+    ),
+    "rates": lambda backend: {"params": DRAWING[backend], "callbacks": rates(backend)},
+}
+
+
+def same_everywhere(quiet: RunConfig, table: pa.Table, **options: Any) -> bytes:
+    """The model, which is the same by one worker, and by three and then by two."""
+    first = fit(quiet, table, 3, num_boost_round=4, **options).checkpoint
+    second = trained(quiet, table, 2, restore_from=first, **options)
+    assert second == trained(quiet, table, 1, **options)
+    return second
+
+
+@both
+@pytest.mark.parametrize("case", CASES)
+def test_the_model_is_the_same_everywhere(
+    quiet: RunConfig, table: pa.Table, backend: str, case: str
+) -> None:
+    same_everywhere(quiet, table, backend=backend, **CASES[case](backend))
+
+
+def test_a_callback_gets_the_metrics_of_all_rounds(quiet: RunConfig, table: pa.Table) -> None:
+    """And what it makes of them is the same in every worker, after a restart too."""
+    options: dict[str, Any] = {"callbacks": [SlowsDown()], "datasets": {"valid": table[:500]}}
+    ours = same_everywhere(quiet, table, backend="xgboost", **options)
+    assert ours != trained(quiet, table, 1, backend="xgboost")
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+@pytest.mark.parametrize("params", [{}, {"objective": "binary:logistic"}])
+def test_an_objective_ends_in_the_model_of_xgboost_alone(
+    quiet: RunConfig, table: pa.Table, num_workers: int, params: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = {"params": {"max_depth": 4, **params}, "obj": logistic}
+    ours = trained(quiet, table, num_workers, backend="xgboost", **options)
+    reference = polytrain_xgboost.bin_reference(table, XGBoost(label="y", **options))
+    matrix = xgboost.QuantileDMatrix(
+        table.drop_columns(["y"]), label=table.column("y").to_numpy(), ref=reference
+    )
+    alone = xgboost.train(options["params"], matrix, num_boost_round=ROUNDS, obj=logistic)
+    assert ours == alone.save_raw()
+
+
+@both
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_metric_is_that_of_all_rows(
+    quiet: RunConfig, table: pa.Table, backend: str, num_workers: int
+) -> None:
+    """Beside the same one of the framework's, which counts weights."""
+    table = table.append_column("w", pa.array(np.arange(len(table)) % 3 + 1.0))
+    known = {"xgboost": {"eval_metric": "error"}, "lightgbm": {"metric": "binary_error"}}[backend]
+    [name] = known.values()
+    result = fit(
+        quiet,
+        table,
+        num_workers,
+        backend=backend,
+        datasets={"valid": table[:501]},
+        params={**LOGISTIC[backend], **known},
+        weight="w",
+        **{"xgboost": {"custom_metric": share_wrong}, "lightgbm": {"feval": share_wrong_of}}[
+            backend
+        ],
+    )
+    for metrics in result.history:
+        assert set(metrics) == {f"{data}-{m}" for data in ("train", "valid") for m in ("own", name)}
+        for data in ("train", "valid"):
+            assert metrics[f"{data}-own"] == pytest.approx(metrics[f"{data}-{name}"])
+
+
+def share_wrong(chances: Any, data: Any) -> list[tuple[str, float]]:
+    wrong = (chances > 0.5) != data.get_label()
+    return [("own", float(np.average(wrong, weights=data.get_weight())))]
+
+
+def share_wrong_of(chances: Any, data: Any) -> tuple[str, float, bool]:
+    [(name, share)] = share_wrong(chances, data)
+    return name, share, False
+
+
+@both
+def test_early_stopping_looks_at_a_metric_of_ones_own(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    """It is best in the second round, and more is better."""
+
+    def third_is_worse(scores: Any, data: Any) -> Any:
+        calls.append(1)
+        return ("own", float(len(calls) == 2), *([True] if backend == "lightgbm" else []))
+
+    calls: list[int] = []
+    own = {
+        "xgboost": {"custom_metric": third_is_worse, "maximize": True},
+        "lightgbm": {"feval": third_is_worse, "params": {"metric": "none"}},
+    }[backend]
+    result = fit(
+        quiet,
+        table,
+        2,
+        backend=backend,
+        datasets={"valid": table[:500]},
+        eval_train=False,
+        early_stopping_rounds=3,
+        **own,
+    )
+    assert len(result.history) == 5
+    best = result.load_model().best_iteration
+    assert best == {"xgboost": 1, "lightgbm": 2}[backend]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_callback_stops_all_ranks(quiet: RunConfig, table: pa.Table, num_workers: int) -> None:
+    """For good: who goes on with the run's checkpoint has a model that is finished."""
+    options: dict[str, Any] = {"backend": "xgboost", "callbacks": [StopsAfter(3)]}
+    result = fit(quiet, table, num_workers, **options)
+    assert len(result.history) == 4
+    model = result.load_model()
+    assert model.num_boosted_rounds() == 4
+    assert model.attr("ended") == "yes"
+    assert trained(quiet, table, 1, restore_from=result.checkpoint, **options) == model_of(result)
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_trees_are_added_to_a_model_as_xgboost_does(
+    quiet: RunConfig, table: pa.Table, num_workers: int
+) -> None:
+    params = LOGISTIC["xgboost"]
+    given = fit(quiet, table[:2000], 1, backend="xgboost", num_boost_round=3).load_model()
+    backend = XGBoost(params=params, label="y", xgb_model=given)
+    matrix = xgboost.QuantileDMatrix(
+        table.drop_columns(["y"]),
+        label=table.column("y").to_numpy(),
+        ref=polytrain_xgboost.bin_reference(table, backend),
+    )
+    alone = xgboost.train(params, matrix, num_boost_round=ROUNDS, xgb_model=given)
+    result = fit(quiet, table, num_workers, backend="xgboost", xgb_model=given)
+    assert model_of(result) == alone.save_raw()
+    assert len(result.history) == ROUNDS
+
+
+MODEL_OPTION = {"xgboost": "xgb_model", "lightgbm": "init_model"}
+
+
+@both
+@pytest.mark.parametrize("is_path", [False, True], ids=["object", "path"])
+def test_trees_are_added_to_a_model(quiet: RunConfig, backend: str, is_path: bool) -> None:
+    """The categories of its rows lie elsewhere in the alphabet than those of the rows to come."""
+    table = a_table()
+    kinds = table.column("kind").to_pylist()
+    earlier = table.filter(pa.array([kind in "bdf" for kind in kinds]))
+    later = table.filter(pa.array([kind in LATER_KINDS[backend] for kind in kinds]))
+    first = fit(quiet, earlier, 2, backend=backend, num_boost_round=3)
+    assert first.checkpoint is not None
+    file = f"{first.checkpoint.path}/{MODEL_FILES[backend]}"
+    options: dict[str, Any] = {
+        "backend": backend,
+        "params": DRAWING[backend],
+        MODEL_OPTION[backend]: file if is_path else first.load_model(),
+    }
+    same_everywhere(quiet, later, **options)
+    result = fit(quiet, later, 2, **options)
+    assert len(result.history) == ROUNDS
+    model, given = result.load_model(), first.load_model()
+    if backend == "lightgbm":
+        assert model.current_iteration() == 3 + ROUNDS
+        kept = model.model_to_string(num_iteration=3).partition("parameters:")[0]
+        assert trees_in(kept) == trees_in(given.model_to_string().partition("parameters:")[0])
+    else:
+        assert model.num_boosted_rounds() == 3 + ROUNDS
+        assert model[:3].get_dump(with_stats=True) == given.get_dump(with_stats=True)
+
+
+def trees_in(text: str) -> str:
+    return text[text.index("Tree=0") :]
+
+
+# XGBoost's model takes no new ones; LightGBM's has a number for each.
+LATER_KINDS = {"xgboost": "df", "lightgbm": "acdf"}
+
+
+@both
+def test_early_stopping_counts_the_rounds_of_a_model_too(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    """The best round is one of the whole model's, which is what predictions are made with."""
+    given = fit(quiet, table, 1, backend=backend, num_boost_round=3).load_model()
+    noise = table.set_column(5, "y", pa.array(np.random.default_rng(5).integers(0, 2, len(table))))
+    result = fit(
+        quiet,
+        table[:300],
+        2,
+        backend=backend,
+        num_boost_round=60,
+        datasets={"valid": noise},
+        early_stopping_rounds=2,
+        **{MODEL_OPTION[backend]: given},
+    )
+    losses = [metrics[f"valid-{LOSS[backend]}"] for metrics in result.history]
+    assert len(losses) < 60
+    best = 3 + int(np.argmin(losses))
+    assert result.load_model().best_iteration == {"xgboost": best, "lightgbm": best + 1}[backend]
+
+
+LOSS = {"xgboost": "logloss", "lightgbm": "binary_logloss"}
+
+
+@both
+def test_a_model_of_other_features(quiet: RunConfig, table: pa.Table, backend: str) -> None:
+    given = fit(quiet, table, 1, backend=backend, num_boost_round=1).load_model()
+    with pytest.raises(TrainingFailedError, match=r"has the features x0, x1.* are x1, x2"):
+        fit(quiet, table.drop_columns(["x0"]), 2, backend=backend, **{MODEL_OPTION[backend]: given})
+
+
+def test_a_category_that_xgboosts_model_has_never_seen(quiet: RunConfig) -> None:
+    table = a_table()
+    known = table.filter(pa.array([kind != "d" for kind in table.column("kind").to_pylist()]))
+    given = fit(quiet, known, 1, backend="xgboost", num_boost_round=1).load_model()
+    with pytest.raises(TrainingFailedError, match="has never seen 'd' in the column 'kind'"):
+        fit(quiet, table, 2, backend="xgboost", xgb_model=given)
+
+
+class Raises:
+    """At the third call by a thread: one worker of LightGBM's trains on two."""
+
+    def __init__(self, returned: Any = None) -> None:
+        self._calls: dict[int, int] = {}
+        self._returned = returned
+
+    def __call__(self, *_: Any) -> Any:
+        thread = threading.get_ident()
+        self._calls[thread] = self._calls.get(thread, 0) + 1
+        if self._calls[thread] == 3:
+            raise ValueError("no third round")
+        return self._returned
+
+
+class RaisingCallback(xgboost.callback.TrainingCallback):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self._raises = Raises()
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        self._raises()
+        return False
+
+
+def raising(backend: str, what: str) -> dict[str, Any]:
+    def objective(scores: Any, train: Any) -> Any:
+        fails()
+        return logistic(scores, train)
+
+    fails = Raises()
+    if backend == "xgboost":
+        return {
+            "objective": {"obj": objective},
+            "metric": {"custom_metric": Raises(("own", 1.0))},
+            "callback": {"callbacks": [RaisingCallback()]},
+        }[what]
+    return {
+        "objective": {"params": {"objective": objective}},
+        "metric": {"feval": Raises(("own", 1.0, False))},
+        "callback": {"callbacks": [fails]},
+    }[what]
+
+
+@both
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("what", ["objective", "metric", "callback"])
+def test_what_a_user_raises_ends_the_run(
+    quiet: RunConfig, table: pa.Table, backend: str, what: str, num_workers: int
+) -> None:
+    """On rank 0 alone or on all of them: it is told, with where it comes from."""
+    options = {"eval_train": False, "datasets": {"valid": table[:500]}, **raising(backend, what)}
+    with pytest.raises(TrainingFailedError) as caught:
+        fit(quiet, table, num_workers, backend=backend, **options)
+    failure = caught.value.failures[0]
+    assert failure.kind is FailureKind.USER_ERROR
+    assert "ValueError: no third round" in failure.message
+    assert "in __call__" in failure.traceback
+    assert caught.value.result is not None
+    assert len(caught.value.result.history) == 2
