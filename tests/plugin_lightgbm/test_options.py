@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polytrain import NotInTrainerError
+from polytrain.validation import backend_problems
 from polytrain_lightgbm import LightGBM, network_params
 from polytrain_lightgbm.parameters import parallel_params
 from polytrain_plugins import DatasetInfo, Job, Problem
@@ -161,3 +162,22 @@ def test_workers_train_on_their_own_rows_together() -> None:
 def test_network_params_belong_inside_a_training_function() -> None:
     with pytest.raises(NotInTrainerError):
         network_params()
+
+
+@pytest.mark.parametrize("parameter", sorted(spellings("device_type")))
+@pytest.mark.parametrize("device", ["gpu", "cuda"])
+def test_other_devices_are_refused_with_the_reason(parameter: str, device: str) -> None:
+    [problem] = problems(params={parameter: device}).values()
+    assert "no CUDA" in problem.what
+    assert "XGBoost" in problem.remedy
+    assert problems(params={parameter: "cpu"}) == {}
+
+
+@pytest.mark.parametrize("job", [JOB, WITH_FUNCTION], ids=["options", "function"])
+def test_gpus_are_refused_once_and_with_the_reason(job: Job) -> None:
+    backend = LightGBM() if job.has_training_function else LightGBM(label="y")
+    [problem] = backend_problems(backend, replace(job, use_gpu=True))
+    assert problem.field == "ScalingConfig.use_gpu"
+    assert "no CUDA" in problem.what
+    assert "XGBoost" in problem.remedy
+    assert "resources_per_worker={'GPU': 1}" in problem.remedy

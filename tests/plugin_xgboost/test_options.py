@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from polytrain_plugins import DatasetInfo, Job, Problem
+from polytrain_plugins import DatasetInfo, Device, Job, Problem
 from polytrain_xgboost import XGBoost
+from polytrain_xgboost.parameters import device_for
 
 TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
 VALID = replace(TRAIN, name="valid")
@@ -99,6 +100,9 @@ def test_it_travels() -> None:
         ({"subsample": 1.5}, "up to 1"),
         ({"subsample": 0}, "up to 1"),
         ({"nthread": 2}, "resources_per_worker"),
+        ({"tree_method": "gpu_hist"}, "Leave it out"),
+        ({"device": "cuda"}, "ScalingConfig(use_gpu=True)"),
+        ({"device": "gpu:0"}, "ScalingConfig(use_gpu=True)"),
     ],
 )
 def test_parameters_that_mean_something_else_here(params: dict[str, Any], remedy: str) -> None:
@@ -131,3 +135,66 @@ def test_categories_are_in_features(categorical: Any, what: str) -> None:
 def test_bins_need_rows(rows: Any) -> None:
     found = problems(label="y", bin_sample_rows=rows)
     assert repr(rows) in found["bin_sample_rows"].what
+
+
+def test_workers_with_gpus_train_on_them() -> None:
+    on_gpus = replace(JOB, use_gpu=True)
+    assert Device.GPU in XGBoost.capabilities.devices
+    assert problems(on_gpus, label="y") == {}
+    assert problems(on_gpus, label="y", params={"device": "cuda:0"}) == {}
+    assert device_for({}, gpus=1) == {"device": "cuda"}
+    assert device_for({"device": "cuda:0"}, gpus=1) == {}
+    assert device_for({}, gpus=0) == {}
+
+
+def test_workers_with_gpus_do_not_train_beside_them() -> None:
+    [problem] = problems(replace(JOB, use_gpu=True), label="y", params={"device": "cpu"}).values()
+    assert "unused" in problem.what
+    assert "use_gpu=False" in problem.remedy
+    assert problems(label="y", params={"device": "cpu"}) == {}
+
+
+def test_a_build_without_cuda_is_not_left_to_train_on_cpus(monkeypatch: Any) -> None:
+    import xgboost
+
+    from polytrain_xgboost.engine import check_build
+
+    monkeypatch.setattr(xgboost, "build_info", lambda: {"USE_CUDA": False})
+    check_build({"device": "cpu"})
+    with pytest.raises(RuntimeError, match="without CUDA"):
+        check_build({"device": "cuda"})
+
+
+def objective(scores: Any, train: Any) -> Any:
+    return scores, scores
+
+
+def test_what_a_user_brings_along_has_no_problem() -> None:
+    from xgboost.callback import EvaluationMonitor
+
+    assert problems(label="y", obj=objective, callbacks=[EvaluationMonitor()], maximize=True) == {}
+
+
+@pytest.mark.parametrize("option", ["obj", "custom_metric"])
+def test_names_are_no_functions(option: str) -> None:
+    assert "in params" in problems(label="y", **{option: "rmse"})[option].remedy
+
+
+def test_callbacks_are_xgboosts_and_survive_a_restart() -> None:
+    from xgboost.callback import EarlyStopping
+
+    class Sooner(EarlyStopping):  # type: ignore[misc]  # it is Any here
+        pass
+
+    for callback in (EarlyStopping(rounds=3), Sooner(rounds=3)):
+        remedy = problems(label="y", callbacks=[callback])["callbacks"].remedy
+        assert "the option early_stopping_rounds" in remedy
+    assert "TrainingCallback" in problems(label="y", callbacks=[print])["callbacks"].remedy
+    assert (
+        "callbacks=[" in problems(label="y", callbacks=EarlyStopping(rounds=3))["callbacks"].remedy
+    )
+
+
+@pytest.mark.parametrize("option", ["obj", "custom_metric", "xgb_model", "maximize"])
+def test_with_a_function_nothing_is_brought_along(option: str) -> None:
+    assert list(problems(WITH_FUNCTION, **{option: objective})) == [option]

@@ -145,13 +145,20 @@ def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
                 what=f"the {backend.name} backend needs {module}, which is not installed",
                 remedy=f"Install it with: {command}",
             )
-    if job.use_gpu and Device.GPU not in backend.capabilities.devices:
+    problems = list(backend.problems(job))
+    field = "ScalingConfig.use_gpu"
+    if (
+        job.use_gpu
+        and Device.GPU not in backend.capabilities.devices
+        # Who says so in other words knows why.
+        and not any(problem.field == field for problem in problems)
+    ):
         yield Problem(
-            field="ScalingConfig.use_gpu",
+            field=field,
             what=f"the {backend.name} backend doesn't declare the device 'gpu'",
             remedy="Use use_gpu=False",
         )
-    yield from backend.problems(job)
+    yield from problems
 
 
 def cluster_problems(

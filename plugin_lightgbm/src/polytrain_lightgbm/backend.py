@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from polytrain import get_context
 from polytrain_lightgbm.parameters import (
     ROW_DRAWS,
+    gpu_problems,
     parallel_params,
     parameter_problems,
     value,
@@ -189,6 +190,7 @@ class LightGBM(Backend):
         return names.get(boosting, boosting)
 
     def problems(self, job: Job) -> Iterable[Problem]:
+        yield from gpu_problems(job)
         if job.has_training_function:
             yield from options_beside_function(self, _DECLARATIVE)
             return

@@ -16,6 +16,7 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "bagging_freq": ("subsample_freq",),
     "bagging_seed": ("bagging_fraction_seed",),
     "boosting": ("boosting_type", "boost"),
+    "device_type": ("device",),
     "extra_trees": ("extra_tree",),
     "feature_fraction": ("sub_feature", "colsample_bytree"),
     "feature_fraction_bynode": ("sub_feature_bynode", "colsample_bynode"),
@@ -93,6 +94,23 @@ _XGBOOSTS = {
 """XGBoost's parameters, and what does about the same; the others are aliases of LightGBM's."""
 
 
+_GPUS = (
+    "LightGBM's published packages have no CUDA, and what they do by OpenCL isn't the same model "
+    "at any number of workers"
+)
+
+
+def gpu_problems(job: Job) -> Iterator[Problem]:
+    """That workers have been given GPUs."""
+    if job.use_gpu:
+        yield Problem(
+            field="ScalingConfig.use_gpu",
+            what=f"no gpu can be used: {_GPUS}",
+            remedy="Leave it out, or use XGBoost. With a LightGBM of your own that has CUDA: a "
+            "training function, and resources_per_worker={'GPU': 1}",
+        )
+
+
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     """What has to be another parameter, another option, or left out."""
     yield from refused_parameters(params, _OURS)
@@ -114,6 +132,13 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             "LightGBM grows linear trees from the rows of one worker alone",
             "Leave it out",
         )
+    for name in (name for name in _names("device_type") if name in params):
+        if params[name] != "cpu":
+            yield _problem(
+                name,
+                f"{params[name]!r} can't be used: {_GPUS}",
+                "Leave it out; or use XGBoost, or a training function",
+            )
     yield from too_many_threads(params, _names("num_threads"), job)
 
 

@@ -10,6 +10,7 @@ from polytrain_plugins import (
     Backend,
     Capabilities,
     Demand,
+    Device,
     Job,
     Problem,
     categorical_problems,
@@ -48,7 +49,11 @@ class XGBoost(Backend):
     name: ClassVar[str] = "xgboost"
     contract_version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities(
-        declarative=True, predictive=True, exact_resume=True, exact_scaling=True
+        declarative=True,
+        predictive=True,
+        exact_resume=True,
+        exact_scaling=True,
+        devices=frozenset({Device.CPU, Device.GPU}),
     )
     requires: ClassVar[dict[str, str]] = {
         "xgboost": "pip install 'polytrain[xgboost]', or 'polytrain[xgboost-cpu]' without GPUs"
@@ -56,7 +61,8 @@ class XGBoost(Backend):
     changeable: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
 
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Booster parameters, as for `xgboost.train`. `nthread` is the worker's CPUs by default."""
+    """Booster parameters, as for `xgboost.train`. By default `nthread` is the worker's CPUs, and
+    `device` "cuda" where workers have a GPU each."""
 
     num_boost_round: int = 10
     """Boosting rounds in all, those before a restart included."""

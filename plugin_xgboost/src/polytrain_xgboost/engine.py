@@ -24,6 +24,7 @@ from polytrain_xgboost.history import History
 from polytrain_xgboost.intercept import marked_as_estimated
 from polytrain_xgboost.matrices import prediction_matrix
 from polytrain_xgboost.outside import outside_the_collective
+from polytrain_xgboost.parameters import device_for
 
 MODEL_FILE = "model.ubj"
 HISTORY_FILE = "history.json"
@@ -79,12 +80,19 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             model = self.load(session.checkpoint)
             if _is_finished(model, self._history, options):
                 return model
+        params = {
+            "tree_method": "hist",
+            "nthread": me.cpus,
+            **device_for(options.params, me.gpus),
+            **options.booster_params,
+        }
+        check_build(params)
         # One rank evaluates, and tells the others.
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         with outside_the_collective() as outside:
             self._boosting = Boosting(
                 options=options,
-                params={"tree_method": "hist", "nthread": me.cpus, **options.booster_params},
+                params=params,
                 ranks=Ranks(me=me.rank, size=session.world.size),
                 outside=outside,
                 history=self._history,
@@ -116,6 +124,19 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             options = {"iteration_range": (0, int(best) + 1), **options}
         matrix = prediction_matrix(table, model, base_margin=self._options.base_margin)
         return np.asarray(model.predict(matrix, **options))
+
+
+def check_build(params: Mapping[str, Any]) -> None:
+    """Whether XGBoost can use the device: it would train on the CPU, with a warning.
+
+    Raises:
+        RuntimeError: it can't.
+    """
+    if params.get("device", "cpu") != "cpu" and not xgboost.build_info()["USE_CUDA"]:
+        raise RuntimeError(
+            "The installed xgboost was built without CUDA, so it can't use the workers' GPUs. "
+            "Install one that was: pip install 'polytrain[xgboost]'"
+        )
 
 
 def _is_finished(booster: xgboost.Booster, history: History, options: XGBoost) -> bool:

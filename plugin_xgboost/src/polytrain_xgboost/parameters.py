@@ -42,6 +42,7 @@ _WITHOUT_BINS = {
     "tree_method": {
         "approx": "it makes new bins in every round, on every worker others",
         "exact": "it needs all rows on one worker",
+        "gpu_hist": "XGBoost has it no more; with ScalingConfig(use_gpu=True), GPUs are used",
     },
     "booster": {"gblinear": "it has no trees, and takes no bins"},
 }
@@ -68,10 +69,31 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
     if not isinstance(rate, int | float) or not 0 < rate <= 1:
         yield _problem("subsample", f"{rate!r} is no part of the rows", "Give more than 0, up to 1")
     yield from too_many_threads(params, ("nthread", "n_jobs"), job)
+    yield from _device_problems(params, job)
 
 
 def _problem(name: str, what: str, remedy: str) -> Problem:
     return Problem(field=f"params[{name!r}]", what=what, remedy=remedy)
+
+
+def device_for(params: Mapping[str, Any], gpus: int) -> dict[str, Any]:
+    """The parameter that says what to train on, for a worker with so many GPUs."""
+    return {"device": "cuda"} if gpus and "device" not in params else {}
+
+
+def _device_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
+    """A device that contradicts `use_gpu`."""
+    device = str(params.get("device", ""))
+    if device.startswith(("cuda", "gpu")) and not job.use_gpu:
+        yield _problem(
+            "device", f"{device!r} needs a GPU in every worker", "Add ScalingConfig(use_gpu=True)"
+        )
+    if device == "cpu" and job.use_gpu:
+        yield _problem(
+            "device",
+            "'cpu' leaves the GPU unused that every worker is given",
+            "Leave it out, or use ScalingConfig(use_gpu=False)",
+        )
 
 
 def function_problems(**functions: Any) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from typing import Any
@@ -60,6 +60,17 @@ class _Apart(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
             return None
         self.apart.append(value)
         return len(self.apart) - 1
+
+
+def code_in(value: Any) -> Iterator[Any]:
+    """What a value holds that a user may have written: itself, or what is in a container."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list | tuple | set | frozenset):
+        yield value
+        return
+    for each in value:
+        yield from code_in(each)
 
 
 @contextmanager
