@@ -27,7 +27,7 @@ from tests.e2e.boosters import (
 )
 
 import polytrain_xgboost
-from polytrain import FailureKind, RunConfig, TrainingFailedError
+from polytrain import FailureKind, RunConfig, TrainingFailedError, get_context
 from polytrain_xgboost import XGBoost
 
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -217,6 +217,19 @@ def test_a_callback_stops_all_ranks(quiet: RunConfig, table: pa.Table, num_worke
     assert model.num_boosted_rounds() == 4
     assert model.attr("ended") == "yes"
     assert trained(quiet, table, 1, restore_from=result.checkpoint, **options) == model_of(result)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_a_callback_of_lightgbms_stops_all_ranks(
+    quiet: RunConfig, table: pa.Table, num_workers: int
+) -> None:
+    def stops(env: Any) -> None:
+        if env.iteration == 3 and get_context().get_world_rank() == 0:
+            raise lightgbm.callback.EarlyStopException(1, env.evaluation_result_list)
+
+    result = fit(quiet, table, num_workers, backend="lightgbm", callbacks=[stops])
+    assert len(result.history) == 4
+    assert result.load_model().best_iteration == 2
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])

@@ -39,6 +39,9 @@ class Boosting:
     in_step: Callable[[], None] = lambda: None
     """Called before LightGBM waits for the others; raises if one of them has left."""
 
+    calls_back: bool = False
+    """Whether some machine has callbacks, which may end training on it alone."""
+
     history: History = field(default_factory=History)
     _first_score: FirstScore | None = None
     _told_params: str = ""
@@ -119,6 +122,9 @@ class Boosting:
                 _call(options.callbacks, after, before_iteration=False)
             except EarlyStopException as stop:
                 best = stop.best_iteration + 1
+            if self.calls_back:
+                found = [each for each in self.star.gathered(best) if each is not None]
+                best = found[0] if found else None
             history.best_iteration = None if best is None else history.given_iterations + best
             # After the decision, so that a checkpoint of this round knows of it.
             told = {f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations}

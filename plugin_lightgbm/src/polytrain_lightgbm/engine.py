@@ -100,12 +100,15 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
                 threads=me.cpus,
                 machines=me.world_size,
                 star=self._star,
+                calls_back=bool(options.callbacks),
                 history=self._history,
             )
             return self._boosting.train(tables, model, report)
 
         ours, theirs = halves(tables["train"], options.group)
         threads = max(1, me.cpus // 2)
+
+        calls_back = bool(options.callbacks)
 
         def machine(star: Star, options: LightGBM, history: History) -> Boosting:
             return Boosting(
@@ -114,6 +117,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
                 machines=2,
                 star=star,
                 in_step=lambda: star.told(star.heard(None)),
+                calls_back=calls_back,
                 history=history,
             )
 
