@@ -6,7 +6,7 @@ import contextlib
 import io
 import pickle
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from typing import Any
@@ -62,15 +62,25 @@ class _Apart(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         return len(self.apart) - 1
 
 
-def code_in(value: Any) -> Iterator[Any]:
-    """What a value holds that a user may have written: itself, or what is in a container."""
-    if isinstance(value, Mapping):
-        value = value.values()
-    elif not isinstance(value, list | tuple | set | frozenset):
-        yield value
+def code_in(value: Any, *, depth: int = 6) -> Iterator[Any]:
+    """What a value holds that a user may have written: itself, and what is in it.
+
+    Args:
+        value: a function, an object, or a container of such.
+        depth: how many objects or containers deep to look.
+    """
+    if depth == 0:
         return
-    for each in value:
-        yield from code_in(each)
+    if isinstance(value, Mapping):
+        parts: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = value
+    else:
+        yield value
+        # A callback holds the function that it calls.
+        parts = getattr(value, "__dict__", {}).values()
+    for part in parts:
+        yield from code_in(part, depth=depth - 1)
 
 
 @contextmanager
