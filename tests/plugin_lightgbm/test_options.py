@@ -81,6 +81,12 @@ def test_parameters_of_xgboost_are_told_from_lightgbms() -> None:
     assert "'metric'" in problem.remedy
 
 
+def test_what_lightgbm_would_do_by_chance_is_refused() -> None:
+    dart = {"boosting": "dart", "objective": lambda scores, data: (scores, scores)}
+    assert "other trees in every run" in problems(params=dart)["params['boosting']"].what
+    assert problems(params={**dart, "objective": "binary"}) == {}
+
+
 def test_columns_that_are_no_features_are_no_categories() -> None:
     assert set(problems(categorical=["x"])) == set()
     assert "['x']" in problems(categorical="x")["categorical"].remedy

@@ -126,6 +126,13 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 f"{_REFUSED_LEARNERS[learner]}",
                 "Leave it out to get 'data', or use num_workers=1",
             )
+    if value(params, "boosting") == "dart" and callable(value(params, "objective")):
+        yield _problem(
+            "boosting",
+            "'dart' with a function as objective drops other trees in every run: LightGBM reads "
+            "memory there that it hasn't set",
+            "Use 'gbdt', or one of LightGBM's own objectives",
+        )
     if params.get("linear_tree"):
         yield _problem(
             "linear_tree",
