@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from dataclasses import replace
 
 import pytest
 
 import polytrain.errors
 import polytrain_plugins.errors
-from polytrain.errors import Failure, FailureKind, TrainingFailedError
+from polytrain.errors import BadDataError, Failure, FailureKind, TrainingFailedError
 from polytrain.result import Result
 from polytrain.testing.reference import Reference
 from polytrain_plugins import InvalidJobError, PolytrainError, Problem
@@ -24,6 +25,7 @@ FAILURES = (
     Failure(kind=FailureKind.USER_ERROR, rank=0, message="RuntimeError: peer closed"),
 )
 ARGUMENTS = {
+    BadDataError: (PROBLEMS,),
     InvalidJobError: (PROBLEMS,),
     TrainingFailedError: (
         "max_failures=0 allows no restart",
@@ -76,6 +78,20 @@ def test_a_failed_training_begins_with_its_cause() -> None:
     assert first == "rank 1: ValueError: no (no restart is left)"
     assert "On rank 1:\nTr\n  a" in text
     assert "Also on rank 0: RuntimeError: peer closed" in text
+
+
+def test_what_ranks_have_raised_alike_is_told_once() -> None:
+    bug = Failure(kind=FailureKind.USER_ERROR, rank=0, message="KeyError: 1", traceback="Tr\n a\n")
+    refused = Failure(kind=FailureKind.USER_ERROR, rank=0, message="BadDataError: label")
+    for failure in (bug, refused):
+        failures = tuple(replace(failure, rank=rank) for rank in (2, 0, 1))
+        text = str(TrainingFailedError("no restart is left", failures))
+        assert text == str(TrainingFailedError("no restart is left", failures[:1]))
+
+
+def test_bad_data_are_told_by_their_problems() -> None:
+    assert str(BadDataError(PROBLEMS[:1])) == str(PROBLEMS[0])
+    assert str(BadDataError(PROBLEMS)).startswith("2 problems:\n  - label: it is required")
 
 
 def test_a_hang_is_told_with_what_the_first_ranks_did() -> None:

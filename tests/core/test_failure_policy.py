@@ -48,6 +48,21 @@ def test_a_bug_that_repeats_itself_is_not_retried() -> None:
     assert "step 3" in decision.reason
 
 
+def test_data_that_are_refused_are_not_tried_again() -> None:
+    root = failure(FailureKind.USER_ERROR, message="polytrain.errors.BadDataError: label: no")
+    decision = FailurePolicy(max_failures=-1).decide([FailedAttempt(root=root)])
+    assert not decision.restart
+    assert "same data" in decision.reason
+
+
+def test_the_time_of_day_in_a_message_makes_no_difference() -> None:
+    told = [
+        FailedAttempt(root=failure(FailureKind.USER_ERROR, message=f"XGBoostError: [{time}] no"))
+        for time in ("15:21:10", "15:21:14")
+    ]
+    assert not FailurePolicy(max_failures=-1).decide(told).restart
+
+
 @pytest.mark.parametrize(
     "before",
     [

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ScalingConfig,
     )
     from polytrain.errors import (
+        BadDataError,
         CheckpointError,
         Failure,
         FailureKind,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from polytrain_plugins import InvalidJobError, PolytrainError, backend_names
 
 __all__ = [
+    "BadDataError",
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointError",
@@ -79,6 +81,7 @@ _HOMES = {
         "ScalingConfig",
     ),
     "polytrain.errors": (
+        "BadDataError",
         "CheckpointError",
         "Failure",
         "FailureKind",

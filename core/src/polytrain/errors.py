@@ -3,6 +3,7 @@
     PolytrainError
     ├── InvalidJobError, RegistryError, …   (`polytrain_plugins.errors`) before anything is started
     ├── TrainingFailedError                 the run failed; has the causes and the result so far
+    ├── BadDataError                        (ValueError) values that can't be trained on
     ├── NotInTrainerError                   a call that only works inside a training function
     ├── CheckpointError                     a checkpoint can't be read or written
     ├── RunOwnedError                       another driver works on the run
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from polytrain_plugins.errors import PolytrainError
+from polytrain_plugins.errors import PolytrainError, Problem
 
 if TYPE_CHECKING:
     from polytrain.result import Result
@@ -118,17 +119,39 @@ class TrainingFailedError(PolytrainError):
     def __str__(self) -> str:
         root = self.failures[0] if self.failures else None
         lines = [f"{root} ({self.reason})" if root else self.reason]
+        heard = {(root.message, "")} if root else set()
         for failure in self.failures:
             if failure.stacks:
                 lines.append(f"\nWhat the ranks were doing:\n{stacks_text(failure.stacks)}")
-            if failure.traceback:
+            # What several ranks have raised alike is told once.
+            is_new = (failure.message, failure.traceback) not in heard
+            heard.add((failure.message, failure.traceback))
+            if failure.traceback and is_new:
                 lines.append(f"\nOn rank {failure.rank}:\n{failure.traceback.rstrip()}")
-            elif failure is not root:
+            elif is_new or failure.kind.is_loss:
                 lines.append(f"\nAlso on {failure}")
             if failure.output:
                 told = failure.output.rstrip()
                 lines.append(f"\nLast on rank {failure.rank}'s standard error:\n{told}")
         return "\n".join(lines)
+
+
+class BadDataError(PolytrainError, ValueError):
+    """Rows that can't be trained on, as the workers have found. It isn't tried again.
+
+    Attributes:
+        problems: all that was found, over all ranks.
+    """
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        if len(self.problems) == 1:
+            return str(self.problems[0])
+        lines = "\n".join(f"  - {problem}" for problem in self.problems)
+        return f"{len(self.problems)} problems:\n{lines}"
 
 
 class NotInTrainerError(PolytrainError, RuntimeError):

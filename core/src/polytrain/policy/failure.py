@@ -41,7 +41,11 @@ _BUGS = frozenset(
 )
 """Exceptions that come again. A broken collective raises others, on every rank too."""
 
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
+_REFUSALS = frozenset({"BadDataError"})
+"""Exceptions by which data are refused: in another attempt they are the same."""
+
+_PASSING = re.compile(r"0x[0-9a-fA-F]+|\[\d\d:\d\d:\d\d\]")
+"""Addresses of objects and times of day, which differ between two of the same message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +128,10 @@ def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
         if how is False and latest.root.kind is not FailureKind.OUT_OF_MEMORY:
             return Decision(
                 restart=False, reason="retry_user_errors=False allows no restart after it"
+            )
+        if _exception_of(latest.root) in _REFUSALS:
+            return Decision(
+                restart=False, reason="another attempt would be made with the same data"
             )
         if latest.on_every_rank and _exception_of(latest.root) in _BUGS:
             return Decision(
@@ -215,10 +223,10 @@ def _exception_of(failure: Failure) -> str:
 
 
 def _is_same(one: Failure, other: Failure) -> bool:
-    """Whether it is the same exception at the same step; objects have other addresses each time."""
+    """Whether it is the same exception at the same step."""
     return (
         one.kind is other.kind
         and one.kind in _THE_USERS
-        and _ADDRESS.sub("", one.message) == _ADDRESS.sub("", other.message)
+        and _PASSING.sub("", one.message) == _PASSING.sub("", other.message)
         and one.step == other.step
     )

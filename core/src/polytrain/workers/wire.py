@@ -19,7 +19,7 @@ import msgpack
 
 from polytrain.checkpoint.manifest import Attempt
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.errors import Failure, FailureKind
+from polytrain.errors import BadDataError, Failure, FailureKind
 from polytrain.run.events import Done, Drained, Event, Failed, HandedIn, Joined, Offered, Reported
 from polytrain.workers.report_ring import Ring
 from polytrain_plugins import Member, Offer, World
@@ -194,7 +194,9 @@ def drained_message(stalled_s: float = 0.0) -> Message:
 
 
 def raised_message(error: BaseException, pickled: bytes | None) -> Message:
-    text = "".join(traceback.format_exception(error))
+    # What is wrong with data isn't told by where it was found.
+    refused = isinstance(error, BadDataError)
+    text = "" if refused else "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
     return ["raised", summary, text, pickled, _is_out_of_memory(error)]
 
