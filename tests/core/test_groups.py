@@ -42,6 +42,7 @@ def test_groups_go_on_from_one_file_to_the_next(tmp_path: Path) -> None:
     [
         ([1, 1, 2, 1], r"group 1 .*begins at row 0 and again at row 3"),
         (["b", "a", "b"], r"group 'b' .*begins at row 0 and again at row 2"),
+        ([1.0, float("nan"), 2.0], r"1 row.* no value in the column 'query'"),
         ([1, None, 2], r"1 row.* no value in the column 'query'"),
     ],
 )

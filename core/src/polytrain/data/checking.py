@@ -78,12 +78,13 @@ def grouped(
                     remedy="Leave it out",
                 )
             )
-        elif column is not None and dataset.name not in demand.whole_datasets:
+        elif column is not None:
             try:
                 starts = group_starts(dataset.source, column)
             except SourceError as error:
                 problems.append(_problem(dataset.name, error))
-            else:
+                continue
+            if dataset.name not in demand.whole_datasets:
                 dataset = replace(dataset, group_starts=starts)
                 problems += _too_few(dataset.name, len(starts) - 1, "group", num_workers)
         found.append(dataset)

@@ -32,10 +32,10 @@ def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
         ],
         type=source.schema.field(column).type,
     )
-    if values.null_count:
+    missing = values.null_count + _nans(values)
+    if missing:
         raise SourceError(
-            f"{values.null_count} row(s) have no value in the column {column!r} that groups are "
-            "told by",
+            f"{missing} row(s) have no value in the column {column!r} that groups are told by",
             "Give every row a group",
         )
     numbers = _numbered(values)
@@ -56,6 +56,10 @@ def group_sizes(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     """How many rows each group has, one after another, by the column that tells them."""
     starts = np.flatnonzero(np.diff(_numbered(values), prepend=-1))
     return np.diff(np.append(starts, len(values)))
+
+
+def _nans(values: pa.ChunkedArray) -> int:
+    return pc.sum(pc.is_nan(values)).as_py() or 0 if pa.types.is_floating(values.type) else 0
 
 
 def _numbered(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
