@@ -5,6 +5,12 @@ Importing this package imports pluggy and the standard library, no framework and
 
 from polytrain_plugins.backend import CONTRACT_VERSION, Backend, Demand, Job
 from polytrain_plugins.capabilities import Capabilities, CheckpointKind, Device
+from polytrain_plugins.columns import (
+    feature_problems,
+    is_category,
+    is_number,
+    number_problems,
+)
 from polytrain_plugins.engine import Engine, Session
 from polytrain_plugins.environment import changed_environment
 from polytrain_plugins.errors import (
@@ -25,6 +31,7 @@ from polytrain_plugins.problems import (
     categorical_problems,
     missing_columns,
     missing_label,
+    needed_by_objective,
     not_a_count,
     not_a_mapping,
     options_beside_function,
@@ -32,6 +39,7 @@ from polytrain_plugins.problems import (
     refused_parameters,
     sample_problems,
     too_many_threads,
+    unknown_name,
 )
 from polytrain_plugins.registry import backend_names, load_backend
 from polytrain_plugins.shard import BatchesAhead, BatchFormat, DatasetInfo, Shard, ShardView
@@ -73,16 +81,22 @@ __all__ = [
     "backend_names",
     "categorical_problems",
     "changed_environment",
+    "feature_problems",
     "held_port",
     "hookimpl",
+    "is_category",
+    "is_number",
     "load_backend",
     "missing_columns",
     "missing_label",
+    "needed_by_objective",
     "not_a_count",
     "not_a_mapping",
+    "number_problems",
     "options_beside_function",
     "patience_problems",
     "refused_parameters",
     "sample_problems",
     "too_many_threads",
+    "unknown_name",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from typing import Any
 
 from polytrain_plugins.backend import Job
@@ -136,6 +137,37 @@ def refused_parameters(
         for name in names:
             if name in params:
                 yield Problem(field=f"params[{name!r}]", what=f"it is {meaning}", remedy=remedy)
+
+
+def unknown_name(field: str, name: str, known: Iterable[str], whose: str) -> Iterator[Problem]:
+    """A name that is none of a framework's.
+
+    Args:
+        field: the argument, as the user writes it.
+        name: what the user gave.
+        known: those that there are.
+        whose: the framework's.
+    """
+    names = sorted(known)
+    if name not in names:
+        near = get_close_matches(name, names, n=3)
+        meant = f"Did you mean {' or '.join(map(repr, near))}? " if near else ""
+        yield Problem(
+            field=field,
+            what=f"{name!r} is none of {whose}",
+            remedy=f"{meant}There are: {', '.join(names)}",
+        )
+
+
+def needed_by_objective(objective: str, field: str, remedy: str) -> Problem:
+    """Something that an objective can't do without.
+
+    Args:
+        objective: its name.
+        field: the argument that is missing, as the user writes it.
+        remedy: what to pass.
+    """
+    return Problem(field=field, what=f"the objective {objective!r} needs it", remedy=remedy)
 
 
 def too_many_threads(

@@ -24,6 +24,9 @@ class DatasetInfo:
     num_rows: int | None = 0
     """None if it is not known: a Ray dataset whose pipeline runs while workers train."""
 
+    schema: pa.Schema | None = None
+    """Names and types of the columns; None if the types are not known."""
+
     def lacks(self, column: str) -> bool:
         """Whether there certainly is no such column."""
         return bool(self.columns) and column not in self.columns

@@ -76,7 +76,7 @@ def describe(
         raise SourceError("it has no rows", "Pass a data set with rows")
     if transform is not None:
         found = transformed(name, found, transform)
-    info = DatasetInfo(name=name, columns=tuple(found.schema.names), num_rows=num_rows)
+    info = _info(name, found.schema, num_rows)
     return Source(info=info, schema=found.schema, pieces=found.pieces)
 
 
@@ -100,8 +100,12 @@ def _streaming(
     schema = stream_schema(dataset)
     if columns is not None:
         schema = subschema(schema, chosen(columns, schema.names))
-    info = DatasetInfo(name=name, columns=tuple(schema.names), num_rows=None)
+    info = _info(name, schema, None)
     return Source(info=info, schema=schema, pieces=(), stream=dataset)
+
+
+def _info(name: str, schema: pa.Schema, num_rows: int | None) -> DatasetInfo:
+    return DatasetInfo(name=name, columns=tuple(schema.names), num_rows=num_rows, schema=schema)
 
 
 def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
