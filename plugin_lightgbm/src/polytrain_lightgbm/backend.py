@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polytrain import get_context
+from polytrain_lightgbm.names import FORBIDDEN, name_problems
+from polytrain_lightgbm.objectives import objective_problems
 from polytrain_lightgbm.parameters import (
     ROW_DRAWS,
     gpu_problems,
@@ -23,10 +25,12 @@ from polytrain_plugins import (
     Job,
     Problem,
     categorical_problems,
+    feature_problems,
     missing_columns,
     missing_label,
     not_a_count,
     not_a_mapping,
+    number_problems,
     options_beside_function,
     patience_problems,
     sample_problems,
@@ -118,7 +122,7 @@ class LightGBM(Backend):
     def columns_besides_features(self) -> tuple[str, ...]:
         """The columns that something else is in."""
         others = (self.label, self.weight, self.init_score, self.group)
-        return tuple(column for column in others if column is not None)
+        return tuple(dict.fromkeys(column for column in others if column is not None))
 
     @property
     def seed(self) -> int:
@@ -197,6 +201,7 @@ class LightGBM(Backend):
         yield from not_a_mapping(params=self.params)
         if isinstance(self.params, Mapping):
             yield from parameter_problems(self.params, job)
+            yield from objective_problems(self.params, self.group)
         yield from not_a_count(num_boost_round=self.num_boost_round)
         yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
         yield from missing_label(self.label)
@@ -208,6 +213,12 @@ class LightGBM(Backend):
             group=self.group,
         )
         yield from categorical_problems(job, self.categorical, self.columns_besides_features)
+        yield from number_problems(
+            job, label=self.label, weight=self.weight, init_score=self.init_score
+        )
+        besides = self.columns_besides_features
+        yield from feature_problems(job, besides, categorical=self.categorical, forbidden=FORBIDDEN)
+        yield from name_problems(job, besides)
         yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
         for callback in self.callbacks:
             if type(callback).__name__ == "_EarlyStoppingCallback":

@@ -17,13 +17,16 @@ import pyarrow as pa
 
 from polytrain.data.categories import agreed_categories, codes_of, selected
 from polytrain.data.groups import group_sizes
+from polytrain.data.numbers import Numbers, floats, plainly_typed
 from polytrain.data.sampling import agreed_sample
+from polytrain.errors import BadDataError
+from polytrain_lightgbm.admission import admitted_tables
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.first_score import FirstScore
+from polytrain_lightgbm.names import as_lightgbm_has_it, renamed
 from polytrain_lightgbm.network import by_itself
 from polytrain_lightgbm.star import Star
-
-Numbers = np.ndarray[Any, Any]
+from polytrain_plugins import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class Rows:
     def first_scores(self) -> Numbers | None:
         """What each row begins with, by the user's column."""
         column = self.options.init_score
-        return None if column is None else self.table.column(column).to_numpy()
+        return None if column is None else floats(self.table.column(column))
 
     @cached_property
     def query_sizes(self) -> Numbers | None:
@@ -112,7 +115,7 @@ class Agreement:
             weight=rows.weights,
             group=rows.query_sizes,
             init_score=scores,
-            feature_name=rows.features,
+            feature_name=[as_lightgbm_has_it(name) for name in rows.features],
             reference=self.reference,
             params=self.reference.params,
         )
@@ -137,9 +140,11 @@ def agreed(
         model: trees to go on from.
 
     Raises:
+        BadDataError: on every rank, if some values can't be trained on.
         ValueError: the trees are of other features.
     """
     names = Rows(table=tables["train"], options=options).features
+    tables = admitted_tables(tables, names, options, star)
     categories = agreed_categories(
         tables, features=names, also=options.categorical, gather=star.gathered
     )
@@ -178,7 +183,12 @@ def halves(table: pa.Table, group: str | None) -> tuple[pa.Table, pa.Table]:
         cut = int(ends[len(ends) // 2 - 1]) if len(ends) > 1 else 0
     if cut == 0:
         unit = "row" if group is None else "query"
-        raise ValueError(f'The data set "train" has one {unit} or none: nothing can be learned.')
+        problem = Problem(
+            field="datasets['train']",
+            what=f"it has one {unit}, from which nothing can be learned",
+            remedy="Give it two or more",
+        )
+        raise BadDataError((problem,))
     return table.slice(0, cut), table.slice(cut)
 
 
@@ -190,14 +200,9 @@ def predicted(model: lightgbm.Booster, table: pa.Table, **options: Any) -> Numbe
     categories = {
         names[column]: pa.array(values) for column, values in zip(columns, lists, strict=True)
     }
-    renamed = table.rename_columns([_known_as(name) for name in table.column_names])
-    features = _in_numbers(selected(renamed, names), categories)
+    features = plainly_typed(selected(renamed(table), names), names)
+    features = _in_numbers(features, categories)
     return np.asarray(model.predict(_dense(features), **options))
-
-
-def _known_as(column: str) -> str:
-    """The name that LightGBM gives to a column."""
-    return column.replace(" ", "_")
 
 
 def _reference(
@@ -206,8 +211,8 @@ def _reference(
     reference = lightgbm.Dataset(
         _dense(sample),
         label=np.zeros(len(sample)),
-        feature_name=sample.column_names,
-        categorical_feature=list(categories),
+        feature_name=[as_lightgbm_has_it(name) for name in sample.column_names],
+        categorical_feature=[as_lightgbm_has_it(name) for name in categories],
         # All of them: they are a sample already.
         params={**params, "bin_construct_sample_cnt": max(1, len(sample))},
     )
@@ -220,7 +225,7 @@ def _with_those_of(
     model: lightgbm.Booster, categories: Mapping[str, pa.Array], names: Sequence[str]
 ) -> dict[str, pa.Array]:
     """The categories, those that a model knows first: its trees tell them by their numbers."""
-    if model.feature_name() != [_known_as(name) for name in names]:
+    if model.feature_name() != [as_lightgbm_has_it(name) for name in names]:
         raise ValueError(
             f"The model to go on from has the features {', '.join(model.feature_name())}; those of "
             f"the data are {', '.join(names)}. Give it the columns that the model was trained on."
@@ -276,5 +281,4 @@ def _dense(features: pa.Table) -> Numbers:
 
 
 def _single(table: pa.Table, column: str) -> Numbers:
-    numbers: Numbers = table.column(column).cast(pa.float32(), safe=False).to_numpy()
-    return numbers
+    return floats(table.column(column)).astype(np.float32)

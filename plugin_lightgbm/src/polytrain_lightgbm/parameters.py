@@ -21,6 +21,8 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "feature_fraction": ("sub_feature", "colsample_bytree"),
     "feature_fraction_bynode": ("sub_feature_bynode", "colsample_bynode"),
     "neg_bagging_fraction": ("neg_sub_row", "neg_subsample", "neg_bagging"),
+    "metric": ("metrics", "metric_types"),
+    "num_class": ("num_classes",),
     "num_threads": ("num_thread", "nthread", "nthreads", "n_jobs"),
     "objective": ("objective_type", "app", "application", "loss"),
     "pos_bagging_fraction": ("pos_sub_row", "pos_subsample", "pos_bagging"),

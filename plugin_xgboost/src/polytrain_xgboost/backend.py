@@ -14,10 +14,12 @@ from polytrain_plugins import (
     Job,
     Problem,
     categorical_problems,
+    feature_problems,
     missing_columns,
     missing_label,
     not_a_count,
     not_a_mapping,
+    number_problems,
     options_beside_function,
     patience_problems,
     sample_problems,
@@ -26,6 +28,7 @@ from polytrain_xgboost.parameters import (
     callback_problems,
     function_problems,
     parameter_problems,
+    query_problems,
 )
 
 if TYPE_CHECKING:
@@ -117,7 +120,7 @@ class XGBoost(Backend):
     def columns_besides_features(self) -> tuple[str, ...]:
         """The columns that something else is in."""
         others = (self.label, self.weight, self.base_margin, self.qid)
-        return tuple(column for column in others if column is not None)
+        return tuple(dict.fromkeys(column for column in others if column is not None))
 
     @property
     def booster_params(self) -> dict[str, Any]:
@@ -142,6 +145,7 @@ class XGBoost(Backend):
         yield from not_a_mapping(params=self.params)
         if isinstance(self.params, Mapping):
             yield from parameter_problems(self.params, job)
+            yield from query_problems(self.params, self.qid)
         yield from not_a_count(num_boost_round=self.num_boost_round)
         yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
         yield from missing_label(self.label)
@@ -153,6 +157,12 @@ class XGBoost(Backend):
             qid=self.qid,
         )
         yield from categorical_problems(job, self.categorical, self.columns_besides_features)
+        yield from number_problems(
+            job, label=self.label, weight=self.weight, base_margin=self.base_margin
+        )
+        yield from feature_problems(
+            job, self.columns_besides_features, categorical=self.categorical, forbidden="[]<"
+        )
         yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
         yield from function_problems(obj=self.obj, custom_metric=self.custom_metric)
         yield from callback_problems(self.callbacks)

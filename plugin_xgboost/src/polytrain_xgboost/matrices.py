@@ -18,7 +18,9 @@ import xgboost
 from polytrain.data.categories import agreed_categories, encoded, selected
 from polytrain.data.draws import Mask
 from polytrain.data.groups import group_sizes
+from polytrain.data.numbers import floats, plainly_typed
 from polytrain.data.sampling import agreed_sample
+from polytrain_xgboost.admission import admitted_tables
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.continuing import trees_of, with_those_of
@@ -82,8 +84,10 @@ def training_data(
         model: trees to go on from.
 
     Raises:
+        BadDataError: on every rank, if some values can't be trained on.
         ValueError: the trees are of other features, or don't know all categories.
     """
+    tables = admitted_tables(tables, options, ranks)
     categories = _categories(tables, options, ranks, model)
     tables = {name: encoded(table, categories) for name, table in tables.items()}
     binning = _Binning(options=options, params=params)
@@ -110,9 +114,10 @@ def training_data(
 
 def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
     """A matrix with the bins that a run on these rows has, at any number of workers."""
-    ranks, tables = Ranks(), {"train": table}
-    model = trees_of(options.xgb_model)
-    table = encoded(table, _categories(tables, options, ranks, model))
+    ranks = Ranks()
+    tables = admitted_tables({"train": table}, options, ranks)
+    categories = _categories(tables, options, ranks, trees_of(options.xgb_model))
+    table = encoded(tables["train"], categories)
     params = {"nthread": 0, **options.params}
     sample = _sample(table, 0, len(table), options, ranks)
     return _Binning(options=options, params=params).reference(sample)
@@ -133,7 +138,7 @@ def prediction_matrix(
     names = model.feature_names or []
     margin = base_margin if base_margin in table.column_names else None
     return xgboost.DMatrix(
-        encoded(selected(table, names), categories),
+        encoded(plainly_typed(selected(table, names), names), categories),
         base_margin=_numbers(table, margin),
         enable_categorical=True,
     )
@@ -162,6 +167,11 @@ def _categories(
     categories = agreed_categories(
         tables, features=names, also=options.categorical, gather=ranks.gathered
     )
+    # From Arrow XGBoost takes no numbers as categories, and no empty list of them.
+    categories = {
+        name: values.cast(pa.string()) if len(values) else pa.array([""])
+        for name, values in categories.items()
+    }
     return categories if model is None else with_those_of(model, categories, names)
 
 
@@ -209,4 +219,4 @@ class _Binning:
 
 
 def _numbers(table: pa.Table, column: str | None) -> Any:
-    return None if column is None else table.column(column).to_numpy()
+    return None if column is None else floats(table.column(column))

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polytrain_plugins import Job, Problem, refused_parameters, too_many_threads
+from polytrain_plugins import (
+    Job,
+    Problem,
+    needed_by_objective,
+    refused_parameters,
+    too_many_threads,
+    unknown_name,
+)
 
 # The run's own: parameters, why, and what to do instead.
 _OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
@@ -36,7 +43,21 @@ _LIGHTGBMS = {
 }
 """LightGBM's parameters, and what does about the same."""
 
-_OBJECTIVES = ("binary:", "count:", "multi:", "rank:", "reg:", "survival:")
+_OBJECTIVES = (
+    *("binary:hinge", "binary:logistic", "binary:logitraw", "count:poisson"),
+    *("multi:softmax", "multi:softprob", "rank:map", "rank:ndcg", "rank:pairwise"),
+    *("reg:absoluteerror", "reg:expectileerror", "reg:gamma", "reg:linear", "reg:logistic"),
+    *("reg:pseudohubererror", "reg:quantileerror", "reg:squarederror", "reg:squaredlogerror"),
+    *("reg:tweedie", "survival:aft", "survival:cox"),
+)
+
+_METRICS = (
+    *("aft-nloglik", "ams", "auc", "aucpr", "cox-nloglik", "error", "expectile"),
+    *("gamma-deviance", "gamma-nloglik", "interval-regression-accuracy", "logloss", "mae", "map"),
+    *("mape", "merror", "mlogloss", "mphe", "ndcg", "poisson-nloglik", "pre", "quantile"),
+    *("rmse", "rmsle", "tweedie-nloglik"),
+)
+"""Some with a parameter behind an "@", and a "-" at the end."""
 
 _WITHOUT_BINS = {
     "tree_method": {
@@ -58,18 +79,34 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
         if params.get(name) in refused:
             value = params[name]
             yield _problem(name, f"{value!r} can't be used: {refused[value]}", "Leave it out")
-    objective = params.get("objective", "reg:squarederror")
-    if not str(objective).startswith(_OBJECTIVES):
-        yield _problem(
-            "objective",
-            f"{objective!r} is none of XGBoost's",
-            f"They begin with {', '.join(_OBJECTIVES)}: 'binary:logistic', 'reg:squarederror', …",
-        )
+    objective = str(params.get("objective", "reg:squarederror"))
+    yield from unknown_name("params['objective']", objective, _OBJECTIVES, "XGBoost's objectives")
+    if objective.startswith("multi:") and not _is_count(params.get("num_class")):
+        yield needed_by_objective(objective, "params['num_class']", "Give the number of classes")
+    metrics = params.get("eval_metric", ())
+    for metric in [metrics] if isinstance(metrics, str) else metrics:
+        name = str(metric).partition("@")[0].removesuffix("-")
+        yield from unknown_name("params['eval_metric']", name, _METRICS, "XGBoost's metrics")
     rate = params.get("subsample", 1)
     if not isinstance(rate, int | float) or not 0 < rate <= 1:
         yield _problem("subsample", f"{rate!r} is no part of the rows", "Give more than 0, up to 1")
     yield from too_many_threads(params, ("nthread", "n_jobs"), job)
     yield from _device_problems(params, job)
+
+
+def query_problems(params: Mapping[str, Any], qid: str | None) -> Iterator[Problem]:
+    """The option `qid`, where the objective has to know of queries: XGBoost would take all rows of
+    a worker for one."""
+    objective = str(params.get("objective"))
+    if objective.startswith("rank:") and qid is None:
+        yield needed_by_objective(objective, "qid", "Name the column that tells the query of a row")
+
+
+def _is_count(value: Any) -> bool:
+    try:
+        return int(value) > 0
+    except (TypeError, ValueError):
+        return False
 
 
 def _problem(name: str, what: str, remedy: str) -> Problem:

@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polytrain_plugins import is_category
+
 Gather = Callable[[Any], list[Any]]
 """Everybody's piece, by rank. Every rank calls it, with whatever can be pickled."""
 
@@ -33,7 +35,7 @@ def agreed_categories(
     mine = {
         name: [each for table in tables.values() for each in _lists(table.column(name))]
         for name in features
-        if name in also or _is_categorical(tables["train"].schema.field(name).type)
+        if name in also or is_category(tables["train"].schema.field(name).type)
     }
     everybodys = gather(mine)
     return {name: _agreed([each for lists in everybodys for each in lists[name]]) for name in mine}
@@ -41,6 +43,9 @@ def agreed_categories(
 
 def codes_of(column: pa.ChunkedArray, categories: pa.Array) -> pa.Array:
     """The position of every value in the list of categories, int32; null where it has none."""
+    if len(categories) == 0:
+        # Of no type, maybe.
+        return pa.nulls(len(column), pa.int32())
     combined = column.combine_chunks()
     if pa.types.is_dictionary(combined.type):
         combined = combined.dictionary_decode()
@@ -71,28 +76,29 @@ def selected(table: pa.Table, features: Sequence[str]) -> pa.Table:
     return table.select(features)
 
 
-def _is_categorical(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_dictionary(type_)
-        or pa.types.is_string(type_)
-        or pa.types.is_large_string(type_)
-    )
-
-
 def _agreed(lists: Sequence[pa.Array]) -> pa.Array:
     values = lists[0].to_pylist()
     if any(not each.equals(lists[0]) for each in lists):
         values = sorted({value for each in lists for value in each.to_pylist()})
+    kind = pa.string() if pa.types.is_large_string(lists[0].type) else lists[0].type
     # Made anew: XGBoost takes no list that was cut out of another.
-    return pa.array(values)
+    return pa.array(values, kind)
 
 
 def _lists(column: pa.ChunkedArray) -> list[pa.Array]:
     """The lists of categories of a column's chunks; of one without lists, what it has, sorted."""
     if not pa.types.is_dictionary(column.type):
-        return [pc.unique(column).drop_null().sort()]
+        return [_without_missing(pc.unique(column)).sort()]
     lists: list[pa.Array] = []
     for chunk in column.chunks:
-        if not any(chunk.dictionary.equals(other) for other in lists):
-            lists.append(chunk.dictionary)
+        known = _without_missing(chunk.dictionary)
+        if not any(known.equals(other) for other in lists):
+            lists.append(known)
     return lists
+
+
+def _without_missing(values: pa.Array) -> pa.Array:
+    """The values that are some: neither null nor NaN."""
+    if pa.types.is_floating(values.type):
+        return values.filter(pc.invert(pc.is_nan(values)), null_selection_behavior="drop")
+    return values.drop_null()

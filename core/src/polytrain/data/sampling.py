@@ -33,5 +33,8 @@ def agreed_sample(
 
 def _sortable(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     if pa.types.is_dictionary(column.type):
-        column = column.combine_chunks().indices
+        column = pa.chunked_array([chunk.indices for chunk in column.chunks], pa.int32())
+    if pa.types.is_boolean(column.type):
+        # With some missing they would be Python's own, which have no order.
+        column = column.cast(pa.int8())
     return np.asarray(column.to_numpy())

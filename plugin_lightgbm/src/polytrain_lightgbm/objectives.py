@@ -1,0 +1,95 @@
+"""The names of LightGBM's objectives and metrics, and what an objective needs beside it.
+
+Without LightGBM, which takes a metric that it doesn't know for none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from polytrain_lightgbm.parameters import value
+from polytrain_plugins import Problem, needed_by_objective, unknown_name
+
+_OBJECTIVES: dict[str, tuple[str, ...]] = {
+    "binary": (),
+    "cross_entropy": ("xentropy",),
+    "cross_entropy_lambda": ("xentlambda",),
+    "fair": (),
+    "gamma": (),
+    "huber": (),
+    "lambdarank": (),
+    "mape": ("mean_absolute_percentage_error",),
+    "multiclass": ("softmax",),
+    "multiclassova": ("multiclass_ova", "ova", "ovr"),
+    "poisson": (),
+    "quantile": (),
+    "rank_xendcg": ("xendcg", "xe_ndcg", "xe_ndcg_mart", "xendcg_mart"),
+    "regression": (
+        *("regression_l2", "l2", "mean_squared_error", "mse"),
+        *("l2_root", "root_mean_squared_error", "rmse"),
+    ),
+    "regression_l1": ("l1", "mean_absolute_error", "mae"),
+    "tweedie": (),
+}
+_NAMES = {each: name for name, others in _OBJECTIVES.items() for each in (name, *others)}
+
+MULTICLASS = ("multiclass", "multiclassova")
+RANKING = ("lambdarank", "rank_xendcg")
+
+_METRICS = (
+    *("auc", "auc_mu", "average_precision", "binary_error", "binary_logloss"),
+    *("cross_entropy", "cross_entropy_lambda", "fair", "gamma", "gamma_deviance", "huber"),
+    *("kldiv", "kullback_leibler", "map", "mean_average_precision", "multi_error"),
+    *("multi_logloss", "ndcg", "r2", "xentlambda", "xentropy"),
+    *("custom", "na", "none", "null"),
+)
+"""Besides the names of objectives, which stand for what they minimise."""
+
+
+def objective_of(params: Mapping[str, Any]) -> str | None:
+    """LightGBM's first name for the objective; None for a function, or what is no name of its."""
+    given = value(params, "objective", "regression")
+    return _NAMES.get(given.lower()) if isinstance(given, str) else None
+
+
+def objective_problems(params: Mapping[str, Any], group: str | None) -> Iterator[Problem]:
+    """What is wrong with the objective, and with the metrics.
+
+    Args:
+        params: the user's.
+        group: the option of this name.
+    """
+    objective = value(params, "objective", "regression")
+    if not callable(objective):
+        yield from unknown_name(
+            "params['objective']", str(objective).lower(), _NAMES, "LightGBM's objectives"
+        )
+    for metric in _metrics(value(params, "metric", ())):
+        known = {*_NAMES, *_METRICS}
+        yield from unknown_name("params['metric']", metric.lower(), known, "LightGBM's metrics")
+    known_as = objective_of(params)
+    if known_as in MULTICLASS and not _is_several(value(params, "num_class")):
+        yield needed_by_objective(
+            str(objective), "params['num_class']", "Give the number of classes, 2 or more"
+        )
+    if known_as in RANKING and group is None:
+        yield needed_by_objective(
+            str(objective), "group", "Name the column that tells the query of a row"
+        )
+
+
+def _metrics(given: Any) -> Iterable[str]:
+    """LightGBM takes them as a list, and as text with commas."""
+    if isinstance(given, str):
+        return [each.strip() for each in given.split(",") if each.strip()]
+    if not isinstance(given, Iterable):
+        return []
+    return [each for each in given if isinstance(each, str) and each]
+
+
+def _is_several(count: Any) -> bool:
+    try:
+        return int(count) > 1
+    except (TypeError, ValueError):
+        return False

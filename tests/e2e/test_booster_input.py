@@ -1,0 +1,326 @@
+"""Whatever is wrong with a booster's data is told once, by name, and isn't tried again."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.e2e.boosters import BACKENDS, fit, model_of
+
+from polytrain import (
+    BadDataError,
+    FailureConfig,
+    InvalidJobError,
+    Result,
+    RunConfig,
+    TrainingFailedError,
+)
+
+both = pytest.mark.parametrize("backend", BACKENDS)
+ROWS = 90
+NAN, INF = float("nan"), float("inf")
+
+OBJECTIVES = {
+    "regression": {"xgboost": "reg:squarederror", "lightgbm": "regression"},
+    "binary": {"xgboost": "binary:logistic", "lightgbm": "binary"},
+    "classes": {"xgboost": "multi:softprob", "lightgbm": "multiclass"},
+    "ranking": {"xgboost": "rank:ndcg", "lightgbm": "lambdarank"},
+}
+MARGIN = {"xgboost": "base_margin", "lightgbm": "init_score"}
+QUERY = {"xgboost": "qid", "lightgbm": "group"}
+
+
+def a_table(**more: Any) -> pa.Table:
+    x = np.random.default_rng(0).normal(size=(ROWS, 3))
+    columns = {f"x{i}": x[:, i] for i in range(3)}
+    return pa.table({**columns, "y": (x.sum(axis=1) > 0) * 1.0, **more})
+
+
+def with_value(column: str, value: Any) -> pa.Table:
+    """One of the last rows, which are another rank's than the first, has another value."""
+    columns = a_table(w=np.ones(ROWS)).to_pydict()
+    columns[column][ROWS - 9] = value
+    return pa.table(columns)
+
+
+def trained(
+    quiet: RunConfig,
+    table: Any,
+    num_workers: int = 0,
+    *,
+    backend: str,
+    objective: str = "regression",
+    params: dict[str, Any] | None = None,
+    **options: Any,
+) -> Result:
+    few = {"min_data_in_leaf": 2} if backend == "lightgbm" else {"max_depth": 3}
+    params = {"objective": OBJECTIVES[objective][backend], **few, **(params or {})}
+    again = dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=3))
+    rounds = options.pop("num_boost_round", 2)
+    return fit(
+        again, table, num_workers, backend=backend, params=params, num_boost_round=rounds, **options
+    )
+
+
+def refusal(quiet: RunConfig, table: Any, num_workers: int = 0, **options: Any) -> str:
+    """What the user is told of rows, by one attempt."""
+    with pytest.raises(TrainingFailedError) as caught:
+        trained(quiet, table, num_workers, **options)
+    error = caught.value
+    assert isinstance(error.__cause__, BadDataError)
+    assert error.result is not None
+    assert error.result.restarts == 0
+    told = str(error)
+    assert told.count(str(error.__cause__)) == 1, "told more than once"
+    assert "Traceback" not in told
+    return str(error.__cause__)
+
+
+def refusal_at_once(quiet: RunConfig, table: Any, **options: Any) -> str:
+    """What the user is told before anything is started."""
+    with pytest.raises(InvalidJobError) as caught:
+        trained(quiet, table, **options)
+    [problem] = caught.value.problems
+    return str(problem)
+
+
+@both
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_rows_of_one_rank_are_told_by_all(quiet: RunConfig, backend: str, num_workers: int) -> None:
+    told = refusal(quiet, with_value("y", NAN), num_workers, backend=backend)
+    assert told == (
+        "label: in 1 of 90 row(s) of 'train' the column 'y' has no value (null or NaN). "
+        "Leave such rows out, or give them a value"
+    )
+
+
+@both
+@pytest.mark.parametrize("missing", [NAN, None])
+def test_labels_without_a_value(quiet: RunConfig, backend: str, missing: Any) -> None:
+    bad = with_value("y", missing)
+    assert "in 1 of 90 row(s) of 'train'" in refusal(quiet, bad, backend=backend)
+    valid = {"valid": bad}
+    told = refusal(quiet, with_value("y", 1.0), backend=backend, datasets=valid)
+    assert "in 1 of 90 row(s) of 'valid'" in told
+
+
+@both
+@pytest.mark.parametrize(
+    ("objective", "label"), [("binary", 2), ("binary", -1), ("classes", 3), ("classes", 0.5)]
+)
+def test_labels_that_the_objective_does_not_take(
+    quiet: RunConfig, backend: str, objective: str, label: float
+) -> None:
+    options: dict[str, Any] = {"backend": backend, "objective": objective}
+    if objective == "classes":
+        options["params"] = {"num_class": 3}
+    told = refusal(quiet, with_value("y", label), **options)
+    assert f"'{OBJECTIVES[objective][backend]}'" in told
+    assert f"(such as {label:g})" in told
+    told = refusal(
+        quiet, a_table(w=np.ones(ROWS)), datasets={"v": with_value("y", label)}, **options
+    )
+    assert "of 'v'" in told
+
+
+@both
+def test_one_label_for_all_rows_is_worth_a_warning(
+    quiet: RunConfig, backend: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = a_table().set_column(3, "y", pa.array([1.0] * ROWS))
+    trained(quiet, table, backend=backend)
+    told = [record for record in caplog.records if "the same label" in record.message]
+    assert len(told) == 1
+
+
+@both
+@pytest.mark.parametrize(
+    ("weight", "what"), [(-1.0, "is negative (such as -1)"), (NAN, "no value"), (INF, "infinite")]
+)
+def test_weights(quiet: RunConfig, backend: str, weight: float, what: str) -> None:
+    told = refusal(quiet, with_value("w", weight), backend=backend, weight="w")
+    assert told.startswith("weight: in 1 of 90 row(s)")
+    assert what in told
+
+
+@both
+def test_weights_of_which_none_is_above_0(quiet: RunConfig, backend: str) -> None:
+    told = refusal(quiet, a_table(w=np.zeros(ROWS)), backend=backend, weight="w")
+    assert "in 90 of 90 row(s) of 'train' the column 'w' is 0" in told
+
+
+@both
+@pytest.mark.parametrize("score", [NAN, None])
+def test_scores_to_begin_with(quiet: RunConfig, backend: str, score: Any) -> None:
+    told = refusal(quiet, with_value("w", score), backend=backend, **{MARGIN[backend]: "w"})
+    assert told.startswith(f"{MARGIN[backend]}: in 1 of 90 row(s)")
+
+
+@both
+@pytest.mark.parametrize("dataset", ["train", "valid"])
+@pytest.mark.parametrize(
+    ("queries", "what"),
+    [
+        (np.arange(ROWS) % 7, "the rows of group 0 of the column 'q' don't lie together"),
+        ([*range(ROWS - 1), None], "1 row(s) have no value in the column 'q'"),
+        ([*np.arange(ROWS - 1.0), NAN], "1 row(s) have no value in the column 'q'"),
+    ],
+    ids=["torn", "null", "NaN"],
+)
+def test_queries(quiet: RunConfig, backend: str, dataset: str, queries: Any, what: str) -> None:
+    datasets = {"train": a_table(q=np.arange(ROWS) // 9), "valid": a_table(q=np.arange(ROWS) // 9)}
+    datasets[dataset] = a_table(q=queries)
+    told = refusal_at_once(
+        quiet,
+        datasets.pop("train"),
+        datasets=datasets,
+        backend=backend,
+        objective="ranking",
+        **{QUERY[backend]: "q"},
+    )
+    assert told.startswith(f"datasets['{dataset}']: {what}")
+
+
+@both
+def test_columns_are_told_by_their_names(quiet: RunConfig, backend: str, tmp_path: Path) -> None:
+    table = a_table()
+    turned = table.select(["y", "x2", "x0", "x1"])
+    for number, each in enumerate([table, turned]):
+        pq.write_table(each, tmp_path / f"{number}.parquet")
+    files = model_of(trained(quiet, str(tmp_path), backend=backend))
+    assert files == model_of(trained(quiet, pa.concat_tables([table, table]), backend=backend))
+    metrics = trained(quiet, table, backend=backend, datasets={"valid": turned}).metrics
+    of_train, of_valid = metrics.values()
+    assert of_valid == pytest.approx(of_train)
+
+
+@both
+@pytest.mark.parametrize(("change", "what"), [("less", "'x1'"), ("more", "'extra'")])
+def test_a_column_too_few_or_too_many(
+    quiet: RunConfig, backend: str, tmp_path: Path, change: str, what: str
+) -> None:
+    table = a_table()
+    other = table.drop_columns(["x1"]) if change == "less" else a_table(extra=np.ones(ROWS))
+    for number, each in enumerate([table, other]):
+        pq.write_table(each, tmp_path / f"{number}.parquet")
+    assert what in refusal_at_once(quiet, str(tmp_path), backend=backend)
+    told = refusal_at_once(quiet, table, backend=backend, datasets={"valid": other})
+    assert told.startswith("datasets['valid']: it ")
+    assert what in told
+
+
+UNUSUAL = {
+    "NaN on the last rank": [*range(60), *[NAN] * 30],
+    "NaN": [NAN] * ROWS,
+    "null": pa.nulls(ROWS),
+    "integers with nulls": [1, 2, None] * 30,
+    "booleans with nulls": [True, False, None] * 30,
+    "decimals with nulls": [Decimal("1.5"), Decimal(2), None] * 30,
+    "int8": pa.array(np.arange(ROWS), pa.int8()),
+    "uint64": pa.array(np.arange(ROWS), pa.uint64()),
+    "float16 with nulls": pa.array([1.5, 2.5, None] * 30, pa.float16()),
+    "strings with nulls": ["a", "b", None] * 30,
+    "strings on the first rank": [*["a", "b"] * 15, *[None] * 60],
+    "strings of which there are none": pa.nulls(ROWS, pa.string()),
+    "many strings": [f"k{i}" for i in range(ROWS)],
+}
+
+
+@both
+@pytest.mark.parametrize("kind", UNUSUAL)
+def test_unusual_columns_are_trained_on(quiet: RunConfig, backend: str, kind: str) -> None:
+    table = a_table(z=UNUSUAL[kind])
+    result = trained(quiet, table, backend=backend, datasets={"valid": table})
+    of_train, of_valid = result.metrics.values()
+    assert of_valid == pytest.approx(of_train)
+    assert result.predict(table).shape == (ROWS,)
+
+
+@both
+def test_unusual_columns_are_trained_on_by_several(quiet: RunConfig, backend: str) -> None:
+    table = a_table(**{kind: values for kind, values in UNUSUAL.items()})
+    several = trained(quiet, table, 3, backend=backend)
+    assert model_of(several) == model_of(trained(quiet, table, backend=backend))
+
+
+@both
+@pytest.mark.parametrize(
+    "numbers", [np.arange(ROWS) % 4, np.arange(ROWS) % 4 + 0.5, [1.0, NAN, 2.0] * 30]
+)
+def test_numbers_can_be_categories(quiet: RunConfig, backend: str, numbers: Any) -> None:
+    table = a_table(z=numbers)
+    result = trained(quiet, table, backend=backend, categorical=["z"], datasets={"valid": table})
+    of_train, of_valid = result.metrics.values()
+    assert of_valid == pytest.approx(of_train)
+    assert np.mean((result.predict(table) > 0.5) == table.column("y").to_numpy()) > 0.6
+
+
+@both
+@pytest.mark.parametrize(
+    "value", [datetime.datetime(2020, 1, 1), datetime.date(2020, 1, 1), [1, 2], {"a": 1}, b"x"]
+)
+def test_columns_that_are_no_features(quiet: RunConfig, backend: str, value: Any) -> None:
+    column = pa.array([value] * ROWS)
+    told = refusal_at_once(quiet, a_table(z=column), backend=backend)
+    assert f"'z' ({column.type})" in told
+    assert "DataConfig(columns=[…])" in told
+
+
+@pytest.mark.parametrize("dataset", ["train", "valid"])
+def test_infinite_features_of_xgboosts(quiet: RunConfig, dataset: str) -> None:
+    datasets = {"train": with_value("x0", 1.0), "valid": with_value("x0", 1.0)}
+    datasets[dataset] = with_value("x1", -INF)
+    train = datasets.pop("train")
+    told = refusal(quiet, train, datasets=datasets, backend="xgboost")
+    assert told.startswith(f"datasets['{dataset}']: in 1 of 90 row(s)")
+    assert "'x1' is infinite" in told
+
+
+def test_infinite_features_of_lightgbms(quiet: RunConfig) -> None:
+    """It takes them for very large ones."""
+    trained(quiet, with_value("x1", INF), backend="lightgbm")
+
+
+@both
+def test_too_few_rows(quiet: RunConfig, backend: str) -> None:
+    few = a_table().slice(0, 2)
+    told = refusal_at_once(quiet, few, num_workers=3, backend=backend)
+    assert "its 2 row(s) can't be shared out to 3 workers" in told
+    assert "it has no rows" in refusal_at_once(quiet, few.slice(0, 0), backend=backend)
+    empty = {"valid": few.slice(0, 0)}
+    told = refusal_at_once(quiet, few, backend=backend, datasets=empty)
+    assert told.startswith("datasets['valid']: it has no rows")
+
+
+@both
+def test_too_few_queries(quiet: RunConfig, backend: str) -> None:
+    table = a_table(q=np.arange(ROWS) // 45)
+    options = {"backend": backend, "objective": "ranking", QUERY[backend]: "q"}
+    told = refusal_at_once(quiet, table, num_workers=3, **options)
+    assert "its 2 group(s) can't be shared out to 3 workers" in told
+
+
+def test_lightgbm_learns_nothing_from_one_row(quiet: RunConfig) -> None:
+    told = refusal(quiet, a_table().slice(0, 1), backend="lightgbm")
+    assert told.startswith("datasets['train']: it has one row")
+
+
+def test_names_with_spaces_are_lightgbms_with_underscores(quiet: RunConfig) -> None:
+    """It has them so in the model, with which a run goes on, and which predicts."""
+    table = a_table().rename_columns(["x 0", "x1", "x 2", "y"])
+    first = trained(quiet, table, backend="lightgbm", num_boost_round=2)
+    assert first.load_model().feature_name() == ["x_0", "x1", "x_2"]
+    gone_on = trained(
+        quiet, table, backend="lightgbm", num_boost_round=4, restore_from=first.checkpoint
+    )
+    assert model_of(gone_on) == model_of(
+        trained(quiet, table, backend="lightgbm", num_boost_round=4)
+    )
+    assert gone_on.predict(table).shape == (ROWS,)
