@@ -15,6 +15,7 @@ from polytrain.checkpoint.parts import StagedPart
 from polytrain.errors import FailureKind
 from polytrain.run.events import Done, Drained, Event, Failed, HandedIn, Joined, Offered, Reported
 from polytrain.workers.placement import Place, members
+from polytrain.workers.report_ring import Ring
 from polytrain.workers.wire import (
     FrameBuffer,
     Message,
@@ -186,6 +187,23 @@ def test_a_channel_carries_messages_in_order() -> None:
         sender.send(report_message(1, {"text": "x" * 5000}))
         assert receiver.receive() == ["leave"]
         assert receiver.receive() == ["report", 1, {"text": "x" * 5000}, 0.0]
+
+
+def test_no_report_overtakes_one_with_a_checkpoint() -> None:
+    """A ring is read whenever there is time, a socket when its reader is woken."""
+    ring = Ring(memoryview(bytearray(10_000)))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        trainer, agent = SocketChannel(ours), SocketChannel(theirs)
+        trainer.gather_reports(ring, calls_every_s=1e9)
+        reports = [report_message(step, {}, 0.0) for step in range(4)]
+        trainer.send(reports[0])
+        trainer.send(reports[1], ["staged"])
+        trainer.send(reports[2])
+        trainer.send(reports[3], ["staged"])
+        assert FrameBuffer().feed(ring.take()) == reports
+        assert [agent.receive() for _ in range(3)] == [["reports"], ["staged"], ["staged"]]
+        assert agent.poll() is None
 
 
 @pytest.mark.parametrize("sent", [b"", pack(["done"])[:3], pack(["done"])[:-1]])

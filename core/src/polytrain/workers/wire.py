@@ -78,17 +78,23 @@ class SocketChannel:
         self._ring, self._calls_every_s = ring, calls_every_s
 
     def send(self, *messages: Message) -> None:
-        frames = b"".join(map(pack, messages))
-        if self._ring is not None and messages[0][0] == "report" and len(messages) == 1:
-            if not self._ring.put(frames):
-                # Whoever reads it reads the ring first.
-                self._socket.sendall(frames)
-                return
-            now = time.monotonic()
-            if now - self._called < self._calls_every_s:
-                return
-            self._called, frames = now, _CALL
-        self._socket.sendall(frames)
+        if self._ring is not None and messages[0][0] == "report":
+            # All of them: reports in the ring would overtake one that isn't. Should it be full,
+            # whoever reads the socket reads it first.
+            report, *others = messages
+            if self._ring.put(pack(report)):
+                if not others and not self._may_call():
+                    return
+                messages = tuple(others) or (_CALL,)
+        self._socket.sendall(b"".join(map(pack, messages)))
+
+    def _may_call(self) -> bool:
+        """Whether the ring's reader is to be called; if so, it has been."""
+        now = time.monotonic()
+        if now - self._called < self._calls_every_s:
+            return False
+        self._called = now
+        return True
 
     def receive(self) -> Message:
         (length,) = _LENGTH.unpack(receive_exactly(self._socket, _LENGTH.size))
@@ -130,7 +136,7 @@ def pack(message: Any) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-_CALL = pack(["reports"])
+_CALL: Message = ["reports"]
 
 
 def unpack(body: bytes) -> Any:
