@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import lightgbm
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xgboost
 from tests.e2e.boosters import (
@@ -30,7 +33,7 @@ import polytrain_lightgbm
 import polytrain_xgboost
 from polytrain import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from polytrain_lightgbm import LightGBM
-from polytrain_xgboost import XGBoost
+from polytrain_xgboost import XGBoost, external
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -175,6 +178,28 @@ def test_what_the_frameworks_find_on_each_worker_depends_on_the_workers(
     """The exceptions, as the docs have them: once a framework does without, they may say more."""
     other = trained(quiet, table.slice(1), 3, backend=backend, params=params)
     assert other != trained(quiet, table.slice(1), 2, backend=backend, params=params)
+
+
+def test_rows_on_disk_end_in_the_same_model(
+    quiet: RunConfig, table: pa.Table, tmp_path: Path
+) -> None:
+    pq.write_table(table, tmp_path / "train.parquet", row_group_size=700)
+    options: dict[str, Any] = {"backend": "xgboost", "params": DRAWING["xgboost"]}
+    files: Any = str(tmp_path / "train.parquet")
+    ours = trained(quiet, files, 3, external_memory=True, **options)
+    assert ours == trained(quiet, table, 1, **options)
+
+
+def test_of_rows_on_disk_nothing_is_left_behind(
+    quiet: RunConfig, table: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pages of 500 rows."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(external, "_BYTES_AT_ONCE", 500 * 8 * table.num_columns)
+    options: dict[str, Any] = {"backend": "xgboost", "params": DRAWING["xgboost"]}
+    ours = trained(quiet, table, 0, external_memory=True, **options)
+    assert ours == trained(quiet, table, 0, **options)
+    assert [*tmp_path.glob("polytrain-*/*")] == []
 
 
 @both

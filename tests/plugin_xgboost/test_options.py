@@ -198,3 +198,10 @@ def test_callbacks_are_xgboosts_and_survive_a_restart() -> None:
 @pytest.mark.parametrize("option", ["obj", "custom_metric", "xgb_model", "maximize"])
 def test_with_a_function_nothing_is_brought_along(option: str) -> None:
     assert list(problems(WITH_FUNCTION, **{option: objective})) == [option]
+
+
+def test_external_memory_is_for_rows_that_can_be_read_again() -> None:
+    assert "ranking" in problems(external_memory=True, qid="x")["external_memory"].what
+    stream = replace(JOB.datasets["train"], num_rows=None)
+    found = problems(replace(JOB, datasets={"train": stream}), external_memory=True)
+    assert "materialize" in found["external_memory"].remedy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _DECLARATIVE = (
     *("params", "num_boost_round", "label", "weight", "base_margin", "qid", "categorical"),
     *("eval_train", "early_stopping_rounds", "maximize", "obj", "custom_metric", "callbacks"),
-    *("xgb_model", "bin_sample_rows"),
+    *("xgb_model", "bin_sample_rows", "external_memory"),
 )
 
 
@@ -116,6 +116,10 @@ class XGBoost(Backend):
     """Rows, of all workers together, from which the bins are made that every worker takes. In what
     order the rows of a data set are that has no more makes no difference."""
 
+    external_memory: bool = False
+    """Keep the rows that are trained on, and their bins, on the nodes' disks: for data that don't
+    fit into memory. Slower, and the same model."""
+
     @property
     def columns_besides_features(self) -> tuple[str, ...]:
         """The columns that something else is in."""
@@ -164,8 +168,25 @@ class XGBoost(Backend):
             job, self.columns_besides_features, categorical=self.categorical, forbidden="[]<"
         )
         yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
+        if self.external_memory:
+            yield from self._external_problems(job)
         yield from function_problems(obj=self.obj, custom_metric=self.custom_metric)
         yield from callback_problems(self.callbacks)
+
+    def _external_problems(self, job: Job) -> Iterator[Problem]:
+        if self.qid is not None:
+            yield Problem(
+                field="external_memory",
+                what="it is not for ranking: the rows of a query would be torn apart",
+                remedy="Leave it out, or use more workers, each of which has less to hold",
+            )
+        train = job.datasets.get("train")
+        if train is not None and train.num_rows is None:
+            yield Problem(
+                field="external_memory",
+                what="the data set 'train' is a Ray pipeline, whose rows come only once",
+                remedy="Pass Parquet files, or dataset.materialize()",
+            )
 
     def demand(self, job: Job) -> Demand:
         return Demand(
@@ -175,7 +196,8 @@ class XGBoost(Backend):
                 "xgboost.collective",
                 "polytrain_xgboost.engine",
             ),
-            reads_tables=True,
+            # What needn't be in memory isn't held by the agents either.
+            reads_tables=not self.external_memory,
             group=self.qid,
             # A metric such as AUC can't be put together from shards: one rank evaluates all rows.
             whole_datasets=frozenset()

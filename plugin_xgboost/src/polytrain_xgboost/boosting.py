@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -31,6 +32,9 @@ class Boosting:
     params: Mapping[str, Any]
     ranks: Ranks
     outside: Outside
+    directory: Path | None = None
+    """For the bins, with external memory."""
+
     history: History = field(default_factory=History)
     has_estimated: bool = False
     """Whether the score that all rows begin with has been estimated here."""
@@ -52,6 +56,7 @@ class Boosting:
             ranks=self.ranks,
             outside=self.outside,
             model=model,
+            directory=self.directory,
         )
         params = {**self.params, **self._first_score(data, model)}
         matrices = [data.train, *data.evaluated.values()]

@@ -20,6 +20,7 @@ from polytrain_xgboost.boosting import Boosting
 from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.continuing import trees_of
 from polytrain_xgboost.evaluating import has_stopped
+from polytrain_xgboost.external import spooled
 from polytrain_xgboost.history import History
 from polytrain_xgboost.intercept import marked_as_estimated
 from polytrain_xgboost.matrices import prediction_matrix
@@ -89,16 +90,21 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         check_build(params)
         # One rank evaluates, and tells the others.
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
+        directory = session.scratch if options.external_memory else None
         with outside_the_collective() as outside:
             self._boosting = Boosting(
                 options=options,
                 params=params,
                 ranks=Ranks(me=me.rank, size=session.world.size),
                 outside=outside,
+                directory=directory,
                 history=self._history,
             )
+            tables = {name: shard.to_arrow() for name, shard in shards.items() if name != "train"}
+            train = shards["train"]
+            rows = train.to_arrow() if directory is None else spooled(train, directory)
             return self._boosting.train(
-                {name: shard.to_arrow() for name, shard in shards.items()},
+                {"train": rows, **tables},
                 model,
                 lambda step, metrics, booster: session.report(
                     step=step, metrics=metrics, model=booster

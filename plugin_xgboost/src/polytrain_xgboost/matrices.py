@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from polytrain_xgboost.admission import admitted_tables
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.continuing import trees_of, with_those_of
+from polytrain_xgboost.external import Pages
 from polytrain_xgboost.outside import Outside
 
 
@@ -72,6 +74,7 @@ def training_data(
     ranks: Ranks,
     outside: Outside,
     model: xgboost.Booster | None,
+    directory: Path | None,
 ) -> TrainingData:
     """Bin everything by one sample of all ranks' rows.
 
@@ -82,6 +85,7 @@ def training_data(
         ranks: all of which call this.
         outside: for what is done by each rank alone.
         model: trees to go on from.
+        directory: for the bins of "train", with external memory; None to have them in memory.
 
     Raises:
         BadDataError: on every rank, if some values can't be trained on.
@@ -98,7 +102,7 @@ def training_data(
     if options.qid is not None:
         facts["qid"] += first_query
     sample = _sample(mine, first_row, int(everybodys[:, 0].sum()), options, ranks)
-    train = outside(binning.matrix, mine, facts, outside(binning.reference, sample))
+    train = outside(binning.train, mine, facts, outside(binning.reference, sample), directory)
     return TrainingData(
         train=train,
         has_others=ranks.told(len(tables) > 1),
@@ -185,6 +189,18 @@ class _Binning:
     ) -> xgboost.QuantileDMatrix:
         return self._quantiles(table, **facts, ref=reference)
 
+    def train(
+        self,
+        table: pa.Table,
+        facts: Mapping[str, Any],
+        reference: xgboost.DMatrix,
+        directory: Path | None,
+    ) -> xgboost.QuantileDMatrix:
+        if directory is None:
+            return self.matrix(table, facts, reference)
+        pages = Pages(self._features(table), facts, directory)
+        return xgboost.ExtMemQuantileDMatrix(pages, ref=reference, **self._how)
+
     def facts(self, table: pa.Table) -> dict[str, Any]:
         """What `xgboost.DMatrix` takes beside the features."""
         options = self.options
@@ -208,14 +224,19 @@ class _Binning:
         return self._quantiles(sample, weight=weight)
 
     def _quantiles(self, table: pa.Table, **facts: Any) -> xgboost.QuantileDMatrix:
+        return xgboost.QuantileDMatrix(self._features(table), **facts, **self._how)
+
+    def _features(self, table: pa.Table) -> pa.Table:
         others = self.options.columns_besides_features
-        return xgboost.QuantileDMatrix(
-            table.drop_columns([column for column in others if column in table.column_names]),
-            **facts,
-            max_bin=self.params.get("max_bin", 256),
-            nthread=self.params["nthread"],
-            enable_categorical=True,
-        )
+        return table.drop_columns([column for column in others if column in table.column_names])
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        return {
+            "max_bin": self.params.get("max_bin", 256),
+            "nthread": self.params["nthread"],
+            "enable_categorical": True,
+        }
 
 
 def _numbers(table: pa.Table, column: str | None) -> Any:
