@@ -29,7 +29,8 @@ def number_problems(job: Job, **options: str | None) -> Iterator[Problem]:
     """
     for option, column in options.items():
         for dataset in job.datasets.values():
-            kind = None if column is None else _type_of(dataset, column)
+            # A name of another type is a problem of its own.
+            kind = _type_of(dataset, column) if isinstance(column, str) else None
             if kind is not None and not is_number(kind):
                 yield Problem(
                     field=option,
@@ -118,13 +119,14 @@ def _type_of(dataset: DatasetInfo, column: str) -> pa.DataType | None:
 
 
 def _different(field: str, expected: Sequence[str], features: Sequence[str]) -> Iterator[Problem]:
-    if missing := [name for name in expected if name not in features]:
+    theirs, ours = set(expected), set(features)
+    if missing := [name for name in expected if name not in ours]:
         yield Problem(
             field=field,
             what=f"it lacks {_listed(missing)}, which 'train' has",
             remedy="Give it the columns of 'train'; in which order makes no difference",
         )
-    if extra := [name for name in features if name not in expected]:
+    if extra := [name for name in features if name not in theirs]:
         yield Problem(
             field=field,
             what=f"it has {_listed(extra)}, which 'train' hasn't",

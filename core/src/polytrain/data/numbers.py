@@ -22,11 +22,11 @@ def floats(column: pa.ChunkedArray) -> Numbers:
 def plainly_typed(table: pa.Table, columns: Collection[str]) -> pa.Table:
     """The table with these columns in types that frameworks know, where there is one that holds
     the same numbers: for half-precision numbers, decimals, and columns without any value."""
-    for name in columns:
-        index = table.column_names.index(name)
-        kind = _known(table.schema.field(index).type)
+    chosen = set(columns)
+    for index, field in enumerate(table.schema):
+        kind = _known(field.type) if field.name in chosen else None
         if kind is not None:
-            table = table.set_column(index, name, table.column(index).cast(kind, safe=False))
+            table = table.set_column(index, field.name, table.column(index).cast(kind, safe=False))
     return table
 
 
