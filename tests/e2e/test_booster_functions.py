@@ -14,7 +14,7 @@ from tests.e2e.boosters import BACKENDS, KillsATrainer, a_table
 import polytrain
 from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
 
-ROUNDS = 30
+ROUNDS = 150
 
 
 def with_xgboost(config: dict[str, Any]) -> None:
