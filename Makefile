@@ -20,7 +20,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo lint test conformance crash chaos bench-startup bench-report bench-recovery bench-recovery-agent \
-	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index booster-table clean
+	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index \
+	bench-boosters booster-table clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +85,9 @@ bench-checkpoint: $(VENV)/.stamp-bench ## how long training stands still for a c
 
 bench-index: install ## time to find the newest of ten thousand checkpoints
 	@$(BIN)/python tests/benchmarks/bench_index.py $(ARGS)
+
+bench-boosters: $(VENV)/.stamp-bench ## from Parquet files to a booster, against one process, dask and Ray Train
+	@$(BIN)/python tests/benchmarks/bench_boosters.py $(ARGS)
 
 booster-table: install ## hashes of models that should be the same, for docs/boosters.md
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/booster_table.py $(ARGS)

@@ -17,7 +17,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from harness import (
     running_ray,
     settle,
     sizes,
+    start_workers,
     take_turns,
 )
 from ingest_loops import Batches, Pass, training_function
@@ -201,20 +201,11 @@ def _rate(files: Files, party: Callable[[], list[Pass]]) -> float:
 def _peak(party: Callable[[], list[Pass]]) -> float:
     """Bytes of one run at its peak, over those of what there was before."""
     with running_ray(num_cpus=2 * _WORKERS):
-        _start_workers(2 * _WORKERS)
+        start_workers(2 * _WORKERS)
         settle()
         with Watch() as watched:
             party()
     return watched.memory.peak - watched.memory.before
-
-
-def _start_workers(count: int) -> None:
-    """Have Ray start the processes that it keeps for its CPUs, which it does in its own time."""
-    import ray
-
-    # Tasks that last a while are given a process each.
-    task = ray.remote(lambda: time.sleep(1))
-    ray.get([task.remote() for _ in range(count)])
 
 
 def _passes(directory: Path) -> list[Pass]:

@@ -234,6 +234,15 @@ def running_ray(num_cpus: int) -> Iterator[None]:
                 process.kill()
 
 
+def start_workers(count: int) -> None:
+    """Have Ray start the processes that it keeps for its CPUs, which it does in its own time."""
+    import ray
+
+    # Tasks that last a while are given a process each.
+    task = ray.remote(lambda: time.sleep(1))
+    ray.get([task.remote() for _ in range(count)])
+
+
 def settle(timeout_s: float = 30.0) -> None:
     """Wait until Ray has got back all that the last run held.
 

@@ -40,6 +40,11 @@ ROWS = {
     "resume": ["in order", "windows", "any order"],
     "checkpoint": ["1 MB: stall", "1 MB: 20 steps"],
     "index": ["100 checkpoints"],
+    "boosters": [
+        f"{backend}: {what}"
+        for backend in ("xgboost", "lightgbm")
+        for what in ("with start", "without start", "memory")
+    ],
     "plan": [
         f"{what}, {order}"
         for what in ("next row", "first row", "row in 1024", "memory")
@@ -47,6 +52,7 @@ ROWS = {
     ],
 }
 PEERS = {
+    "boosters": ["one process"],
     "checkpoint": ["torch.save", "one copy"],
     "overhead": ["bare xgboost"],
     "ingest": ["DataLoader", "… no worker", "bare scan"],
