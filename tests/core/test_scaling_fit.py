@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polytrain import ScalingConfig
 from polytrain.policy.scaling import largest_fit
+
+
+@pytest.mark.parametrize(("amount", "seen"), [(0, 0), (0.5, 1), (1, 1), (2, 2)])
+def test_a_worker_sees_the_gpu_that_it_has_a_part_of(amount: float, seen: int) -> None:
+    assert ScalingConfig(resources_per_worker={"GPU": amount}).gpus_per_worker == seen
 
 
 def test_the_scarcest_resource_of_a_node_decides() -> None:

@@ -38,6 +38,11 @@ def test_an_option_far_from_all_others_has_the_list_of_them(problems: Any) -> No
     assert "rounds, label, learning_rate" in problem.remedy
 
 
+def test_a_backend_itself_is_for_trainer(problems: Any) -> None:
+    problem = problems(Reference(label="label")).only("backend")
+    assert "Trainer(…)" in problem.remedy
+
+
 @dataclass(frozen=True, kw_only=True)
 class Demanding(Reference):
     """A backend with an option that has no default."""

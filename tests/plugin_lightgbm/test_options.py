@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from polytrain import NotInTrainerError
 from polytrain.validation import backend_problems
 from polytrain_lightgbm import LightGBM, network_params
-from polytrain_lightgbm.parameters import parallel_params
+from polytrain_lightgbm.parameters import ALIASES, parallel_params
 from polytrain_plugins import DatasetInfo, Job, Problem
 
 TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
@@ -79,6 +80,33 @@ def test_parameters_of_xgboost_are_told_from_lightgbms() -> None:
     [problem] = problems(params={"eval_metric": "auc"}).values()
     assert "XGBoost" in problem.what
     assert "'metric'" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value", "what"),
+    [("max_depth", "three", "a whole number"), ("eta", "fast", "a number")],
+)
+def test_numbers_are_numbers_in_every_spelling(parameter: str, value: str, what: str) -> None:
+    [(field, problem)] = problems(params={parameter: value}).items()
+    assert field == f"params[{parameter!r}]"
+    assert f"{value!r} is not {what}" in problem.what
+    for allowed in ("3", 3, None):
+        assert problems(params={parameter: allowed}) == {}
+
+
+def test_lightgbms_other_names_are_known() -> None:
+    known = {name: {name, *others} for name, others in ALIASES.items()}
+    assert known == {name: spellings(name) for name in ALIASES}
+    assert problems(params={"max_leaves": 7}) == {}
+
+
+def test_a_model_to_go_on_from_is_there(tmp_path: Path) -> None:
+    found = problems(init_model=str(tmp_path / "model.txt"))["init_model"]
+    assert "no file" in found.what
+    assert str(tmp_path) in found.what
+    assert "lightgbm.Booster" in problems(init_model={"trees": 3})["init_model"].remedy
+    (tmp_path / "model.txt").touch()
+    assert problems(init_model=str(tmp_path / "model.txt")) == {}
 
 
 def test_what_lightgbm_would_do_by_chance_is_refused() -> None:

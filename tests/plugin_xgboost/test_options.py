@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +98,9 @@ def test_it_travels() -> None:
         ({"tree_method": "exact"}, "Leave it out"),
         ({"booster": "gblinear"}, "Leave it out"),
         ({"objective": "binary"}, "binary:logistic"),
+        ({"max_depth": "three"}, "Give a whole number"),
+        ({"max_depth": 3.0}, "Give a whole number"),
+        ({"eta": "fast"}, "Give a number"),
         ({"subsample": 1.5}, "up to 1"),
         ({"subsample": 0}, "up to 1"),
         ({"nthread": 2}, "resources_per_worker"),
@@ -119,6 +123,9 @@ def test_usual_parameters_have_no_problem() -> None:
         "booster": "dart",
         "subsample": 1,
         "nthread": 1,
+        "max_depth": "4",
+        "eta": 1,
+        "max_leaves": None,
     }
     assert problems(label="y", params=usual) == {}
 
@@ -193,6 +200,15 @@ def test_callbacks_are_xgboosts_and_survive_a_restart() -> None:
     assert (
         "callbacks=[" in problems(label="y", callbacks=EarlyStopping(rounds=3))["callbacks"].remedy
     )
+
+
+def test_a_model_to_go_on_from_is_there(tmp_path: Path) -> None:
+    found = problems(label="y", xgb_model=tmp_path / "model.ubj")["xgb_model"]
+    assert "no file" in found.what
+    assert str(tmp_path) in found.what
+    assert "Booster" in problems(label="y", xgb_model={"trees": 3})["xgb_model"].remedy
+    (tmp_path / "model.ubj").touch()
+    assert problems(label="y", xgb_model=tmp_path / "model.ubj") == {}
 
 
 @pytest.mark.parametrize("option", ["obj", "custom_metric", "xgb_model", "maximize"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,11 @@ class ScalingConfig:
     def cpus_per_worker(self) -> int:
         """Threads that a worker may use, at least 1."""
         return max(1, int(self.resources["CPU"]))
+
+    @property
+    def gpus_per_worker(self) -> int:
+        """GPUs that a worker sees: one where it shares one with others."""
+        return math.ceil(self.resources.get("GPU", 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

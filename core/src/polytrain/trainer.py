@@ -63,6 +63,9 @@ def make_trainer(
         RegistryError: if the backend can't be had.
         InvalidJobError: if anything is wrong with the arguments; it lists all of it.
     """
+    given: Any = backend
+    if not isinstance(given, str):
+        _raise_if_any((_no_name(given),))
     cls = load_backend(backend)
     arguments: dict[str, Any] = {
         "train_loop_config": train_loop_config,
@@ -268,6 +271,14 @@ def _no_backend(given: Any) -> Problem:
         field="backend",
         what=f"{given!r} is not a backend",
         remedy="Pass one, such as XGBoost(…), or use make_trainer with its name",
+    )
+
+
+def _no_name(given: Any) -> Problem:
+    return Problem(
+        field="backend",
+        what=f"{given!r} is not the name of a backend",
+        remedy='Pass one, such as "xgboost", or the backend itself to Trainer(…)',
     )
 
 

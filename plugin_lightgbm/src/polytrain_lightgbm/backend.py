@@ -28,6 +28,7 @@ from polytrain_plugins import (
     feature_problems,
     missing_columns,
     missing_label,
+    model_problems,
     not_a_count,
     not_a_mapping,
     number_problems,
@@ -112,7 +113,8 @@ class LightGBM(Backend):
     so before a round, as `lightgbm.reset_parameter` does."""
 
     init_model: Any = None
-    """A `lightgbm.Booster`, or the path of its file, to whose trees `num_boost_round` are added."""
+    """A `lightgbm.Booster`, or the path of its file on every node, to whose
+    trees `num_boost_round` are added."""
 
     bin_sample_rows: int = 200_000
     """Rows, of all workers together, from which the bins are made that every worker takes. In what
@@ -220,6 +222,7 @@ class LightGBM(Backend):
         yield from feature_problems(job, besides, categorical=self.categorical, forbidden=FORBIDDEN)
         yield from name_problems(job, besides)
         yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
+        yield from model_problems("lightgbm", init_model=self.init_model)
         for callback in self.callbacks:
             if type(callback).__name__ == "_EarlyStoppingCallback":
                 yield Problem(

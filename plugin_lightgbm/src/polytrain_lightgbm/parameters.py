@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from polytrain_plugins import Job, Problem, refused_parameters, too_many_threads
+from polytrain_plugins import Job, Problem, not_numbers, refused_parameters, too_many_threads
 
-_ALIASES: dict[str, tuple[str, ...]] = {
+ALIASES: dict[str, tuple[str, ...]] = {
     "bagging_fraction": ("sub_row", "subsample", "bagging"),
     "bagging_freq": ("subsample_freq",),
     "bagging_seed": ("bagging_fraction_seed",),
@@ -20,9 +20,19 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "extra_trees": ("extra_tree",),
     "feature_fraction": ("sub_feature", "colsample_bytree"),
     "feature_fraction_bynode": ("sub_feature_bynode", "colsample_bynode"),
-    "neg_bagging_fraction": ("neg_sub_row", "neg_subsample", "neg_bagging"),
+    "lambda_l1": ("reg_alpha", "l1_regularization"),
+    "lambda_l2": ("reg_lambda", "lambda", "l2_regularization"),
+    "learning_rate": ("shrinkage_rate", "eta"),
+    "max_bin": ("max_bins",),
     "metric": ("metrics", "metric_types"),
+    "min_data_in_leaf": ("min_data_per_leaf", "min_data", "min_child_samples", "min_samples_leaf"),
+    "min_gain_to_split": ("min_split_gain",),
+    "min_sum_hessian_in_leaf": (
+        *("min_sum_hessian_per_leaf", "min_sum_hessian", "min_hessian", "min_child_weight"),
+    ),
+    "neg_bagging_fraction": ("neg_sub_row", "neg_subsample", "neg_bagging"),
     "num_class": ("num_classes",),
+    "num_leaves": ("num_leaf", "max_leaves", "max_leaf", "max_leaf_nodes"),
     "num_threads": ("num_thread", "nthread", "nthreads", "n_jobs"),
     "objective": ("objective_type", "app", "application", "loss"),
     "pos_bagging_fraction": ("pos_sub_row", "pos_subsample", "pos_bagging"),
@@ -91,10 +101,21 @@ _XGBOOSTS = {
     "booster": "boosting",
     "eval_metric": "metric",
     "gamma": "min_gain_to_split",
-    "max_leaves": "num_leaves",
 }
 """XGBoost's parameters, and what does about the same; the others are aliases of LightGBM's."""
 
+_WHOLE = (
+    *("num_leaves", "max_depth", "max_bin", "min_data_in_leaf", "min_data_in_bin"),
+    *("bagging_freq", "bagging_seed", "num_class", "num_threads", "seed", "verbosity"),
+    *("feature_fraction_seed", "extra_seed", "drop_seed", "max_drop", "max_cat_to_onehot"),
+)
+
+_REAL = (
+    *("learning_rate", "lambda_l1", "lambda_l2", "min_gain_to_split", "min_sum_hessian_in_leaf"),
+    *("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction", "feature_fraction"),
+    *("feature_fraction_bynode", "max_delta_step", "drop_rate", "skip_drop", "top_rate"),
+    *("other_rate", "cat_smooth", "cat_l2", "path_smooth", "scale_pos_weight", "sigmoid"),
+)
 
 _GPUS = (
     "LightGBM's published packages have no CUDA, and what they do by OpenCL isn't the same model "
@@ -148,6 +169,7 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 f"{params[name]!r} can't be used: {_GPUS}",
                 "Leave it out; or use XGBoost, or a training function",
             )
+    yield from not_numbers(params, whole=_all_names(_WHOLE), real=_all_names(_REAL))
     yield from too_many_threads(params, _names("num_threads"), job)
 
 
@@ -158,7 +180,7 @@ def value(params: Mapping[str, Any], name: str, default: Any = None) -> Any:
 
 def without(params: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """The parameters but for some, under all of LightGBM's names."""
-    left_out = {each for name in names for each in _names(name)}
+    left_out = {*_all_names(names)}
     return {name: value for name, value in params.items() if name not in left_out}
 
 
@@ -189,7 +211,11 @@ def _as_told(its_value: Any) -> str:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    return (name, *_ALIASES[name])
+    return (name, *ALIASES.get(name, ()))
+
+
+def _all_names(names: Iterable[str]) -> list[str]:
+    return [each for name in names for each in _names(name)]
 
 
 def _problem(name: str, what: str, remedy: str) -> Problem:

@@ -17,6 +17,7 @@ from polytrain_plugins import (
     feature_problems,
     missing_columns,
     missing_label,
+    model_problems,
     not_a_count,
     not_a_mapping,
     number_problems,
@@ -170,6 +171,7 @@ class XGBoost(Backend):
         yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
         if self.external_memory:
             yield from self._external_problems(job)
+        yield from model_problems("xgboost", xgb_model=self.xgb_model)
         yield from function_problems(obj=self.obj, custom_metric=self.custom_metric)
         yield from callback_problems(self.callbacks)
 

@@ -8,7 +8,9 @@ from typing import Any
 from polytrain_plugins import (
     Job,
     Problem,
+    is_instance_of,
     needed_by_objective,
+    not_numbers,
     refused_parameters,
     too_many_threads,
     unknown_name,
@@ -59,6 +61,18 @@ _METRICS = (
 )
 """Some with a parameter behind an "@", and a "-" at the end."""
 
+_WHOLE = (
+    *("max_depth", "max_leaves", "max_bin", "max_cat_to_onehot", "max_cat_threshold"),
+    *("num_parallel_tree", "nthread", "n_jobs", "seed", "random_state", "verbosity"),
+)
+
+_REAL = (
+    *("eta", "learning_rate", "gamma", "min_split_loss", "min_child_weight", "max_delta_step"),
+    *("colsample_bytree", "colsample_bylevel", "colsample_bynode", "lambda", "reg_lambda"),
+    *("alpha", "reg_alpha", "scale_pos_weight", "rate_drop", "skip_drop"),
+    *("tweedie_variance_power", "huber_slope"),
+)
+
 _WITHOUT_BINS = {
     "tree_method": {
         "approx": "it makes new bins in every round, on every worker others",
@@ -87,6 +101,7 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
     for metric in [metrics] if isinstance(metrics, str) else metrics:
         name = str(metric).partition("@")[0].removesuffix("-")
         yield from unknown_name("params['eval_metric']", name, _METRICS, "XGBoost's metrics")
+    yield from not_numbers(params, whole=_WHOLE, real=_REAL)
     rate = params.get("subsample", 1)
     if not isinstance(rate, int | float) or not 0 < rate <= 1:
         yield _problem("subsample", f"{rate!r} is no part of the rows", "Give more than 0, up to 1")
@@ -144,7 +159,7 @@ def function_problems(**functions: Any) -> Iterator[Problem]:
                 what=f"{function!r} is not a function",
                 remedy="Name XGBoost's own in params, as 'objective' or 'eval_metric'",
             )
-        elif _is_xgboosts(function, "Objective"):
+        elif is_instance_of(function, "xgboost", "Objective"):
             yield Problem(
                 field=option,
                 what="xgboost.objective is experimental, and no part of this",
@@ -160,21 +175,15 @@ def callback_problems(callbacks: Any) -> Iterator[Problem]:
         )
         return
     for callback in callbacks:
-        if not _is_xgboosts(callback, "TrainingCallback"):
+        if not is_instance_of(callback, "xgboost", "TrainingCallback"):
             yield Problem(
                 field="callbacks",
                 what=f"{callback!r} is no callback of XGBoost's",
                 remedy="Derive its class from xgboost.callback.TrainingCallback",
             )
-        elif _is_xgboosts(callback, "EarlyStopping"):
+        elif is_instance_of(callback, "xgboost", "EarlyStopping"):
             yield Problem(
                 field="callbacks",
                 what="EarlyStopping forgets what it has seen when a run is restarted",
                 remedy="Use the option early_stopping_rounds",
             )
-
-
-def _is_xgboosts(value: Any, name: str) -> bool:
-    """Whether a value is of one of XGBoost's classes, or of one that is derived from it."""
-    classes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
-    return ("xgboost", name) in classes

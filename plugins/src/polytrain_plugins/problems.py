@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
@@ -168,6 +169,61 @@ def needed_by_objective(objective: str, field: str, remedy: str) -> Problem:
         remedy: what to pass.
     """
     return Problem(field=field, what=f"the objective {objective!r} needs it", remedy=remedy)
+
+
+def not_numbers(
+    params: Mapping[str, Any], *, whole: Iterable[str] = (), real: Iterable[str] = ()
+) -> Iterator[Problem]:
+    """Parameters of a framework that aren't the numbers that it takes.
+
+    Args:
+        params: the user's.
+        whole: those that have to be whole numbers.
+        real: those that may be any number.
+    """
+    for names, kind, what in ((whole, int, "a whole number"), (real, float, "a number")):
+        for name in names:
+            if params.get(name) is None:
+                continue
+            # As frameworks do, which are given all parameters as text.
+            try:
+                kind(str(params[name]))
+            except ValueError:
+                yield Problem(
+                    field=f"params[{name!r}]",
+                    what=f"{params[name]!r} is not {what}",
+                    remedy=f"Give {what}, or leave it out",
+                )
+
+
+def model_problems(of: str, **options: Any) -> Iterator[Problem]:
+    """Options that are no model to go on from: neither a booster nor the path of one's file.
+
+    Args:
+        of: the module whose `Booster` it has to be.
+        options: an option's name to what the user gave; None for none.
+    """
+    for option, model in options.items():
+        if isinstance(model, str | os.PathLike):
+            if not os.path.isfile(model):
+                yield Problem(
+                    field=option,
+                    what=f"there is no file {os.fspath(model)!r}",
+                    remedy=f"Give the path of a model's file, or the {of}.Booster itself",
+                )
+        elif model is not None and not is_instance_of(model, of, "Booster"):
+            yield Problem(
+                field=option,
+                what=f"{type(model).__name__} is no model to go on from",
+                remedy=f"Pass the {of}.Booster, or the path of its file",
+            )
+
+
+def is_instance_of(value: Any, package: str, name: str) -> bool:
+    """Whether a value is of a package's class, or of one that is derived from it; without importing
+    the package."""
+    classes = ((cls.__module__.partition(".")[0], cls.__name__) for cls in type(value).__mro__)
+    return (package, name) in classes
 
 
 def too_many_threads(

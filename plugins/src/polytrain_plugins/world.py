@@ -33,7 +33,7 @@ class Member:
     """CPU threads that this rank may use, at least 1."""
 
     gpus: int
-    """GPUs that this rank owns; they are numbered from 0 inside its process."""
+    """GPUs that this rank sees, numbered from 0 in its process. It may share one with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,7 +106,7 @@ class RayGroup:
         return members(
             [recruit.place for recruit in self._crew.ranked],
             cpus=self._spec.scaling.cpus_per_worker,
-            gpus=int(self._spec.scaling.resources.get("GPU", 0)),
+            gpus=self._spec.scaling.gpus_per_worker,
         )
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
