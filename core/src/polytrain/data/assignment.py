@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,6 +130,10 @@ class Holding:
     def read(self) -> pa.Table:
         """The rows as one table."""
         return PieceRows(self.pieces, self.schema).read(self.rows)
+
+    def parts(self) -> Iterator[pa.Table]:
+        """The same, piece by piece."""
+        return PieceRows(self.pieces, self.schema).parts(self.rows)
 
 
 def holding(dataset: RunDataset, spec: ShardSpec, world_size: int, rank: int) -> Holding:

@@ -76,8 +76,13 @@ class PieceRows(Rows):
         self._ends = list(accumulate(piece.rows for piece in pieces))
 
     def read(self, rows: range) -> pa.Table:
-        tables = [self._read_piece(piece, part) for piece, part in self._parts(rows)]
+        tables = [*self.parts(rows)]
         return pa.concat_tables(tables) if tables else empty_table(self.schema)
+
+    def parts(self, rows: range) -> Iterator[pa.Table]:
+        """The same, piece by piece."""
+        for piece, part in self._parts(rows):
+            yield self._read_piece(piece, part)
 
     def count(self, rows: range) -> int:
         # A piece that holds other rows than it should says so when it is read.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from polytrain.data.categories import Gather
 from polytrain.data.draws import sample_of
@@ -14,7 +13,7 @@ from polytrain.data.draws import sample_of
 def agreed_sample(
     mine: pa.Table, *, first_row: int, rows: int, size: int, seed: int, gather: Gather
 ) -> pa.Table:
-    """A sample of the whole data set, in an order that doesn't depend on that of its rows.
+    """A sample of the whole data set. In an order of its own where it is all rows.
 
     Args:
         mine: a rank's rows; columns of numbers, or of Arrow's dictionaries with equal lists.
@@ -28,13 +27,21 @@ def agreed_sample(
     low, high = np.searchsorted(chosen, [first_row, first_row + len(mine)])
     parts = gather(mine.take(pa.array(chosen[low:high] - first_row)))
     sample = pa.concat_tables(parts).combine_chunks()
-    return sample.take(np.lexsort([_sortable(column) for column in sample.columns]))
+    # A part of the rows depends on their order anyway.
+    return sample.take(_order(sample)) if rows <= size else sample
 
 
-def _sortable(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def _order(table: pa.Table) -> pa.Array:
+    """Of rows by their values, the last column's first."""
+    keys = pa.Table.from_arrays(
+        [_sortable(column) for column in reversed(table.columns)],
+        names=[str(number) for number in range(table.num_columns)],
+    )
+    return pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names])
+
+
+def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
-        column = pa.chunked_array([chunk.indices for chunk in column.chunks], pa.int32())
-    if pa.types.is_boolean(column.type):
-        # With some missing they would be Python's own, which have no order.
-        column = column.cast(pa.int8())
-    return np.asarray(column.to_numpy())
+        # All have the same lists.
+        return pa.chunked_array([chunk.indices for chunk in column.chunks], pa.int32())
+    return column

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import pyarrow as pa
+
+from polytrain.data.formats import empty_table
+from polytrain.data.layout import Filling, Layout, is_laid_out, is_plain, laid_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,29 @@ def to_shared_memory(table: pa.Table) -> int:
     return _filled(lambda file: _write(table, file))
 
 
+def parts_to_shared_memory(parts: Iterator[pa.Table], schema: pa.Schema, rows: int) -> int:
+    """The same, of a table that comes in parts.
+
+    Args:
+        parts: consecutive rows, each in the schema.
+        schema: of the table.
+        rows: of all parts together.
+    """
+    if not is_plain(schema):
+        return to_shared_memory(pa.concat_tables([empty_table(schema), *parts]))
+    layout = Layout(schema, rows)
+    descriptor = os.memfd_create("polytrain-data")
+    try:
+        os.ftruncate(descriptor, layout.size)
+        filling = Filling(layout, memoryview(mmap.mmap(descriptor, layout.size)))
+        for part in parts:
+            filling.append(part.cast(schema))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 def to_buffer(table: pa.Table) -> pa.Buffer:
     """The same bytes in this process's memory."""
     sink = pa.BufferOutputStream()
@@ -42,7 +68,8 @@ def bytes_to_shared_memory(data: bytes | memoryview) -> int:
 
 def from_shared_memory(descriptor: int, extent: Extent | None = None) -> pa.Table:
     """Map the table that another process has written. Nothing is copied."""
-    return from_buffer(pa.py_buffer(mapped(descriptor, extent)))
+    memory = mapped(descriptor, extent)
+    return laid_out(memory) if is_laid_out(memory) else from_buffer(pa.py_buffer(memory))
 
 
 def from_buffer(buffer: pa.Buffer) -> pa.Table:

@@ -16,8 +16,8 @@ from polytrain.data.assignment import RunDataset, holding
 from polytrain.data.shared_memory import (
     Extent,
     bytes_to_shared_memory,
+    parts_to_shared_memory,
     to_buffer,
-    to_shared_memory,
 )
 from polytrain.data.spec import Held, ShardSpec
 from polytrain.data.stream import StreamSpec
@@ -130,7 +130,10 @@ def hold(order: DataOrder, before: Holdings | None) -> Holdings:
             )
             kept.append(array)
         else:
-            descriptor, extent = to_shared_memory(wanted.read()), None
+            descriptor, extent = (
+                parts_to_shared_memory(wanted.parts(), wanted.schema, len(wanted.rows)),
+                None,
+            )
         descriptors.append(descriptor)
         extents.append(extent)
     return Holdings(

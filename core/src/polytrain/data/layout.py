@@ -1,0 +1,133 @@
+"""A table of plain columns in one piece of memory, into which its parts are copied as they come.
+
+Whoever reads files into it never holds more of them than a part besides, and whoever maps it has
+every column in one chunk. The memory has `_HEAD`, the schema, and the number of missing values of
+each column; then, of each column, a bit per row that says whether its value is there, and the
+values as Arrow has them. Where no value is missing, those bits are never written, and there is no
+memory behind them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+_HEAD = struct.Struct("<8sqq")
+"""`_MAGIC`, rows, bytes of the schema."""
+
+_MAGIC = b"PTTABLE1"
+_ALIGNMENT = 64
+
+Octets = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def is_plain(schema: pa.Schema) -> bool:
+    """Whether a table can be laid out: all of its columns are numbers, booleans or times."""
+    return all(pa.types.is_primitive(column.type) for column in schema)
+
+
+def is_laid_out(memory: memoryview) -> bool:
+    """Whether memory holds such a table."""
+    return bytes(memory[: len(_MAGIC)]) == _MAGIC
+
+
+def laid_out(memory: memoryview) -> pa.Table:
+    """The table that memory holds. Nothing is copied."""
+    _, rows, size = _HEAD.unpack_from(memory)
+    buffer = pa.py_buffer(memory)
+    schema = pa.ipc.read_schema(buffer.slice(_HEAD.size, size))
+    layout = Layout(schema, rows)
+    columns = []
+    for (there, values), column, missing in zip(
+        layout.columns, schema, layout.missing(memory).tolist(), strict=True
+    ):
+        buffers = [
+            buffer.slice(there.start, len(there)) if missing else None,
+            buffer.slice(values.start, len(values)),
+        ]
+        columns.append(pa.Array.from_buffers(column.type, rows, buffers, missing))
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+class Layout:
+    """Where everything lies."""
+
+    def __init__(self, schema: pa.Schema, rows: int) -> None:
+        self._schema = schema.serialize().to_pybytes()
+        self._rows = rows
+        self._missing = _after(_HEAD.size + len(self._schema), 8 * len(schema))
+        self.columns: list[tuple[range, range]] = []
+        end = self._missing.stop
+        for column in schema:
+            there = _after(end, -(-rows // 8))
+            values = _after(there.stop, -(-rows * column.type.bit_width // 8))
+            self.columns.append((there, values))
+            end = values.stop
+        self.size = end
+        """Bytes."""
+
+    def missing(self, memory: memoryview) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """How many values of each column are missing, in place."""
+        return np.frombuffer(memory[self._missing.start : self._missing.stop], np.int64)
+
+    def write_head(self, memory: memoryview) -> None:
+        """Say what this is."""
+        _HEAD.pack_into(memory, 0, _MAGIC, self._rows, len(self._schema))
+        memory[_HEAD.size : _HEAD.size + len(self._schema)] = self._schema
+
+
+class Filling:
+    """Copies the parts of a table to where they belong.
+
+    Args:
+        memory: of as many bytes as the layout has, all of them 0.
+    """
+
+    def __init__(self, layout: Layout, memory: memoryview) -> None:
+        layout.write_head(memory)
+        octets = np.frombuffer(memory, np.uint8)
+        self._columns = [
+            (octets[there.start : there.stop], octets[values.start : values.stop])
+            for there, values in layout.columns
+        ]
+        self._missing = layout.missing(memory)
+        self._row = 0
+
+    def append(self, part: pa.Table) -> None:
+        """The next rows, in the schema of the table."""
+        for number, column in enumerate(part.columns):
+            row = self._row
+            for chunk in column.chunks:
+                self._copy(number, row, chunk)
+                row += len(chunk)
+        self._row += part.num_rows
+
+    def _copy(self, number: int, row: int, chunk: pa.Array) -> None:
+        there, values = self._columns[number]
+        if chunk.null_count and not self._missing[number]:
+            _set_bits(there, 0, np.ones(row, np.bool_))
+        self._missing[number] += chunk.null_count
+        if self._missing[number]:
+            _set_bits(there, row, chunk.is_valid().to_numpy(zero_copy_only=False))
+        if pa.types.is_boolean(chunk.type):
+            _set_bits(values, row, chunk.fill_null(False).to_numpy(zero_copy_only=False))
+        elif len(chunk):
+            width = chunk.type.bit_width // 8
+            held = np.frombuffer(chunk.buffers()[1], np.uint8)
+            held = held[chunk.offset * width : (chunk.offset + len(chunk)) * width]
+            values[row * width : (row + len(chunk)) * width] = held
+
+
+def _set_bits(octets: Octets, first: int, bits: np.ndarray[Any, np.dtype[np.bool_]]) -> None:
+    """Set bits as Arrow counts them, from this one on; all from there on are 0 until then."""
+    start, lead = divmod(first, 8)
+    packed = np.packbits(np.concatenate([np.zeros(lead, np.bool_), bits]), bitorder="little")
+    octets[start : start + len(packed)] |= packed
+
+
+def _after(end: int, size: int) -> range:
+    start = -(-end // _ALIGNMENT) * _ALIGNMENT
+    return range(start, start + size)
