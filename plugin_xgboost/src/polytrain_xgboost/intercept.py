@@ -32,13 +32,18 @@ def estimated_intercept(
         ranks: all of which call this.
         outside: for what one rank does alone.
     """
-    everybodys = ranks.gathered(facts)
+    # As XGBoost keeps them.
+    everybodys = ranks.gathered({name: _as_kept(values) for name, values in facts.items()})
     estimate = None
     if ranks.me == 0:
         whole = {name: np.concatenate([theirs[name] for theirs in everybodys]) for name in facts}
         estimate = outside(_estimate, whole, params)
     intercept: str = ranks.told(estimate)
     return intercept
+
+
+def _as_kept(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return values.astype(np.float32 if values.dtype.kind == "f" else values.dtype)
 
 
 def _estimate(facts: Mapping[str, Any], params: Mapping[str, Any]) -> str:

@@ -47,7 +47,8 @@ def parts_to_shared_memory(parts: Iterator[pa.Table], schema: pa.Schema, rows: i
         os.ftruncate(descriptor, layout.size)
         filling = Filling(layout, memoryview(mmap.mmap(descriptor, layout.size)))
         for part in parts:
-            filling.append(part.cast(schema))
+            # The import of what casts takes longer than most parts do.
+            filling.append(part if part.schema.equals(schema) else part.cast(schema))
     except BaseException:
         os.close(descriptor)
         raise
