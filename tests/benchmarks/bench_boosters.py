@@ -165,7 +165,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parties(backend: str, data: Higgs, rounds: int, options: Options) -> Found:
     """All who train with a backend."""
-    names = [name for name in _PARTIES if not options.quick or name in _QUICK]
+    chosen = {_ALONE, *(options.own.party or _PARTIES)}
+    names = [name for name in _PARTIES if name in (_QUICK if options.quick else chosen)]
     run = partial(_measured, backend, data, rounds)
     watched = take_turns(
         {name: partial(run, name, watched=True) for name in names if name in _MEMORY_OF},
@@ -321,6 +322,9 @@ def _add_own_options(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         metavar="N",
         help="as --repetitions",
+    )
+    parser.add_argument(
+        "--party", choices=list(_PARTIES), action="append", help="beside the one process; all else"
     )
     parser.add_argument("--resume", action="store_true", help="what it costs to go on, instead")
     parser.add_argument(

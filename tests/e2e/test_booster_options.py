@@ -5,6 +5,7 @@ A model is the same at any number of workers with these too, and after a run has
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from tests.e2e.boosters import (
     LOGISTIC,
     MODEL_FILES,
     ROUNDS,
+    KillsATrainer,
     a_table,
     fit,
     model_of,
@@ -27,8 +29,18 @@ from tests.e2e.boosters import (
 )
 
 import polytrain_xgboost
-from polytrain import FailureKind, RunConfig, TrainingFailedError, get_context
+from polytrain import (
+    CheckpointConfig,
+    FailureConfig,
+    FailureKind,
+    RunConfig,
+    TrainingFailedError,
+    get_context,
+)
 from polytrain_xgboost import XGBoost
+
+MANY_ROUNDS = 60
+"""Enough for a trainer to be killed before they are over."""
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -96,11 +108,20 @@ CASES: dict[str, Callable[[str], dict[str, Any]]] = {
 
 
 def same_everywhere(quiet: RunConfig, table: pa.Table, **options: Any) -> bytes:
-    """The model, which is the same by one worker, and by three and then by two."""
+    """The model, which is the same by one worker, and by three and then by two, one of which is
+    killed."""
     first = fit(quiet, table, 3, num_boost_round=4, **options).checkpoint
-    second = trained(quiet, table, 2, restore_from=first, **options)
-    assert second == trained(quiet, table, 1, **options)
-    return second
+    options["num_boost_round"] = MANY_ROUNDS
+    killing = dataclasses.replace(
+        quiet,
+        failure_config=FailureConfig(max_failures=1),
+        checkpoint_config=CheckpointConfig(checkpoint_frequency=7),
+        observers=(KillsATrainer(1),),
+    )
+    result = fit(killing, table, 2, restore_from=first, **options)
+    assert result.restarts == 1
+    assert model_of(result) == trained(quiet, table, 1, **options)
+    return model_of(result)
 
 
 def test_dart_with_an_objective_is_the_same_everywhere(quiet: RunConfig, table: pa.Table) -> None:
@@ -120,7 +141,8 @@ def test_a_callback_gets_the_metrics_of_all_rounds(quiet: RunConfig, table: pa.T
     """And what it makes of them is the same in every worker, after a restart too."""
     options: dict[str, Any] = {"callbacks": [SlowsDown()], "datasets": {"valid": table[:500]}}
     ours = same_everywhere(quiet, table, backend="xgboost", **options)
-    assert ours != trained(quiet, table, 1, backend="xgboost")
+    plain = trained(quiet, table, 1, backend="xgboost", num_boost_round=MANY_ROUNDS)
+    assert ours != plain
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])

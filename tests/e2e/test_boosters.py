@@ -180,6 +180,36 @@ def test_what_the_frameworks_find_on_each_worker_depends_on_the_workers(
     assert other != trained(quiet, table.slice(1), 2, backend=backend, params=params)
 
 
+def with_queries(table: pa.Table) -> pa.Table:
+    """Thirty rows each, some of which count more than others."""
+    query = np.arange(ROWS) // 30
+    return table.append_column("q", pa.array(query)).append_column(
+        "w", pa.array(1.0 + np.sin(query) ** 2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("drawn", "weight", "differs"),
+    [(1, None, False), (1, "w", True), (0.5, None, True)],
+    ids=["as they are", "weighted", "drawn"],
+)
+def test_queries_that_count_differently_are_scaled_on_each_worker(
+    quiet: RunConfig, table: pa.Table, drawn: float, weight: str | None, differs: bool
+) -> None:
+    """An exception, as the docs have it; and what it is an exception to."""
+    options: dict[str, Any] = {
+        "backend": "xgboost",
+        "params": {"objective": "rank:ndcg", "max_depth": 4, "subsample": drawn},
+        "qid": "q",
+        "weight": weight,
+    }
+    table = with_queries(table)
+    if weight is None:
+        table = table.drop_columns(["w"])
+    two, three = (trained(quiet, table, workers, **options) for workers in (2, 3))
+    assert (two != three) is differs
+
+
 def test_rows_on_disk_end_in_the_same_model(
     quiet: RunConfig, table: pa.Table, tmp_path: Path
 ) -> None:
