@@ -32,6 +32,7 @@ try:
         run_config=RunConfig(storage_path="runs", progress=False, observers=(Tell(),)),
     ).fit()
 except KeyboardInterrupt:
+    let_go()
     left = [c for c in psutil.Process().children(recursive=True) if ours(c)]
     print("interrupted", left, flush=True)
     deadline = time.monotonic() + 10
@@ -42,6 +43,7 @@ except KeyboardInterrupt:
 
 OURS = '''
 import psutil, polytrain_plugins
+from polytrain.workers.warm import let_go
 
 def ours(process):
     """Whether it belongs to a run: an agent, a zygote, a trainer, or what a trainer started."""

@@ -60,6 +60,17 @@ result = make_trainer(
     ),
 ).fit()
 print("restarts", result.restarts)
+
+def again():
+    polytrain.report({"had": "large" in sys.modules})
+
+second = make_trainer(
+    "reference", again, scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(storage_path="runs", progress=False),
+).fit()
+print("the second run had it:", second.history[-1]["had"])
+print("kept", len([c for c in psutil.Process().children(recursive=True) if ours(c)]))
+let_go()
 print("left", [c for c in psutil.Process().children(recursive=True) if ours(c)])
 ray.shutdown()
 """
@@ -78,6 +89,9 @@ def run(directory: Path, *, at_import: str = "", before: str = "pass", after: st
     script = SCRIPT.replace("BEFORE", before).replace("AFTER", after)
     code, output, errors = run_driver(directory, OURS + script)
     assert code == 0, errors
+    # The zygote is kept for another run, and what has been imported for this one isn't.
+    assert "the second run had it: False" in output
+    assert "kept 1" in output
     assert "left []" in output
     return output
 

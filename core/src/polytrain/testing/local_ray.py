@@ -15,6 +15,7 @@ from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.staging import STAGING
 from polytrain.testing.processes import eventually, title
 from polytrain.workers.cluster import free_resources
+from polytrain.workers.warm import let_go
 
 CPUS = 4
 
@@ -82,6 +83,8 @@ def leftovers(run: Path) -> list[str]:
     Args:
         run: its directory.
     """
+    # It is kept on purpose.
+    let_go()
     # The kernel and Ray end in their own time what they have been told to end.
     eventually(lambda: not our_processes(), seconds=10)
     left = [f"the process {process}" for process in our_processes()]

@@ -87,7 +87,7 @@ class Agent:
         context = ray.get_runtime_context()
         self._spec = spec
         self._node_id = context.get_node_id()
-        name = zygote_name(spec.token, self._node_id)
+        name = zygote_name(spec.zygote.name, self._node_id)
         self._zygotes = Zygotes(replace(spec.zygote, name=name), tell=self)
         self._environment = {
             **spec.environment,

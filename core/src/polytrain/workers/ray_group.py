@@ -29,7 +29,8 @@ from polytrain.workers.pickling import code_in, pickled_with
 from polytrain.workers.placement import members
 from polytrain.workers.recruits import Arrived, Delivery, Gone, Recruiter
 from polytrain.workers.streams import Streams
-from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
+from polytrain.workers.warm import WarmZygote, keep, warm_zygote
+from polytrain.workers.zygote_client import ZygoteSpec
 from polytrain_plugins import Demand, Member, Offer
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,10 @@ class RayGroup:
         self._node_id = ray.get_runtime_context().get_node_id()
         scaling, agent_spec = spec.scaling, self._describe_agents()
         # Frameworks import here while Ray still starts the actors.
-        self._zygote = self._start_zygote_early(agent_spec.zygote)
+        self._zygote = self._have_zygote_early(agent_spec.zygote)
+        if self._zygote is not None:
+            name = self._zygote.token
+            agent_spec = replace(agent_spec, zygote=replace(agent_spec.zygote, name=name))
         self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._recruiter = Recruiter(
             spec=agent_spec,
@@ -170,7 +174,10 @@ class RayGroup:
         if not self._recruiter.close(_CLOSE_TIMEOUT_S):
             logger.warning("Ray has not confirmed the end of all agents; they were killed.")
         if self._zygote is not None:
-            self._zygote.close()
+            if self._zygote.connection.is_open:
+                keep(self._zygote)
+            else:
+                self._zygote.connection.close()
 
     def _describe_agents(self) -> AgentSpec:
         threads = str(self._spec.scaling.cpus_per_worker)
@@ -179,7 +186,7 @@ class RayGroup:
             "OMP_NUM_THREADS": threads,
         }
         zygote = ZygoteSpec(
-            name="",
+            name=self._token,
             environment=environment,
             modules=(
                 *_PRELOAD,
@@ -199,10 +206,10 @@ class RayGroup:
             leave_timeout_s=LEAVE_TIMEOUT_S,
         )
 
-    def _start_zygote_early(self, spec: ZygoteSpec) -> ZygoteConnection | None:
+    def _have_zygote_early(self, spec: ZygoteSpec) -> WarmZygote | None:
         if not holds(cluster.living_nodes().get(self._node_id, {}), self._spec.scaling.resources):
             return None
-        return ZygoteConnection.open(replace(spec, name=zygote_name(self._token, self._node_id)))
+        return warm_zygote(replace(spec, name=""), self._node_id)
 
     def _take(self, happening: Happening | Arrived | Gone, handle: Handler) -> None:
         match happening:
@@ -233,7 +240,7 @@ class RayGroup:
             recruit.place.node_id == self._node_id for recruit in self._crew.here
         ):
             # Not waited for: an agent that is yet to arrive here may be its client.
-            self._zygote.leave()
+            self._zygote.connection.leave()
         # Not before: while the actors started, the zygotes could import.
         data = self._data = self._data or DataOffice(self._spec.datasets, self._spec.specs)
         for rank, recruit in enumerate(self._crew.ranked):

@@ -6,6 +6,7 @@ for them and tells them when a trainer has ended. It ends when its last client h
     ["fork", id, environment, directory, sys.path]
     ["kill", id]
     ["learn", modules, variables, environment, directory]
+    ["forget"]
 
 The first comes with descriptors: the trainer's end of a socket pair, its standard output and error,
 its page, and one for each shard.
@@ -14,10 +15,12 @@ It answers
 
     ["forked", id, pid]
     ["ended", id, how, killed]      at a trainer's end, whatever the cause
+    ["forgotten"]
 
 What it is told to learn a fork of it imports, so that only what is new takes time and memory.
 Once that is done, and if a process can be forked from it, that is a zygote as well: it has an
-address of its own, which doesn't exist before, and ends with the first one.
+address of its own, which doesn't exist before, and ends with the first one, or when that is told
+to forget: the next run needn't import the same.
 """
 
 from __future__ import annotations
@@ -152,6 +155,8 @@ class Zygote:
             self._fork(client, _fork_request(request, descriptors))
         elif request[0] == "kill":
             self._kill(client, request[1])
+        elif request[0] == "forget":
+            self._forget(client)
         else:
             self._learn(request)
 
@@ -207,6 +212,15 @@ class Zygote:
             _become_second(lesson, self.name, parent)
         self._second = pid, os.pidfd_open(pid)
         self._selector.register(self._second[1], selectors.EVENT_READ)
+
+    def _forget(self, client: socket.socket) -> None:
+        if self._second is not None:
+            pid, pidfd = self._second
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            self._reap_second(pid, pidfd)
+        self._has_learned = False
+        with contextlib.suppress(OSError):
+            client.sendall(pack(["forgotten"]))
 
     def _reap_second(self, pid: int, pidfd: int) -> None:
         self._selector.unregister(pidfd)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polytrain.workers.processes import peer_of, wait_if_ending
-from polytrain.workers.wire import pack
+from polytrain.workers.wire import pack, receive_exactly, unpack
 
 # Threads that libraries start while they are imported would make forking unsafe.
 _NO_ARROW_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -23,6 +23,8 @@ _UNLESS_SET = {
     # after 10 ms by default, and having it mapped again takes longer than reading it full.
     "MIMALLOC_PURGE_DELAY": "10000",
 }
+
+_ANSWER_S = 1.0
 
 BACKLOG = 1024
 """Agents of one node that may connect while the zygote still imports."""
@@ -44,7 +46,7 @@ class ZygoteSpec:
 
 
 def zygote_name(token: str, node_id: str) -> str:
-    """Address of the zygote of one run on one node."""
+    """Address of the zygote with this token on one node."""
     return f"\0polytrain-{token}-{node_id}"
 
 
@@ -93,9 +95,35 @@ class ZygoteConnection:
         socket.send_fds(self.socket, [frame[:4]], list(descriptors))
         self.socket.sendall(frame[4:])
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it hasn't been left."""
+        return self.socket.fileno() != -1
+
     def leave(self) -> None:
         """Be its client no more. It goes on as long as there are others."""
         self.socket.close()
+
+    def has_forgotten(self) -> bool:
+        """Whether it has done what it was asked to do last: to forget what a run was about.
+
+        False if it is gone, or doesn't answer at once.
+        """
+        self.socket.settimeout(_ANSWER_S)
+        try:
+            size = int.from_bytes(receive_exactly(self.socket, 4), "big")
+            return unpack(receive_exactly(self.socket, size)) == ["forgotten"]
+        except (EOFError, OSError):
+            return False
+        finally:
+            self.socket.settimeout(None)
+
+    def end(self) -> None:
+        """End the zygote, which nobody needs any more."""
+        self.leave()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def close(self) -> None:
         """Leave. Whoever has started the zygote waits for its end, and so for all other clients."""
