@@ -112,7 +112,8 @@ class ZygoteConnection:
         self.socket.settimeout(_ANSWER_S)
         try:
             size = int.from_bytes(receive_exactly(self.socket, 4), "big")
-            return unpack(receive_exactly(self.socket, size)) == ["forgotten"]
+            answer: list[object] = unpack(receive_exactly(self.socket, size))
+            return answer == ["forgotten"]
         except (EOFError, OSError):
             return False
         finally:

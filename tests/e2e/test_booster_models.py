@@ -1,0 +1,130 @@
+"""Models of XGBoost's and LightGBM's to whose trees a run adds more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xgboost
+from tests.e2e.boosters import (
+    BACKENDS,
+    DRAWING,
+    LOGISTIC,
+    MODEL_FILES,
+    ROUNDS,
+    a_table,
+    fit,
+    model_of,
+)
+
+import polytrain_xgboost
+from polytrain import RunConfig, TrainingFailedError
+from polytrain_xgboost import XGBoost
+
+both = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return a_table().drop_columns(["kind"])
+
+
+@pytest.mark.parametrize("num_workers", [0, 3])
+def test_trees_are_added_to_a_model_as_xgboost_does(
+    quiet: RunConfig, table: pa.Table, num_workers: int
+) -> None:
+    params = LOGISTIC["xgboost"]
+    given = fit(quiet, table[:2000], 1, backend="xgboost", num_boost_round=3).load_model()
+    backend = XGBoost(params=params, label="y", xgb_model=given)
+    matrix = xgboost.QuantileDMatrix(
+        table.drop_columns(["y"]),
+        label=table.column("y").to_numpy(),
+        ref=polytrain_xgboost.bin_reference(table, backend),
+    )
+    alone = xgboost.train(params, matrix, num_boost_round=ROUNDS, xgb_model=given)
+    result = fit(quiet, table, num_workers, backend="xgboost", xgb_model=given)
+    assert model_of(result) == alone.save_raw()
+    assert len(result.history) == ROUNDS
+
+
+MODEL_OPTION = {"xgboost": "xgb_model", "lightgbm": "init_model"}
+
+
+@both
+@pytest.mark.parametrize("is_path", [False, True], ids=["object", "path"])
+def test_trees_are_added_to_a_model(quiet: RunConfig, backend: str, is_path: bool) -> None:
+    """The categories of its rows lie elsewhere in the alphabet than those of the rows to come."""
+    table = a_table()
+    kinds = table.column("kind").to_pylist()
+    earlier = table.filter(pa.array([kind in "bdf" for kind in kinds]))
+    later = table.filter(pa.array([kind in LATER_KINDS[backend] for kind in kinds]))
+    first = fit(quiet, earlier, 2, backend=backend, num_boost_round=3)
+    assert first.checkpoint is not None
+    file = f"{first.checkpoint.path}/{MODEL_FILES[backend]}"
+    options: dict[str, Any] = {
+        "backend": backend,
+        "params": DRAWING[backend],
+        MODEL_OPTION[backend]: file if is_path else first.load_model(),
+    }
+    same_everywhere(quiet, later, **options)
+    result = fit(quiet, later, 2, **options)
+    assert len(result.history) == ROUNDS
+    model, given = result.load_model(), first.load_model()
+    if backend == "lightgbm":
+        assert model.current_iteration() == 3 + ROUNDS
+        kept = model.model_to_string(num_iteration=3).partition("parameters:")[0]
+        assert trees_in(kept) == trees_in(given.model_to_string().partition("parameters:")[0])
+    else:
+        assert model.num_boosted_rounds() == 3 + ROUNDS
+        assert model[:3].get_dump(with_stats=True) == given.get_dump(with_stats=True)
+
+
+def trees_in(text: str) -> str:
+    return text[text.index("Tree=0") :]
+
+
+# XGBoost's model takes no new ones; LightGBM's has a number for each.
+LATER_KINDS = {"xgboost": "df", "lightgbm": "acdf"}
+
+
+@both
+def test_early_stopping_counts_the_rounds_of_a_model_too(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    """The best round is one of the whole model's, which is what predictions are made with."""
+    given = fit(quiet, table, 1, backend=backend, num_boost_round=3).load_model()
+    noise = table.set_column(5, "y", pa.array(np.random.default_rng(5).integers(0, 2, len(table))))
+    result = fit(
+        quiet,
+        table[:300],
+        2,
+        backend=backend,
+        num_boost_round=60,
+        datasets={"valid": noise},
+        early_stopping_rounds=2,
+        **{MODEL_OPTION[backend]: given},
+    )
+    losses = [metrics[f"valid-{LOSS[backend]}"] for metrics in result.history]
+    assert len(losses) < 60
+    best = 3 + int(np.argmin(losses))
+    assert result.load_model().best_iteration == {"xgboost": best, "lightgbm": best + 1}[backend]
+
+
+LOSS = {"xgboost": "logloss", "lightgbm": "binary_logloss"}
+
+
+@both
+def test_a_model_of_other_features(quiet: RunConfig, table: pa.Table, backend: str) -> None:
+    given = fit(quiet, table, 1, backend=backend, num_boost_round=1).load_model()
+    with pytest.raises(TrainingFailedError, match=r"has the features x0, x1.* are x1, x2"):
+        fit(quiet, table.drop_columns(["x0"]), 2, backend=backend, **{MODEL_OPTION[backend]: given})
+
+
+def test_a_category_that_xgboosts_model_has_never_seen(quiet: RunConfig) -> None:
+    table = a_table()
+    known = table.filter(pa.array([kind != "d" for kind in table.column("kind").to_pylist()]))
+    given = fit(quiet, known, 1, backend="xgboost", num_boost_round=1).load_model()
+    with pytest.raises(TrainingFailedError, match="has never seen 'd' in the column 'kind'"):
+        fit(quiet, table, 2, backend="xgboost", xgb_model=given)
