@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,22 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from polytrain import Result, RunConfig, ScalingConfig, make_trainer
+from polytrain import (
+    CheckpointConfig,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    make_trainer,
+)
 from polytrain.testing.processes import title
 from polytrain_plugins import Report, hookimpl
 
 ROWS, ROUNDS = 6000, 10
 BACKENDS = ("xgboost", "lightgbm")
+
+MANY_ROUNDS = 60
+"""Enough for a trainer to be killed before they are over."""
 
 LOGISTIC: dict[str, dict[str, Any]] = {
     "xgboost": {"objective": "binary:logistic", "max_depth": 4},
@@ -106,3 +117,20 @@ class KillsATrainer:
             below = psutil.Process().children(recursive=True)
             zygotes = {p.pid for p in below if "polytrain.workers.zygote" in title(p)}
             next(p for p in below if p.pid in zygotes and p.ppid() in zygotes).kill()
+
+
+def same_everywhere(quiet: RunConfig, table: pa.Table, **options: Any) -> bytes:
+    """The model, which is the same by one worker, and by three and then by two, one of which is
+    killed."""
+    first = fit(quiet, table, 3, num_boost_round=4, **options).checkpoint
+    options["num_boost_round"] = MANY_ROUNDS
+    killing = dataclasses.replace(
+        quiet,
+        failure_config=FailureConfig(max_failures=1),
+        checkpoint_config=CheckpointConfig(checkpoint_frequency=7),
+        observers=(KillsATrainer(1),),
+    )
+    result = fit(killing, table, 2, restore_from=first, **options)
+    assert result.restarts == 1
+    assert model_of(result) == trained(quiet, table, 1, **options)
+    return model_of(result)

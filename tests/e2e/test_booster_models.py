@@ -17,6 +17,7 @@ from tests.e2e.boosters import (
     a_table,
     fit,
     model_of,
+    same_everywhere,
 )
 
 import polytrain_xgboost

@@ -5,7 +5,6 @@ A model is the same at any number of workers with these too, and after a run has
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -19,27 +18,23 @@ from tests.e2e.boosters import (
     BACKENDS,
     DRAWING,
     LOGISTIC,
+    MANY_ROUNDS,
     ROUNDS,
-    KillsATrainer,
     a_table,
     fit,
     model_of,
+    same_everywhere,
     trained,
 )
 
 import polytrain_xgboost
 from polytrain import (
-    CheckpointConfig,
-    FailureConfig,
     FailureKind,
     RunConfig,
     TrainingFailedError,
     get_context,
 )
 from polytrain_xgboost import XGBoost
-
-MANY_ROUNDS = 60
-"""Enough for a trainer to be killed before they are over."""
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -104,23 +99,6 @@ CASES: dict[str, Callable[[str], dict[str, Any]]] = {
     ),
     "rates": lambda backend: {"params": DRAWING[backend], "callbacks": rates(backend)},
 }
-
-
-def same_everywhere(quiet: RunConfig, table: pa.Table, **options: Any) -> bytes:
-    """The model, which is the same by one worker, and by three and then by two, one of which is
-    killed."""
-    first = fit(quiet, table, 3, num_boost_round=4, **options).checkpoint
-    options["num_boost_round"] = MANY_ROUNDS
-    killing = dataclasses.replace(
-        quiet,
-        failure_config=FailureConfig(max_failures=1),
-        checkpoint_config=CheckpointConfig(checkpoint_frequency=7),
-        observers=(KillsATrainer(1),),
-    )
-    result = fit(killing, table, 2, restore_from=first, **options)
-    assert result.restarts == 1
-    assert model_of(result) == trained(quiet, table, 1, **options)
-    return model_of(result)
 
 
 def test_dart_with_an_objective_is_the_same_everywhere(quiet: RunConfig, table: pa.Table) -> None:
