@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     )
     from polytrain.result import Result
     from polytrain.trainer import Trainer, make_trainer
+    from polytrain.workers.context import Context
     from polytrain.workers.session import (
-        Context,
         checkpoint_requested,
         get_checkpoint,
         get_context,
@@ -92,8 +92,8 @@ _HOMES = {
     ),
     "polytrain.result": ("Result",),
     "polytrain.trainer": ("Trainer", "make_trainer"),
+    "polytrain.workers.context": ("Context",),
     "polytrain.workers.session": (
-        "Context",
         "checkpoint_requested",
         "get_checkpoint",
         "get_context",

@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from polytrain_torch.data import PreparedDataLoader
     from polytrain_torch.engine import TorchShard
     from polytrain_torch.prepare import get_device, prepare_data_loader, prepare_model
+    from polytrain_torch.randomness import seed_everything
+    from polytrain_torch.state import TrainingState
 
 __all__ = [
     "PreparedDataLoader",
     "Torch",
     "TorchShard",
+    "TrainingState",
     "get_device",
     "prepare_data_loader",
     "prepare_model",
+    "seed_everything",
 ]
 
 _HOMES = {
@@ -30,6 +34,8 @@ _HOMES = {
     "get_device": "prepare",
     "prepare_data_loader": "prepare",
     "prepare_model": "prepare",
+    "seed_everything": "randomness",
+    "TrainingState": "state",
 }
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
+from torch.nn.parallel import DistributedDataParallel
 
 from polytrain_plugins import (
     Engine,
@@ -26,6 +27,7 @@ from polytrain_plugins import (
     changed_environment,
 )
 from polytrain_torch.backend import Torch
+from polytrain_torch.sharded import is_sharded, whole_model
 
 MODEL_FILE = "model.pt"
 
@@ -88,12 +90,22 @@ class TorchEngine(Engine[Any]):
 
     def save(self, model: Any, directory: Path) -> None:
         """Write a module's weights, without the names that DDP puts in front."""
-        inner = model.module if hasattr(model, "module") else model
-        torch.save(inner.state_dict(), directory / MODEL_FILE)
+        torch.save(unwrapped(model).state_dict(), directory / MODEL_FILE)
 
     def load(self, directory: Path) -> Any:
-        """The `state_dict` in `model.pt`, on the CPU."""
+        """The `state_dict` of the model, on the CPU, also if every rank wrote a part of it."""
+        if not (directory / MODEL_FILE).exists() and is_sharded(directory):
+            return whole_model(directory)
         return torch.load(directory / MODEL_FILE, weights_only=True, map_location="cpu")
+
+
+def unwrapped(part: Any) -> Any:
+    """What DDP and `torch.compile` have been wrapped around; anything else as it is."""
+    if isinstance(part, DistributedDataParallel):
+        return unwrapped(part.module)
+    if isinstance(part, torch.nn.Module) and hasattr(part, "_orig_mod"):
+        return unwrapped(part._orig_mod)
+    return part
 
 
 class TorchShard(ShardView):

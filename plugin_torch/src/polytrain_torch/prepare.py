@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -26,22 +30,27 @@ def prepare_model(
     parallel_strategy: str | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
 ) -> torch.nn.Module:
-    """Move a model to this worker's device and have its gradients averaged over all workers.
+    """Move a model to this worker's device and have it trained by all workers.
 
     Args:
-        model: the same on every rank; DDP sends rank 0's weights to all.
+        model: the same on every rank; rank 0's weights are sent to all.
         move_to_device: False leaves it where it is; a device moves it there.
-        parallel_strategy: "ddp", or None to leave the model as it is.
-        parallel_strategy_kwargs: passed on to `DistributedDataParallel`.
+        parallel_strategy: "ddp" averages the gradients of whole models; "fsdp" shards parameters,
+            gradients and optimizer states over the workers, as FSDP2 does. Layers that are to be
+            gathered one by one are given to `torch.distributed.fsdp.fully_shard` before. None
+            leaves the model as it is.
+        parallel_strategy_kwargs: passed on to `DistributedDataParallel`, or to `fully_shard`.
 
     Raises:
-        ValueError: if the strategy is neither.
+        ValueError: if the strategy is none of them.
     """
-    if parallel_strategy not in ("ddp", None):
-        raise ValueError(f"parallel_strategy={parallel_strategy!r}: give 'ddp' or None")
+    if parallel_strategy not in ("ddp", "fsdp", None):
+        raise ValueError(f"parallel_strategy={parallel_strategy!r}: give 'ddp', 'fsdp' or None")
     device = current_device() if isinstance(move_to_device, bool) else move_to_device
     if move_to_device is not False:
         model = model.to(device)
+    if parallel_strategy == "fsdp":
+        return _fully_sharded(model, device, dict(parallel_strategy_kwargs or {}))
     trained = any(parameter.requires_grad for parameter in model.parameters())
     # DDP refuses a model that has nothing to train, and a world of one has nobody to talk to.
     if parallel_strategy is None or dist.get_world_size() == 1 or not trained:
@@ -51,6 +60,19 @@ def prepare_model(
         arguments.setdefault("device_ids", [device.index])
         arguments.setdefault("output_device", device.index)
     return DistributedDataParallel(model, **arguments)
+
+
+def _fully_sharded(
+    model: torch.nn.Module, device: torch.device, arguments: dict[str, Any]
+) -> torch.nn.Module:
+    for tensor in chain(model.parameters(), model.buffers()):
+        # What is sharded already, or has no values yet, is the user's.
+        if not isinstance(tensor, DTensor) and not tensor.is_meta:
+            dist.broadcast(tensor.detach(), src=0)
+    if "mesh" not in arguments:
+        arguments["mesh"] = init_device_mesh(device.type, (dist.get_world_size(),))
+    sharded: torch.nn.Module = fully_shard(model, **arguments)
+    return sharded
 
 
 def prepare_data_loader(

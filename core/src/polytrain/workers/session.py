@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,7 @@ from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
 from polytrain.errors import CheckpointError, NotInTrainerError
 from polytrain.pulse import beat
+from polytrain.workers.context import Context
 from polytrain.workers.handover import Handover, Write
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.metrics import plain_metrics
@@ -30,42 +31,6 @@ if TYPE_CHECKING:
     from polytrain.data.position import DataPosition
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """Where this process stands in the run. The getters are those of Ray Train's context."""
-
-    run_name: str
-    world: World
-
-    def get_world_rank(self) -> int:
-        """Rank of this process among all workers, from 0."""
-        return self.world.me.rank
-
-    def get_world_size(self) -> int:
-        """Number of workers."""
-        return self.world.size
-
-    def get_local_rank(self) -> int:
-        """Rank of this process among the workers of its node, from 0."""
-        return self.world.me.local_rank
-
-    def get_local_world_size(self) -> int:
-        """Number of workers on this node."""
-        return self.world.me.local_world_size
-
-    def get_node_rank(self) -> int:
-        """Rank of this node among the run's nodes, from 0."""
-        return self.world.me.node_rank
-
-    def get_experiment_name(self) -> str:
-        """The run's name."""
-        return self.run_name
-
-    def get_attempt(self) -> int:
-        """How often the run has been restarted before: 0 at first."""
-        return self.world.generation
 
 
 class TrainerSession:
@@ -97,7 +62,9 @@ class TrainerSession:
         """
         self.world = world
         self.checkpoint = Path(order.start.path) if order.start.path else None
-        self.context = Context(run_name=job.run_name, world=world)
+        self.context = Context(
+            run_name=job.run_name, world=world, checkpoint_kind=job.checkpoint_kind
+        )
         self._job = job
         self._engine = engine
         self._shards = shards

@@ -1,0 +1,48 @@
+"""Where a training function stands in its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polytrain_plugins import CheckpointKind, World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Where this process stands in the run. The getters are those of Ray Train's context."""
+
+    run_name: str
+    world: World
+    checkpoint_kind: CheckpointKind
+
+    def get_world_rank(self) -> int:
+        """Rank of this process among all workers, from 0."""
+        return self.world.me.rank
+
+    def get_world_size(self) -> int:
+        """Number of workers."""
+        return self.world.size
+
+    def get_local_rank(self) -> int:
+        """Rank of this process among the workers of its node, from 0."""
+        return self.world.me.local_rank
+
+    def get_local_world_size(self) -> int:
+        """Number of workers on this node."""
+        return self.world.me.local_world_size
+
+    def get_node_rank(self) -> int:
+        """Rank of this node among the run's nodes, from 0."""
+        return self.world.me.node_rank
+
+    def get_experiment_name(self) -> str:
+        """The run's name."""
+        return self.run_name
+
+    def get_attempt(self) -> int:
+        """How often the run has been restarted before: 0 at first."""
+        return self.world.generation
+
+    def every_rank_writes(self) -> bool:
+        """Whether every rank's part is in a checkpoint, and not rank 0's alone."""
+        return self.checkpoint_kind is CheckpointKind.EVERY_RANK
