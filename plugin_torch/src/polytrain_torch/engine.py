@@ -201,8 +201,16 @@ def _variables(world: World) -> dict[str, str]:
         "MASTER_ADDR": str(leader.host),
         "MASTER_PORT": str(leader.port),
         "POLYTRAIN_GPUS": str(me.gpus),
+        **_without_gpus(me),
         **_gloo_interface(me.host),
     }
+
+
+def _without_gpus(me: Member) -> dict[str, str]:
+    """What Accelerate, and Transformers by it, asks before it takes several processes on CPUs."""
+    if me.gpus or "ACCELERATE_USE_CPU" in os.environ:
+        return {}
+    return {"ACCELERATE_USE_CPU": "true"}
 
 
 def _gloo_interface(host: str) -> dict[str, str]:

@@ -1,0 +1,115 @@
+"""Hugging Face's `Trainer`, killed and gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polytrain import (
+    CheckpointConfig,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    make_trainer,
+)
+
+
+def train(config: dict[str, Any]) -> None:
+    import os
+    import signal
+
+    import torch
+    from transformers import (
+        PretrainedConfig,
+        PreTrainedModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    import polytrain
+    from polytrain_torch.transformers import prepare_trainer
+
+    class Regression(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+            )
+            self.post_init()
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            predicted = self.layers(x)[:, 0]
+            return {"loss": (predicted - labels).square().mean(), "logits": predicted}
+
+    class Dies(TrainerCallback):
+        """On rank 1, in the first attempt."""
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            context = polytrain.get_context()
+            dies = context.get_world_rank() == 1 and context.get_attempt() == 0
+            if dies and state.global_step == config["dies_after"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    x = torch.arange(144.0).reshape(48, 3) / 144
+    rows = [{"x": row, "labels": row.sum()} for row in x]
+    torch.manual_seed(3)
+    trainer = Trainer(
+        model=Regression(PretrainedConfig()),
+        args=TrainingArguments(
+            output_dir=config["output"],
+            num_train_epochs=3,
+            per_device_train_batch_size=4,
+            save_steps=4,
+            logging_steps=2,
+            report_to=[],
+            disable_tqdm=True,
+            save_total_limit=1,
+        ),
+        train_dataset=rows,
+        eval_dataset=rows[:8],
+        callbacks=[Dies()],
+    )
+    prepare_trainer(trainer).train()
+
+
+def fit(quiet: RunConfig, output: Path, *, dies_after: int = -1, **changes: Any) -> Result:
+    return make_trainer(
+        "torch",
+        train,
+        train_loop_config={"output": str(output), "dies_after": dies_after},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(
+            quiet, failure_config=FailureConfig(max_failures=1), **changes
+        ),
+    ).fit()
+
+
+def weights(result: Result) -> dict[str, torch.Tensor]:
+    assert result.checkpoint is not None
+    return load_file(Path(result.checkpoint.path, "model.safetensors"))
+
+
+@pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
+def test_a_killed_run_ends_in_the_same_weights(
+    quiet: RunConfig, tmp_path: Path, written_by: Any
+) -> None:
+    """It dies in the middle of an epoch, behind a checkpoint."""
+    config = CheckpointConfig(written_by=written_by)
+    undisturbed = fit(quiet, tmp_path / "undisturbed", checkpoint_config=config)
+    killed = fit(quiet, tmp_path / "killed", dies_after=10, checkpoint_config=config)
+    assert killed.restarts == 1
+    ours, theirs = weights(killed), weights(undisturbed)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert killed.metrics["train_loss"] > 0
+    steps = [report["epoch"] for report in killed.history if "loss" in report]
+    assert steps == [report["epoch"] for report in undisturbed.history if "loss" in report]
