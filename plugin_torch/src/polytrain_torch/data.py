@@ -137,10 +137,7 @@ class SplitSampler(EpochSampler):
         return -(-left // dist.get_world_size())
 
     def _draw(self, epoch: int) -> list[Any]:
-        digest = hashlib.blake2b(
-            f"{self.cursor.position.plan.seed} {epoch}".encode(), digest_size=7
-        )
-        seed = int.from_bytes(digest.digest(), "little")
+        seed = _number(f"{self.cursor.position.plan.seed} {epoch}")
         inner = getattr(self.sampler, "sampler", None)
         for generator in (getattr(of, "generator", None) for of in (self.sampler, inner)):
             if generator is not None:
@@ -181,23 +178,54 @@ class PreparedDataLoader:
     def __len__(self) -> int:
         return len(self._split)
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the next iteration begins in the middle of an epoch, where a checkpoint was."""
+        return self._sampler is not None and self._sampler.cursor.next_start > 0
+
     def __iter__(self) -> Iterator[Any]:
         if self._sampler is None:
             yield from map(self._on_device, self._split)
             return
         with self._sampler.cursor.epoch() as epoch:
             self._sampler.begin(epoch)
+            self._seed_workers(epoch.number)
             for batch in self._split:
                 # Given is given: whoever reports while handling a batch has used it.
                 epoch.given(self._sampler.stops.popleft())
                 yield self._on_device(batch)
 
+    def _seed_workers(self, epoch: int) -> None:
+        """A loader draws a seed for its workers whenever it is iterated over.
+
+        From a generator of its own: the training function's stay as they are, so that it goes
+        on with the same numbers when an epoch is begun once more in its middle.
+        """
+        assert self._sampler is not None
+        seed = f"{self._sampler.cursor.position.plan.seed} {epoch} {dist.get_rank()}"
+        generator = self._split.generator
+        assert generator is not None
+        generator.manual_seed(_number(seed))
+
     def _on_device(self, batch: Any) -> Any:
         return batch if self._device is None else _moved(batch, self._device)
 
 
-def sharded(loader: DataLoader[Any], *, device: torch.device | None) -> PreparedDataLoader:
-    """The same loader, giving this rank its part only."""
+def sharded(
+    loader: DataLoader[Any],
+    *,
+    device: torch.device | None,
+    name: str | None = None,
+    keeps_place: bool = True,
+) -> PreparedDataLoader:
+    """The same loader, giving this rank its part only.
+
+    Args:
+        loader: the user's.
+        device: where tensors go; None leaves them where they are.
+        name: of its place in checkpoints; by default, the loader's number.
+        keeps_place: whether checkpoints record its place.
+    """
     if isinstance(loader.sampler, DistributedSampler):
         return PreparedDataLoader(loader, device=device)
     arguments: dict[str, Any] = {
@@ -208,13 +236,14 @@ def sharded(loader: DataLoader[Any], *, device: torch.device | None) -> Prepared
         "timeout": loader.timeout,
         "worker_init_fn": loader.worker_init_fn,
         "multiprocessing_context": loader.multiprocessing_context,
-        "generator": loader.generator,
+        "generator": torch.Generator(),
         "prefetch_factor": loader.prefetch_factor,
         "persistent_workers": loader.persistent_workers,
         "pin_memory_device": loader.pin_memory_device,
         "in_order": loader.in_order,
     }
-    cursor = open_cursor(_plan(loader))
+    plan = _plan(loader)
+    cursor = open_cursor(plan, name=name) if keeps_place else Cursor(DataPosition(plan=plan))
     sampler: EpochSampler
     if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
         sampler = SplitSampler(loader.batch_sampler, cursor, items_per_stop=1)
@@ -278,6 +307,11 @@ def _seed(loader: DataLoader[Any]) -> int:
         seed = seed.cuda() if dist.get_backend() == "nccl" else seed
         dist.broadcast(seed, src=0)
     return int(seed.item())
+
+
+def _number(of: str) -> int:
+    """A seed, of 56 bits."""
+    return int.from_bytes(hashlib.blake2b(of.encode(), digest_size=7).digest(), "little")
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

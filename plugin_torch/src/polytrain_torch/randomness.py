@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from polytrain import get_context
 
 _SEEDS = 1 << 32
 """NumPy takes no larger ones."""
@@ -17,6 +20,36 @@ _SEEDS = 1 << 32
 def seed_everything(seed: int) -> None:
     """Seed torch, NumPy and Python, on every rank differently: with `seed` and the rank."""
     _seed(f"{seed} {dist.get_rank()}")
+
+
+def save_random_states(directory: Path | None) -> None:
+    """Write every rank's, or this rank's where every rank writes checkpoints. All ranks call it.
+
+    Args:
+        directory: of this rank's part of the checkpoint; None if it has none.
+    """
+    rank = dist.get_rank()
+    if get_context().every_rank_writes():
+        assert directory is not None
+        torch.save(random_state(), directory / _file(rank))
+        return
+    everybodys: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everybodys, random_state())
+    if directory is not None and rank == 0:
+        for number, state in enumerate(everybodys):
+            torch.save(state, directory / _file(number))
+
+
+def restore_random_states(directory: Path) -> None:
+    """Go on with those that a checkpoint holds. A rank that is new is seeded by its number."""
+    rank = dist.get_rank()
+    own = directory / _file(rank)
+    state = torch.load(own if own.exists() else directory / _file(0), weights_only=True)
+    if own.exists():
+        restore_random_state(state)
+    else:
+        digest = hashlib.blake2b(state["torch"].numpy().tobytes(), digest_size=8).hexdigest()
+        _seed(f"{digest} {rank}")
 
 
 def random_state() -> dict[str, Any]:
@@ -41,18 +74,16 @@ def restore_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
 
 
-def seed_newcomer(state: dict[str, Any], rank: int) -> None:
-    """Seed a rank that has no state of its own, by another's and its number."""
-    digest = hashlib.blake2b(state["torch"].numpy().tobytes(), digest_size=8).hexdigest()
-    _seed(f"{digest} {rank}")
-
-
 def _seed(of: str) -> None:
     digest = hashlib.blake2b(of.encode(), digest_size=4).digest()
     number = int.from_bytes(digest, "little") % _SEEDS
     random.seed(number)
     np.random.seed(number)
     torch.manual_seed(number)
+
+
+def _file(rank: int) -> str:
+    return f"random-{rank}.pt"
 
 
 def _tensor(key: Any) -> torch.Tensor:

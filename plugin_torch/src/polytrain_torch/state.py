@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from polytrain import Checkpoint, get_checkpoint, get_context, report
 from polytrain_torch.engine import MODEL_FILE, unwrapped
-from polytrain_torch.randomness import random_state, restore_random_state, seed_newcomer
+from polytrain_torch.randomness import restore_random_states, save_random_states
 
 logger = logging.getLogger(__name__)
 
@@ -89,11 +89,7 @@ class TrainingState:
             if name in self._parts:
                 self._load(name, state)
         self._load_sharded([name for name in saved["sharded"] if name in self._parts], directory)
-        own = directory / _random_file(dist.get_rank())
-        if own.exists():
-            restore_random_state(_loaded(own))
-        else:
-            seed_newcomer(_loaded(directory / _random_file(0)), dist.get_rank())
+        restore_random_states(directory)
         progress: State = saved["progress"]
         return progress
 
@@ -107,19 +103,15 @@ class TrainingState:
         Raises:
             TypeError: if something is no plain data, and couldn't be loaded safely.
         """
-        directory, me = Path(directory), dist.get_rank()
+        directory = Path(directory)
         by_all = get_context().every_rank_writes()
         sharded = {name for name, part in self._parts.items() if by_all and _is_sharded(part)}
         whole = {name: self._state(name) for name in self._parts if name not in sharded}
         if sharded:
             states = {name: self._state(name, in_full=False) for name in sharded}
             dcp.save(states, checkpoint_id=directory)
-        if by_all:
-            torch.save(random_state(), directory / _random_file(me))
-        for rank, state in enumerate([] if by_all else _gathered(random_state())):
-            if me == 0:
-                torch.save(state, directory / _random_file(rank))
-        if me != 0:
+        save_random_states(directory)
+        if dist.get_rank() != 0:
             return
         apart = {name for name in whole if name == "model"}
         for name in apart:
@@ -246,16 +238,6 @@ def _names_parameters(state: State) -> bool:
     """Whether it is an optimizer's state that was put together: others number the parameters."""
     groups = state.get("param_groups")
     return bool(groups) and any(isinstance(each, str) for each in groups[0].get("params", ()))
-
-
-def _gathered(value: Any) -> list[Any]:
-    everybodys: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, value)
-    return everybodys
-
-
-def _random_file(rank: int) -> str:
-    return f"random-{rank}.pt"
 
 
 def _loaded(file: Path) -> Any:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from transformers import Trainer, TrainerCallback
 
-from polytrain import Checkpoint, get_checkpoint, get_context, report
+from polytrain import Checkpoint, get_checkpoint, report
+from polytrain_torch.saved import part_of
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:
@@ -51,12 +47,8 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the checkpoint that has been saved."""
         directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        # Every rank has written a part of it, if only its random numbers.
-        names = _everybodys_files(directory)
-        if not get_context().every_rank_writes():
-            self._report(directory if dist.get_rank() == 0 else None)
-            return
-        with _linked(directory, _mine(names)) as part:
+        # Every rank has written something, if only its random numbers.
+        with part_of(directory) as part:
             self._report(part)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -70,33 +62,3 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
             metrics,
             checkpoint=None if directory is None else Checkpoint.from_directory(str(directory)),
         )
-
-
-def _everybodys_files(directory: Path) -> list[set[str]]:
-    """By rank, the files that it sees. Of the ranks of a node, the first sees all."""
-    files: set[str] = set()
-    if get_context().get_local_rank() == 0 and directory.is_dir():
-        files = {
-            str(each.relative_to(directory)) for each in directory.rglob("*") if each.is_file()
-        }
-    everybodys: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, files)
-    return everybodys
-
-
-def _mine(everybodys: Sequence[set[str]]) -> set[str]:
-    """Those that no lower rank sees: each file is in the checkpoint once."""
-    rank = dist.get_rank()
-    return everybodys[rank].difference(*everybodys[:rank])
-
-
-@contextmanager
-def _linked(directory: Path, names: set[str]) -> Iterator[Path]:
-    """A directory with some of another's files."""
-    # Beside it, for links don't go from one file system to another.
-    with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".part-") as name:
-        part = Path(name)
-        for each in names:
-            (part / each).parent.mkdir(parents=True, exist_ok=True)
-            os.link(directory / each, part / each)
-        yield part

@@ -72,6 +72,7 @@ class TrainerSession:
             name: shard.cursor for name, shard in shards.items()
         }
         self._positions = order.start.positions
+        self._unnamed = 0
         self._channel = channel
         self._scratch = scratch
         self._handover = Handover(
@@ -154,15 +155,15 @@ class TrainerSession:
             raise KeyError(f"No data set is named {name!r}. There are: {known}.{meant}")
         return self._engine.adapt(self._shards[name])
 
-    def cursor(self, plan: Plan) -> Cursor[DataPosition]:
-        """A position of its own for data that the training function brings along itself.
-
-        Its name is the number of its call: a training function makes the same calls every time.
-        """
+    def cursor(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
+        """A position of its own for data that the training function brings along itself."""
         from polytrain.data.cursor import Cursor
         from polytrain.data.opening import in_plan
 
-        name = f"data loader {len(self._cursors) - len(self._shards)}"
+        if name is None:
+            # Its number: a training function makes the same calls every time.
+            self._unnamed += 1
+            name = f"data loader {self._unnamed - 1}"
         position = self._positions.get(name)
         if position is not None:
             # Its seed is whatever the process's random numbers began with: the first one counts.
@@ -347,13 +348,17 @@ def checkpoint_requested() -> bool:
     return _session("checkpoint_requested").is_checkpoint_wanted()
 
 
-def open_cursor(plan: Plan) -> Cursor[DataPosition]:
+def open_cursor(plan: Plan, *, name: str | None = None) -> Cursor[DataPosition]:
     """For plugins: a position in data that a training function brings along, kept in checkpoints.
+
+    Args:
+        plan: the order of the data.
+        name: which position it is, for the next attempt; by default the number of the call.
 
     Raises:
         NotInTrainerError: outside a training function.
     """
-    return _session("open_cursor").cursor(plan)
+    return _session("open_cursor").cursor(plan, name)
 
 
 def _session(function: str) -> TrainerSession:

@@ -1,0 +1,203 @@
+"""PyTorch Lightning in a training function: a `Trainer` that finds its workers and its checkpoint.
+
+    from polytrain_torch.lightning import Trainer
+
+in the place of `from lightning import Trainer` is all that a script needs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import ClusterEnvironment
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import DataLoader, IterableDataset
+
+from polytrain import Checkpoint, get_checkpoint, report
+from polytrain_torch.data import PreparedDataLoader, sharded
+from polytrain_torch.engine import current_device
+from polytrain_torch.randomness import restore_random_states, save_random_states
+from polytrain_torch.saved import part_of
+
+_CHECKPOINT = "lightning.ckpt"
+
+
+class Trainer(lightning.Trainer):
+    """Lightning's trainer, with its arguments, for the workers of a run.
+
+    Whatever is saved while it fits, by `ModelCheckpoint` (Lightning has one by default, which saves
+    after each epoch) or by `save_checkpoint`, is a checkpoint of the run, with the metrics that
+    have been logged; those of an epoch without one are reported alone. `fit` goes on from the run's
+    checkpoint, in the middle of an epoch too. Data loaders are split as by `prepare_data_loader`.
+
+    Args:
+        options: of `lightning.Trainer`. How many workers there are, with one device each, is for
+            the run to say.
+
+    Raises:
+        ValueError: for another number of devices or nodes.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        for name in ("devices", "num_nodes"):
+            if options.pop(name, "auto") not in ("auto", -1, 1):
+                raise ValueError(
+                    f"{name}: the run says how many workers there are, each with one device. Leave "
+                    "it out, and use ScalingConfig(num_workers=…)."
+                )
+        workers = dist.get_world_size()
+        defaults = {
+            "accelerator": "gpu" if current_device().type == "cuda" else "cpu",
+            "strategy": "ddp" if workers > 1 else "auto",
+            # The run has a line of its own, and workers' output comes line by line.
+            "enable_progress_bar": False,
+        }
+        self._loaders = 0
+        self._reports = _Reports()
+        own: dict[str, Any] = {
+            "devices": 1,
+            "num_nodes": workers,
+            "use_distributed_sampler": False,
+            "plugins": [*_listed(options.pop("plugins", None)), WorkerEnvironment()],
+            "callbacks": [self._reports, *_listed(options.pop("callbacks", None))],
+        }
+        super().__init__(**{**defaults, **options, **own})
+        self.strategy.process_dataloader = self._split
+
+    def fit(self, *args: Any, **options: Any) -> None:
+        """As Lightning's. From the run's checkpoint, if it has one, and else from `ckpt_path`."""
+        checkpoint = get_checkpoint()
+        if checkpoint is not None:
+            options["ckpt_path"] = str(Path(checkpoint.path, _CHECKPOINT))
+        super().fit(*args, **options)
+
+    def save_checkpoint(self, filepath: Any, weights_only: Any = None, **options: Any) -> None:
+        """As Lightning's; while it fits, the run's checkpoint is the same."""
+        super().save_checkpoint(filepath, weights_only, **options)
+        if self.state.fn == TrainerFn.FITTING and not weights_only:
+            self._reports.saved(self, Path(filepath))
+
+    def _split(self, loader: Any) -> Any:
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return loader
+        if not self.training:
+            return sharded(loader, device=None, keeps_place=False)
+        self._loaders += 1
+        name = f"Lightning's data loader {self._loaders - 1}"
+        return _Loader(sharded(loader, device=None, name=name), self)
+
+
+class WorkerEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning's types aren't looked at
+    """Every worker as a node with one device, which is all that it sees."""
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    @property
+    def main_address(self) -> str:
+        return os.environ["MASTER_ADDR"]
+
+    @property
+    def main_port(self) -> int:
+        return int(os.environ["MASTER_PORT"])
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return dist.get_world_size()
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def global_rank(self) -> int:
+        return dist.get_rank()
+
+    def set_global_rank(self, rank: int) -> None:
+        pass
+
+    def local_rank(self) -> int:
+        return 0
+
+    def node_rank(self) -> int:
+        return dist.get_rank()
+
+
+class _Reports(Callback):  # type: ignore[misc]
+    def __init__(self) -> None:
+        self._saved_step = self._told_step = -1
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        # Not earlier: a trial of the validation draws too.
+        checkpoint = get_checkpoint()
+        if checkpoint is not None:
+            restore_random_states(Path(checkpoint.path))
+            self._saved_step = self._told_step = trainer.global_step
+
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self._tell(trainer)
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self._tell(trainer)
+
+    def saved(self, trainer: Any, saved: Path) -> None:
+        """Report a checkpoint, if it is the first after its step."""
+        if self._saved_step == trainer.global_step:
+            return
+        self._saved_step = self._told_step = trainer.global_step
+        with part_of(saved, name=_CHECKPOINT) as part:
+            save_random_states(part)
+            report(_metrics(trainer), checkpoint=part and Checkpoint.from_directory(str(part)))
+
+    def _tell(self, trainer: Any) -> None:
+        """Report the epoch that is over, unless there was a checkpoint at its end."""
+        if self._told_step != trainer.global_step > 0:
+            self._told_step = trainer.global_step
+            report(_metrics(trainer))
+
+
+class _Loader:
+    """A loader as Lightning sees it, which counts the batches of an epoch from its start."""
+
+    def __init__(self, loader: PreparedDataLoader, trainer: Trainer) -> None:
+        self._loader = loader
+        self._done = 0
+        if loader.is_under_way:
+            self._done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+
+    def __len__(self) -> int:
+        return self._done + len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._loader
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: its place is in the run's checkpoint. But Lightning asks whether it has one."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """There is none."""
+
+
+def _metrics(trainer: Any) -> dict[str, Any]:
+    logged = {name: value.item() for name, value in trainer.callback_metrics.items()}
+    return {**logged, "epoch": trainer.current_epoch, "step": trainer.global_step}
+
+
+def _listed(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return [*given] if isinstance(given, list | tuple) else [given]
