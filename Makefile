@@ -116,9 +116,9 @@ $(VENV)/.stamp-build: $(VENV)/.stamp-venv $(REQUIREMENTS)/build.txt $(CONSTRAINT
 
 # One call: the members resolve against each other, with no index.
 $(VENV)/.stamp-install: $(VENV)/.stamp-build $(MEMBERS:=/pyproject.toml) \
-		$(addprefix $(REQUIREMENTS)/,members.txt frameworks.txt dev.txt)
+		$(addprefix $(REQUIREMENTS)/,members.txt frameworks.txt libraries.txt dev.txt)
 	@echo "installing polytrain, four frameworks and the tools into $(VENV)"
-	@$(PIP_INSTALL) --no-build-isolation $(addprefix -r $(REQUIREMENTS)/,members.txt frameworks.txt dev.txt)
+	@$(PIP_INSTALL) --no-build-isolation $(addprefix -r $(REQUIREMENTS)/,members.txt frameworks.txt libraries.txt dev.txt)
 	@touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp-install $(REQUIREMENTS)/bench.txt

@@ -40,10 +40,9 @@ def part_of(saved: Path, *, name: str = "") -> Iterator[Path | None]:
 
 
 def _everybodys_files(saved: Path) -> list[set[str]]:
-    """By rank, the files that it sees. Of the ranks of a node, the first sees all.
-
-    Ranks have written theirs when they come here.
-    """
+    """By rank, the files that it sees. Of the ranks of a node, the first sees all."""
+    # Until the others have written theirs.
+    dist.barrier()
     files: set[str] = set()
     if get_context().get_local_rank() == 0:
         found = [saved] if saved.is_file() else saved.rglob("*")

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from polytrain import Checkpoint, get_checkpoint, get_context, report
 from polytrain_torch.engine import MODEL_FILE, unwrapped
 from polytrain_torch.randomness import restore_random_states, save_random_states
+from polytrain_torch.safely import loaded, save_safely
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +82,9 @@ class TrainingState:
         if checkpoint is None:
             return {}
         directory = Path(checkpoint.path)
-        saved = _loaded(directory / _STATE_FILE)
+        saved = loaded(directory / _STATE_FILE)
         if "model" in saved["apart"]:
-            saved["parts"]["model"] = _loaded(directory / MODEL_FILE)
+            saved["parts"]["model"] = loaded(directory / MODEL_FILE)
         self._compare({*saved["parts"], *saved["sharded"]})
         for name, state in saved["parts"].items():
             if name in self._parts:
@@ -116,7 +117,7 @@ class TrainingState:
         apart = {name for name in whole if name == "model"}
         for name in apart:
             torch.save(whole.pop(name), directory / MODEL_FILE)
-        _save_safely(
+        save_safely(
             {
                 "parts": whole,
                 "apart": sorted(apart),
@@ -238,19 +239,3 @@ def _names_parameters(state: State) -> bool:
     """Whether it is an optimizer's state that was put together: others number the parameters."""
     groups = state.get("param_groups")
     return bool(groups) and any(isinstance(each, str) for each in groups[0].get("params", ()))
-
-
-def _loaded(file: Path) -> Any:
-    return torch.load(file, weights_only=True, map_location="cpu")
-
-
-def _save_safely(state: State, file: Path) -> None:
-    """Not before a crash would anybody notice that it can't be loaded."""
-    torch.save(state, file)
-    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-    if unsafe:
-        raise TypeError(
-            f"A checkpoint can't hold {', '.join(sorted(unsafe))}: torch.load(weights_only=True) "
-            "would refuse it. Pass tensors, numbers, strings, lists and dicts of them; or allow "
-            "it with torch.serialization.add_safe_globals."
-        )

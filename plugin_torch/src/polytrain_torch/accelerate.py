@@ -1,0 +1,82 @@
+"""Accelerate in a training function: `Accelerator()` finds its workers by itself.
+
+Its `save_state` and `load_state` are the run's checkpoints by these two calls:
+
+    done = restore(accelerator)
+    for epoch in range(done.get("epoch", 0), 10):
+        ...
+        report(accelerator, {"loss": loss}, epoch=epoch + 1)
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from accelerate import Accelerator
+
+import polytrain
+from polytrain import Checkpoint, get_checkpoint, get_context
+from polytrain_torch.safely import loaded, save_safely
+from polytrain_torch.saved import part_of
+
+_PROGRESS_FILE = "progress.pt"
+
+
+def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
+    """Load what the attempt goes on from into all that was prepared. All ranks call this.
+
+    Args:
+        accelerator: after `prepare`.
+        checkpoint: another one than that.
+
+    Returns:
+        What `report` was given besides the metrics. Nothing, if training starts.
+    """
+    checkpoint = checkpoint or get_checkpoint()
+    if checkpoint is None:
+        return {}
+    accelerator.load_state(checkpoint.path)
+    progress: dict[str, Any] = loaded(Path(checkpoint.path, _PROGRESS_FILE))
+    return progress
+
+
+def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any) -> None:
+    """Report metrics with a checkpoint of all that was prepared. All ranks call this.
+
+    Args:
+        accelerator: whose state is saved, the random numbers of every rank included.
+        metrics: as for `polytrain.report`.
+        progress: plain data for `restore` to give back, such as the next epoch's number.
+
+    Raises:
+        TypeError: if some of it is no plain data, and couldn't be loaded safely.
+    """
+    with _directory_of_all() as directory:
+        accelerator.save_state(str(directory))
+        if accelerator.is_main_process:
+            save_safely(progress, directory / _PROGRESS_FILE)
+        with part_of(directory) as part:
+            checkpoint = None if part is None else Checkpoint.from_directory(str(part))
+            polytrain.report(metrics, checkpoint=checkpoint)
+
+
+@contextmanager
+def _directory_of_all() -> Iterator[Path]:
+    """A directory that the ranks of a node share."""
+    name = [tempfile.mkdtemp(prefix="polytrain-") if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(name, src=0)
+    assert name[0] is not None
+    # Below it, so that what is beside the directory is gone with it.
+    directory = Path(name[0], "state")
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield directory
+    finally:
+        if get_context().get_local_rank() == 0:
+            shutil.rmtree(directory.parent, ignore_errors=True)

@@ -1,0 +1,97 @@
+"""Accelerate's state, killed and gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from polytrain import (
+    CheckpointConfig,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    make_trainer,
+)
+
+
+def train(config: dict[str, Any]) -> None:
+    import os
+    import signal
+
+    import torch
+    from accelerate import Accelerator, DataLoaderConfiguration
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    from polytrain_torch.accelerate import report, restore
+
+    # Without, its samplers draw from a generator that it doesn't save.
+    accelerator = Accelerator(dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    x = torch.arange(144.0).reshape(48, 3) / 144
+    model, optimizer, loader = accelerator.prepare(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.01),
+        DataLoader(TensorDataset(x, x.sum(1)), batch_size=4, shuffle=True),
+    )
+    torch.manual_seed(accelerator.process_index)
+    context = polytrain.get_context()
+    dies = context.get_world_rank() == 1 and context.get_attempt() == 0
+    done = restore(accelerator)
+    for epoch in range(done.get("epoch", 0), 4):
+        if dies and epoch == config["dies_in"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loader.set_epoch(epoch)
+        rows = 0
+        for x, y in loader:
+            loss = (model(x)[:, 0] - y).square().mean()
+            optimizer.zero_grad()
+            accelerator.backward(loss)
+            optimizer.step()
+            rows += len(x)
+        report(
+            accelerator,
+            {"loss": loss, "rows": rows, "workers": accelerator.num_processes},
+            epoch=epoch + 1,
+        )
+
+
+def fit(quiet: RunConfig, *, dies_in: int = -1, workers: int = 2, **changes: Any) -> Result:
+    return make_trainer(
+        "torch",
+        train,
+        train_loop_config={"dies_in": dies_in},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=dataclasses.replace(
+            quiet, failure_config=FailureConfig(max_failures=1), **changes
+        ),
+    ).fit()
+
+
+def weights(result: Result) -> dict[str, torch.Tensor]:
+    assert result.checkpoint is not None
+    return load_file(Path(result.checkpoint.path, "model.safetensors"))
+
+
+@pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
+def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig, written_by: Any) -> None:
+    config = CheckpointConfig(written_by=written_by)
+    undisturbed = fit(quiet, checkpoint_config=config)
+    killed = fit(quiet, dies_in=2, checkpoint_config=config)
+    assert killed.restarts == 1
+    assert (killed.metrics["workers"], killed.metrics["rows"]) == (2, 24)
+    ours, theirs = weights(killed), weights(undisturbed)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_one_worker_is_enough(quiet: RunConfig) -> None:
+    result = fit(quiet, workers=1)
+    assert (result.metrics["workers"], result.metrics["rows"]) == (1, 48)
