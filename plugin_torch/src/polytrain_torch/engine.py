@@ -27,6 +27,7 @@ from polytrain_plugins import (
     changed_environment,
 )
 from polytrain_torch.backend import Torch
+from polytrain_torch.devices import offered, own_device
 from polytrain_torch.sharded import is_sharded, whole_model
 
 MODEL_FILE = "model.pt"
@@ -45,13 +46,13 @@ class TorchEngine(Engine[Any]):
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
         if me.rank != 0:
-            yield Offer()
+            yield Offer(details=offered(me))
             return
         # Port 0: the store listens on a port of its own from here on, so there is none to guess.
         self._store = TCPStore(
             me.host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout
         )
-        yield Offer(host=me.host, port=self._store.port)
+        yield Offer(host=me.host, port=self._store.port, details=offered(me))
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
@@ -61,7 +62,7 @@ class TorchEngine(Engine[Any]):
         store = self._store or TCPStore(
             leader.host, leader.port, is_master=False, timeout=self._timeout
         )
-        device = _own_device(me)
+        device = own_device(world)
         with changed_environment(_variables(world)):
             dist.init_process_group(
                 backend=self._process_group or ("nccl" if me.gpus else "gloo"),
@@ -80,8 +81,7 @@ class TorchEngine(Engine[Any]):
                 self._store = None
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
-        device = _own_device(world.me) or torch.device("cpu")
-        sums = torch.tensor(values, dtype=torch.int64, device=device)
+        sums = torch.tensor(values, dtype=torch.int64, device=current_device())
         dist.all_reduce(sums)
         return [int(number) for number in sums.tolist()]
 
@@ -178,14 +178,6 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.to(device)
     # From pinned memory a copy runs beside whatever the device computes.
     return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _own_device(me: Member) -> torch.device | None:
-    if not me.gpus:
-        return None
-    # Each worker sees only its own GPUs, numbered from 0.
-    torch.cuda.set_device(0)
-    return torch.device("cuda", 0)
 
 
 def _variables(world: World) -> dict[str, str]:

@@ -61,7 +61,7 @@ class Trainer(lightning.Trainer):
         self._loaders = 0
         self._reports = _Reports()
         own: dict[str, Any] = {
-            "devices": 1,
+            "devices": [current_device().index] if current_device().type == "cuda" else 1,
             "num_nodes": workers,
             "use_distributed_sampler": False,
             "plugins": [*_listed(options.pop("plugins", None)), WorkerEnvironment()],
