@@ -109,6 +109,6 @@ def test_a_prepared_loader_can_be_copied() -> None:
     assert len(copy.copy(prepared)) == 2
 
 
-def test_another_strategy_than_ddp_is_refused() -> None:
-    with pytest.raises(ValueError, match="parallel_strategy='fsdp'"):
-        prepare_model(torch.nn.Linear(1, 1), parallel_strategy="fsdp")
+def test_an_unknown_strategy_is_refused() -> None:
+    with pytest.raises(ValueError, match="parallel_strategy='zero'"):
+        prepare_model(torch.nn.Linear(1, 1), parallel_strategy="zero")

@@ -1,0 +1,89 @@
+"""What `TrainingState` refuses, and what it says then; in this process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import polytrain
+from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+from polytrain_torch import TrainingState, seed_everything
+from polytrain_torch.safely import loaded, save_safely
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def fit(function: Callable[[], None], **options: Any) -> Any:
+        return make_trainer(
+            "torch",
+            function,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path=tmp_path, progress=False),
+            **options,
+        ).fit()
+
+    return fit
+
+
+def layer() -> torch.nn.Linear:
+    return torch.nn.Linear(2, 1)
+
+
+def test_a_part_has_a_state() -> None:
+    with pytest.raises(TypeError, match=r"epoch: a int has no state_dict.*state\.report\(…, epoch"):
+        TrainingState(model=layer(), epoch=3)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    save_safely({"lr": 0.1, "names": ["a"], "weights": torch.ones(2)}, tmp_path / "state.pt")
+    assert loaded(tmp_path / "state.pt")["names"] == ["a"]
+    with pytest.raises(TypeError, match=r"can't hold pathlib.*weights_only"):
+        save_safely({"path": tmp_path}, tmp_path / "state.pt")
+
+
+def test_random_numbers_go_on(run: Run) -> None:
+    drawn: list[list[float]] = []
+
+    def draw() -> None:
+        numbers = [torch.rand(()).item(), float(np.random.rand()), random.random()]
+        drawn.append(numbers)
+
+    def first() -> None:
+        seed_everything(5)
+        draw()
+        TrainingState(model=layer()).report({})
+        draw()
+
+    def second() -> None:
+        assert TrainingState(model=layer()).restore() == {}
+        draw()
+
+    run(second, restore_from=run(first).checkpoint)
+    assert drawn[2] == drawn[1] != drawn[0]
+
+
+def test_parts_have_the_names_that_they_had(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    def first() -> None:
+        TrainingState(model=layer(), ema=layer()).report({}, epoch=1)
+
+    def fewer() -> None:
+        assert TrainingState(model=layer()).restore() == {"epoch": 1}
+        polytrain.report({})
+
+    def other() -> None:
+        TrainingState(network=layer()).restore()
+
+    checkpoint = run(first).checkpoint
+    run(fewer, restore_from=checkpoint)
+    assert "Not restored" in caplog.text
+    assert "ema" in caplog.text
+    with pytest.raises(TrainingFailedError, match=r"has no network; it has ema, model"):
+        run(other, restore_from=checkpoint)
