@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from polytrain_tf.engine import TensorFlowEngine
 
 
+MODEL_FILE = "model.keras"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorFlow(Backend):
     """A `MultiWorkerMirroredStrategy`, and a training function that uses it."""

@@ -20,10 +20,8 @@ from polytrain_plugins import (
     changed_environment,
     held_port,
 )
-from polytrain_tf.backend import TensorFlow
+from polytrain_tf.backend import MODEL_FILE, TensorFlow
 from polytrain_tf.data import TensorFlowShard, keras_watched
-
-MODEL_FILE = "model.keras"
 
 logger = logging.getLogger(__name__)
 
