@@ -1,0 +1,56 @@
+"""The example of a backend that isn't ours trains and passes the kit, from outside the tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "jax_backend"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the example is installed, a copy of it: nothing of the checkout is used."""
+    directory = tmp_path_factory.mktemp("jax")
+    shutil.copytree(EXAMPLE, directory / "source")
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"),
+            *("--no-build-isolation", "--target", directory / "packages", directory / "source"),
+        ],
+        check=True,
+    )
+    return directory
+
+
+def run(installed: Path, *command: str) -> str:
+    path = os.pathsep.join(
+        filter(None, [str(installed / "packages"), os.environ.get("PYTHONPATH", "")])
+    )
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=installed / "source",
+        env={**os.environ, "PYTHONPATH": path, "HOME": str(installed)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_it_trains_and_survives_a_kill(installed: Path) -> None:
+    output = run(installed, "train.py")
+    assert "workers 2, restarts 1" in output
+    assert float(output.split("accuracy ")[1]) > 0.9
+
+
+@pytest.mark.timeout(600)
+def test_it_passes_the_kit(installed: Path) -> None:
+    output = run(installed, "-m", "pytest", "-q", "tests")
+    assert " passed" in output
+    assert "failed" not in output
