@@ -129,8 +129,8 @@ def test_a_deadlock_is_explained_by_every_ranks_stack(quiet: RunConfig) -> None:
     assert "waits_for_the_others" in failure.stacks[1]
     assert re.search("no rank has made progress or spent CPU time for .* s", str(caught.value))
     assert "waits_for_itself" in str(caught.value)
-    [found] = looked_into(quiet)
-    assert "waits_for_the_others" in found["stacks"]["1"]
+    # One rank may have been without progress a moment before the other.
+    assert "waits_for_the_others" in looked_into(quiet)[-1]["stacks"]["1"]
 
 
 def rank_1_works_for_long() -> None:

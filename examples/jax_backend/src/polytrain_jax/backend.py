@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from polytrain_plugins import Backend, Demand, Job, Problem
+from polytrain_plugins import Backend, Capabilities, Demand, Job, Problem
 
 if TYPE_CHECKING:
     from polytrain_jax.engine import JaxEngine
@@ -18,6 +18,7 @@ class Jax(Backend):
 
     name: ClassVar[str] = "jax"
     contract_version: ClassVar[int] = 1
+    capabilities: ClassVar[Capabilities] = Capabilities()
     requires: ClassVar[dict[str, str]] = {"jax": "pip install jax"}
     changeable: ClassVar[frozenset[str]] = frozenset({"timeout_s"})
 

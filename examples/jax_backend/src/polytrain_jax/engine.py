@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.extend.backend import clear_backends
 
 from polytrain_jax.backend import Jax
 from polytrain_plugins import Engine, Member, Offer, World, held_port
@@ -52,6 +54,10 @@ class JaxEngine(Engine[Mapping[str, Any]]):
             yield
         finally:
             jax.distributed.shutdown()
+            # The collectives' sockets are the backend's, which is there while anything compiled is.
+            jax.clear_caches()
+            clear_backends()
+            gc.collect()
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
         if world.size == 1:
