@@ -31,8 +31,11 @@ def training_function() -> Callable[[Any], None]:
         from polytrain_torch import prepare_data_loader
 
         class Stream(data.IterableDataset[int]):
+            def __init__(self, rows: int) -> None:
+                self.rows = rows
+
             def __iter__(self) -> Any:
-                return iter(range(EVEN))
+                return iter(range(self.rows))
 
         def two_epochs(loader: Any) -> Epochs:
             return [[int(i) for batch in loader for i in batch.flatten()] for _ in range(2)]
@@ -71,7 +74,9 @@ def training_function() -> Callable[[Any], None]:
             "split already": data.DataLoader(
                 even, sampler=data.DistributedSampler(even, shuffle=False)
             ),
-            "stream": data.DataLoader(Stream(), batch_size=4),
+            "stream": data.DataLoader(Stream(EVEN), batch_size=4),
+            "uneven stream": data.DataLoader(Stream(ODD), batch_size=4),
+            "stream by a process": data.DataLoader(Stream(EVEN), batch_size=None, num_workers=1),
         }
         seen = {}
         for name, loader in loaders.items():
@@ -79,13 +84,15 @@ def training_function() -> Callable[[Any], None]:
             seen[name] = {
                 "epochs": two_epochs(prepared),
                 "batches": len([*prepared]),
-                "told batches": None if name == "stream" else len(prepared),
+                "told batches": None if "stream" in name else len(prepared),
             }
         kept = prepare_data_loader(loaders["processes"])
         names = ["persistent_workers", "prefetch_factor", "num_workers", "batch_size", "in_order"]
         seen["kept"] = {name: getattr(kept, name) for name in names}
         whole = prepare_data_loader(loaders["in order"], add_dist_sampler=False)
         seen["not split"] = {"epochs": two_epochs(whole)}
+        whole = prepare_data_loader(loaders["stream"], add_dist_sampler=False)
+        seen["stream not split"] = {"epochs": two_epochs(whole)}
         polytrain.report(seen)
 
     return train
@@ -189,9 +196,16 @@ def test_processes_and_prefetching_stay_as_they_were(ranks: Any) -> None:
         }
 
 
-@pytest.mark.parametrize("name", ["not split", "stream"])
+@pytest.mark.parametrize("name", ["not split", "stream not split"])
 def test_what_is_not_to_be_split_is_seen_by_all(ranks: Any, name: str) -> None:
     assert epoch(ranks, name) == [list(range(EVEN))] * 2
+
+
+@pytest.mark.parametrize("name", ["stream", "uneven stream", "stream by a process"])
+def test_the_items_of_a_stream_are_dealt_out(ranks: Any, name: str) -> None:
+    """As many to each rank: a thirteenth goes to nobody."""
+    for number in (0, 1):
+        assert epoch(ranks, name, number) == [[*range(0, EVEN, 2)], [*range(1, EVEN, 2)]]
 
 
 def test_what_is_split_already_is_not_split_again(ranks: Any) -> None:
@@ -204,5 +218,5 @@ def test_the_length_is_the_number_of_batches(ranks: Any) -> None:
             name: (r["told batches"], r["batches"]) for name, r in rank.items() if "batches" in r
         }
         assert len(told) > 10
-        del told["stream"]
-        assert all(said == given for said, given in told.values()), told
+        known = {name: each for name, each in told.items() if "stream" not in name}
+        assert all(said == given for said, given in known.values()), known

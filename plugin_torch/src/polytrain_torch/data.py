@@ -19,6 +19,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -28,6 +29,7 @@ from polytrain.data.cursor import Cursor, Epoch
 from polytrain.data.plan import Plan
 from polytrain.data.position import DataPosition
 from polytrain.workers.session import open_cursor
+from polytrain_torch.streams import RanksPart, tell_once
 
 logger = logging.getLogger(__name__)
 
@@ -228,20 +230,9 @@ def sharded(
     """
     if isinstance(loader.sampler, DistributedSampler):
         return PreparedDataLoader(loader, device=device)
-    arguments: dict[str, Any] = {
-        "dataset": loader.dataset,
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
-        "multiprocessing_context": loader.multiprocessing_context,
-        "generator": torch.Generator(),
-        "prefetch_factor": loader.prefetch_factor,
-        "persistent_workers": loader.persistent_workers,
-        "pin_memory_device": loader.pin_memory_device,
-        "in_order": loader.in_order,
-    }
+    if isinstance(loader.dataset, IterableDataset):
+        return _split_stream(loader, device)
+    arguments = _kept(loader)
     plan = _plan(loader)
     cursor = open_cursor(plan, name=name) if keeps_place else Cursor(DataPosition(plan=plan))
     sampler: EpochSampler
@@ -269,6 +260,34 @@ def sharded(
             "many as its worker processes have under way may come twice, or not at all."
         )
     return PreparedDataLoader(loader, device=device, split=split, sampler=sampler)
+
+
+def _split_stream(loader: DataLoader[Any], device: torch.device | None) -> PreparedDataLoader:
+    tell_once()
+    split: DataLoader[Any] = DataLoader(
+        **{**_kept(loader), "dataset": RanksPart(loader.dataset)},  # type: ignore[arg-type]
+        batch_size=loader.batch_size,
+        drop_last=loader.drop_last,
+    )
+    return PreparedDataLoader(loader, device=device, split=split)
+
+
+def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
+    """What a loader was made with, besides what says which items come when."""
+    return {
+        "dataset": loader.dataset,
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+        "generator": torch.Generator(),
+        "prefetch_factor": loader.prefetch_factor,
+        "persistent_workers": loader.persistent_workers,
+        "pin_memory_device": loader.pin_memory_device,
+        "in_order": loader.in_order,
+    }
 
 
 def _reads_everything(loader: DataLoader[Any]) -> bool:

@@ -84,9 +84,9 @@ class Trainer(lightning.Trainer):
             self._reports.saved(self, Path(filepath))
 
     def _split(self, loader: Any) -> Any:
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if not isinstance(loader, DataLoader):
             return loader
-        if not self.training:
+        if not self.training or isinstance(loader.dataset, IterableDataset):
             return sharded(loader, device=None, keeps_place=False)
         self._loaders += 1
         name = f"Lightning's data loader {self._loaders - 1}"

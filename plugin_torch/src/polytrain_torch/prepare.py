@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
@@ -90,12 +90,13 @@ def prepare_data_loader(
     sampler of the user's own is drawn anew, with torch's random numbers as they were.
 
     Args:
-        loader: over a map-style data set. One over an `IterableDataset` is not split: such a data
-            set has to look at `get_worker_info()` and the rank itself.
-        add_dist_sampler: False to leave the loader unsplit.
+        loader: of an `IterableDataset`, each rank gets one of every `world_size` items, and what
+            is left for no full round goes to nobody; a restart begins its epoch anew.
+        add_dist_sampler: False to leave the loader unsplit, such as an iterable data set that
+            looks at the rank itself.
         move_to_device: move the tensors of each batch to this worker's device.
     """
     device = current_device() if move_to_device else None
-    if add_dist_sampler and not isinstance(loader.dataset, IterableDataset):
+    if add_dist_sampler:
         return sharded(loader, device=device)
     return PreparedDataLoader(loader, device=device)
