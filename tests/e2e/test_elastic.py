@@ -37,6 +37,13 @@ class At:
             do()
 
 
+@pytest.fixture(autouse=True)
+def _everything_is_free() -> None:
+    """What an earlier run has left is free once Ray's nodes have told so; a run takes what is."""
+    total = ray.cluster_resources()["CPU"]
+    assert eventually(lambda: ray.available_resources().get("CPU") == total)
+
+
 def kill_an_agent() -> None:
     agents()[-1].kill()
 
