@@ -76,7 +76,7 @@ def training_function() -> Callable[[Any], None]:
             ),
             "stream": data.DataLoader(Stream(EVEN), batch_size=4),
             "uneven stream": data.DataLoader(Stream(ODD), batch_size=4),
-            "stream by a process": data.DataLoader(Stream(EVEN), batch_size=None, num_workers=1),
+            "stream by a process": data.DataLoader(Stream(EVEN), batch_size=2, num_workers=1),
         }
         seen = {}
         for name, loader in loaders.items():

@@ -169,7 +169,7 @@ class PreparedDataLoader:
         """
         self._loader = loader
         self._device = device
-        self._split = split or loader
+        self._split = loader if split is None else split
         self._sampler = sampler
 
     def __getattr__(self, name: str) -> Any:
