@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.e2e import torch_runs
+from tests.e2e.torch_runs import equal
 
 from polytrain import (
     CheckpointConfig,
-    FailureConfig,
     Result,
     RunConfig,
-    ScalingConfig,
-    make_trainer,
 )
 
 
@@ -63,16 +61,8 @@ def train(config: dict[str, Any]) -> None:
         )
 
 
-def fit(quiet: RunConfig, *, dies_in: int = -1, workers: int = 2, **changes: Any) -> Result:
-    return make_trainer(
-        "torch",
-        train,
-        train_loop_config={"dies_in": dies_in},
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=dataclasses.replace(
-            quiet, failure_config=FailureConfig(max_failures=1), **changes
-        ),
-    ).fit()
+def fit(quiet: RunConfig, *, dies_in: int = -1, **changes: Any) -> Result:
+    return torch_runs.fit(quiet, train, {"dies_in": dies_in}, **changes)
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
@@ -87,9 +77,7 @@ def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig, written_by: Any
     killed = fit(quiet, dies_in=2, checkpoint_config=config)
     assert killed.restarts == 1
     assert (killed.metrics["workers"], killed.metrics["rows"]) == (2, 24)
-    ours, theirs = weights(killed), weights(undisturbed)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert equal(weights(killed), weights(undisturbed))
 
 
 def test_one_worker_is_enough(quiet: RunConfig) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.e2e import torch_runs
+from tests.e2e.torch_runs import equal
 
 from polytrain import (
     CheckpointConfig,
-    FailureConfig,
     Result,
     RunConfig,
     ScalingConfig,
@@ -62,30 +63,15 @@ def train(config: dict[str, Any]) -> None:
         state.report({"loss": loss.item()}, epoch=epoch + 1)
 
 
-def fit(
-    quiet: RunConfig, *, strategy: str = "ddp", workers: int = 2, dies_in: int = -1, **changes: Any
-) -> Result:
+def fit(quiet: RunConfig, *, strategy: str = "ddp", dies_in: int = -1, **changes: Any) -> Result:
     config = {"strategy": strategy, "rows": ROWS, "epochs": EPOCHS, "dies_in": dies_in}
-    return make_trainer(
-        "torch",
-        train,
-        train_loop_config=config,
-        scaling_config=ScalingConfig(num_workers=workers),
-        run_config=dataclasses.replace(
-            quiet, failure_config=FailureConfig(max_failures=1), **changes
-        ),
-    ).fit()
+    return torch_runs.fit(quiet, train, config, **changes)
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
     loaded: dict[str, torch.Tensor] = result.load_model()
     assert loaded
     return loaded
-
-
-def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
-    assert ours.keys() == theirs.keys()
-    return all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 EVERY_RANK = CheckpointConfig(written_by="every_rank")

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.e2e import torch_runs
+from tests.e2e.torch_runs import equal
 
 from polytrain import (
     CheckpointConfig,
-    FailureConfig,
     Result,
     RunConfig,
-    ScalingConfig,
-    make_trainer,
 )
 
 
@@ -82,15 +80,8 @@ def train(config: dict[str, Any]) -> None:
 
 
 def fit(quiet: RunConfig, output: Path, *, dies_after: int = -1, **changes: Any) -> Result:
-    return make_trainer(
-        "torch",
-        train,
-        train_loop_config={"output": str(output), "dies_after": dies_after},
-        scaling_config=ScalingConfig(num_workers=2),
-        run_config=dataclasses.replace(
-            quiet, failure_config=FailureConfig(max_failures=1), **changes
-        ),
-    ).fit()
+    config = {"output": str(output), "dies_after": dies_after}
+    return torch_runs.fit(quiet, train, config, **changes)
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
@@ -107,9 +98,7 @@ def test_a_killed_run_ends_in_the_same_weights(
     undisturbed = fit(quiet, tmp_path / "undisturbed", checkpoint_config=config)
     killed = fit(quiet, tmp_path / "killed", dies_after=10, checkpoint_config=config)
     assert killed.restarts == 1
-    ours, theirs = weights(killed), weights(undisturbed)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert equal(weights(killed), weights(undisturbed))
     assert killed.metrics["train_loss"] > 0
     steps = [report["epoch"] for report in killed.history if "loss" in report]
     assert steps == [report["epoch"] for report in undisturbed.history if "loss" in report]

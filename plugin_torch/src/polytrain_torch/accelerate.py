@@ -23,7 +23,7 @@ from accelerate import Accelerator
 import polytrain
 from polytrain import Checkpoint, get_checkpoint, get_context
 from polytrain_torch.safely import loaded, save_safely
-from polytrain_torch.saved import part_of
+from polytrain_torch.saved import checkpoint_of, part_of
 
 _PROGRESS_FILE = "progress.pt"
 
@@ -62,8 +62,7 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
         if accelerator.is_main_process:
             save_safely(progress, directory / _PROGRESS_FILE)
         with part_of(directory) as part:
-            checkpoint = None if part is None else Checkpoint.from_directory(str(part))
-            polytrain.report(metrics, checkpoint=checkpoint)
+            polytrain.report(metrics, checkpoint_of(part))
 
 
 @contextmanager

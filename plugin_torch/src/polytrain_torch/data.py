@@ -7,7 +7,6 @@ position is the number of items drawn.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -29,6 +28,7 @@ from polytrain.data.cursor import Cursor, Epoch
 from polytrain.data.plan import Plan
 from polytrain.data.position import DataPosition
 from polytrain.workers.session import open_cursor
+from polytrain_torch.randomness import seed_of
 from polytrain_torch.streams import RanksPart, tell_once
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class SplitSampler(EpochSampler):
         return -(-left // dist.get_world_size())
 
     def _draw(self, epoch: int) -> list[Any]:
-        seed = _number(f"{self.cursor.position.plan.seed} {epoch}")
+        seed = seed_of(f"{self.cursor.position.plan.seed} {epoch}", octets=7)
         inner = getattr(self.sampler, "sampler", None)
         for generator in (getattr(of, "generator", None) for of in (self.sampler, inner)):
             if generator is not None:
@@ -207,7 +207,7 @@ class PreparedDataLoader:
         seed = f"{self._sampler.cursor.position.plan.seed} {epoch} {dist.get_rank()}"
         generator = self._split.generator
         assert generator is not None
-        generator.manual_seed(_number(seed))
+        generator.manual_seed(seed_of(seed, octets=7))
 
     def _on_device(self, batch: Any) -> Any:
         return batch if self._device is None else _moved(batch, self._device)
@@ -326,11 +326,6 @@ def _seed(loader: DataLoader[Any]) -> int:
         seed = seed.cuda() if dist.get_backend() == "nccl" else seed
         dist.broadcast(seed, src=0)
     return int(seed.item())
-
-
-def _number(of: str) -> int:
-    """A seed, of 56 bits."""
-    return int.from_bytes(hashlib.blake2b(of.encode(), digest_size=7).digest(), "little")
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

@@ -19,11 +19,11 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, IterableDataset
 
-from polytrain import Checkpoint, get_checkpoint, report
+from polytrain import get_checkpoint, report
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
 from polytrain_torch.randomness import restore_random_states, save_random_states
-from polytrain_torch.saved import part_of
+from polytrain_torch.saved import checkpoint_of, part_of
 
 _CHECKPOINT = "lightning.ckpt"
 
@@ -94,7 +94,7 @@ class Trainer(lightning.Trainer):
 
 
 class WorkerEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning's types aren't looked at
-    """Every worker as a node with one device, which is all that it sees."""
+    """Every worker as a node with one device."""
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -155,7 +155,7 @@ class _Reports(Callback):  # type: ignore[misc]
         self._saved_step = self._told_step = trainer.global_step
         with part_of(saved, name=_CHECKPOINT) as part:
             save_random_states(part)
-            report(_metrics(trainer), checkpoint=part and Checkpoint.from_directory(str(part)))
+            report(_metrics(trainer), checkpoint_of(part))
 
     def _tell(self, trainer: Any) -> None:
         """Report the epoch that is over, unless there was a checkpoint at its end."""

@@ -12,14 +12,18 @@ import torch
 import torch.distributed as dist
 
 from polytrain import get_context
-
-_SEEDS = 1 << 32
-"""NumPy takes no larger ones."""
+from polytrain_torch.collecting import gathered
+from polytrain_torch.safely import loaded
 
 
 def seed_everything(seed: int) -> None:
     """Seed torch, NumPy and Python, on every rank differently: with `seed` and the rank."""
     _seed(f"{seed} {dist.get_rank()}")
+
+
+def seed_of(text: str, *, octets: int) -> int:
+    """A seed of so many bytes, the same for the same text in every process."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=octets).digest(), "little")
 
 
 def save_random_states(directory: Path | None) -> None:
@@ -33,8 +37,7 @@ def save_random_states(directory: Path | None) -> None:
         assert directory is not None
         torch.save(random_state(), directory / _file(rank))
         return
-    everybodys: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, random_state())
+    everybodys = gathered(random_state())
     if directory is not None and rank == 0:
         for number, state in enumerate(everybodys):
             torch.save(state, directory / _file(number))
@@ -44,7 +47,7 @@ def restore_random_states(directory: Path) -> None:
     """Go on with those that a checkpoint holds. A rank that is new is seeded by its number."""
     rank = dist.get_rank()
     own = directory / _file(rank)
-    state = torch.load(own if own.exists() else directory / _file(0), weights_only=True)
+    state = loaded(own if own.exists() else directory / _file(0))
     if own.exists():
         restore_random_state(state)
     else:
@@ -75,8 +78,8 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def _seed(of: str) -> None:
-    digest = hashlib.blake2b(of.encode(), digest_size=4).digest()
-    number = int.from_bytes(digest, "little") % _SEEDS
+    # NumPy takes no larger ones.
+    number = seed_of(of, octets=4)
     random.seed(number)
     np.random.seed(number)
     torch.manual_seed(number)

@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
-from polytrain import get_context
+from polytrain import Checkpoint, get_context
+from polytrain_torch.collecting import gathered
 
 
 @contextmanager
@@ -39,6 +39,11 @@ def part_of(saved: Path, *, name: str = "") -> Iterator[Path | None]:
         yield part
 
 
+def checkpoint_of(part: Path | None) -> Checkpoint | None:
+    """A rank's part, if it has one, as `polytrain.report` takes it."""
+    return None if part is None else Checkpoint.from_directory(str(part))
+
+
 def _everybodys_files(saved: Path) -> list[set[str]]:
     """By rank, the files that it sees. Of the ranks of a node, the first sees all."""
     # Until the others have written theirs.
@@ -47,6 +52,4 @@ def _everybodys_files(saved: Path) -> list[set[str]]:
     if get_context().get_local_rank() == 0:
         found = [saved] if saved.is_file() else saved.rglob("*")
         files = {str(each.relative_to(saved)) for each in found if each.is_file()}
-    everybodys: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, files)
-    return everybodys
+    return gathered(files)

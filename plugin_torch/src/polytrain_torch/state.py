@@ -109,7 +109,7 @@ class TrainingState:
         sharded = {name for name, part in self._parts.items() if by_all and _is_sharded(part)}
         whole = {name: self._state(name) for name in self._parts if name not in sharded}
         if sharded:
-            states = {name: self._state(name, in_full=False) for name in sharded}
+            states = {name: self._state_by_names(name) for name in sharded}
             dcp.save(states, checkpoint_id=directory)
         save_random_states(directory)
         if dist.get_rank() != 0:
@@ -139,25 +139,19 @@ class TrainingState:
             writes = dist.get_rank() == 0 or get_context().every_rank_writes()
             report(metrics, checkpoint=Checkpoint.from_directory(directory) if writes else None)
 
-    def _state(self, name: str, *, in_full: bool = True) -> State:
-        part, options = self._parts[name], _IN_FULL if in_full else None
-        state: State
-        if not _is_sharded(part):
-            state = unwrapped(part).state_dict()
-        elif isinstance(part, torch.nn.Module):
-            state = get_model_state_dict(part, options=options)
-        else:
-            state = get_optimizer_state_dict(self._trained_by(name), part, options=options)
+    def _state(self, name: str) -> State:
+        part = self._parts[name]
+        if _is_sharded(part):
+            return self._state_by_names(name, _IN_FULL)
+        state: State = unwrapped(part).state_dict()
         return state
 
     def _load(self, name: str, state: State) -> None:
         part = self._parts[name]
         if _is_sharded(part) and "param_groups" in state and not _names_parameters(state):
             state = self._by_name(name, state)
-        if _names_parameters(state):
-            set_optimizer_state_dict(self._trained_by(name), part, state, options=_IN_FULL)
-        elif _is_sharded(part):
-            set_model_state_dict(part, state, options=_IN_FULL)
+        if _is_sharded(part) or _names_parameters(state):
+            self._load_by_names(name, state, _IN_FULL)
         else:
             unwrapped(part).load_state_dict(state)
 
@@ -165,20 +159,28 @@ class TrainingState:
         if not names:
             return
         # Read into what is there now, which may be sharded otherwise.
-        states = {
-            name: get_model_state_dict(part)
-            if isinstance(part, torch.nn.Module)
-            else get_optimizer_state_dict(self._trained_by(name), part)
-            for name, part in self._parts.items()
-            if name in names
-        }
+        states = {name: self._state_by_names(name) for name in names}
         dcp.load(states, checkpoint_id=directory)
         for name, state in states.items():
-            part = self._parts[name]
-            if isinstance(part, torch.nn.Module):
-                set_model_state_dict(part, state)
-            else:
-                set_optimizer_state_dict(self._trained_by(name), part, state)
+            self._load_by_names(name, state)
+
+    def _state_by_names(self, name: str, options: StateDictOptions | None = None) -> State:
+        part = self._parts[name]
+        state: State
+        if isinstance(part, torch.nn.Module):
+            state = get_model_state_dict(part, options=options)
+        else:
+            state = get_optimizer_state_dict(self._trained_by(name), part, options=options)
+        return state
+
+    def _load_by_names(
+        self, name: str, state: State, options: StateDictOptions | None = None
+    ) -> None:
+        part = self._parts[name]
+        if isinstance(part, torch.nn.Module):
+            set_model_state_dict(part, state, options=options)
+        else:
+            set_optimizer_state_dict(self._trained_by(name), part, state, options=options)
 
     def _by_name(self, optimizer: str, state: State) -> State:
         """An optimizer's state that numbers the parameters, with their names in the model."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
-from polytrain import Checkpoint, get_checkpoint, report
-from polytrain_torch.saved import part_of
+from polytrain import get_checkpoint, report
+from polytrain_torch.saved import checkpoint_of, part_of
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:
@@ -56,9 +56,6 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
         if self._held:
             self._report(None)
 
-    def _report(self, directory: Path | None) -> None:
+    def _report(self, part: Path | None) -> None:
         metrics, self._held = self._held, {}
-        report(
-            metrics,
-            checkpoint=None if directory is None else Checkpoint.from_directory(str(directory)),
-        )
+        report(metrics, checkpoint_of(part))

@@ -33,7 +33,8 @@ class Member:
     """CPU threads that this rank may use, at least 1."""
 
     gpus: int
-    """GPUs that this rank sees, numbered from 0 in its process. It may share one with others."""
+    """GPUs that this rank is given; one may be shared with others. Its process sees these alone,
+    numbered from 0, unless the engine shows it more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

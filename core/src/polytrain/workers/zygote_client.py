@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polytrain.workers.processes import peer_of, wait_if_ending
-from polytrain.workers.wire import pack, receive_exactly, unpack
+from polytrain.workers.wire import SocketChannel, pack
 
 # Threads that libraries start while they are imported would make forking unsafe.
 _NO_ARROW_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -111,9 +111,7 @@ class ZygoteConnection:
         """
         self.socket.settimeout(_ANSWER_S)
         try:
-            size = int.from_bytes(receive_exactly(self.socket, 4), "big")
-            answer: list[object] = unpack(receive_exactly(self.socket, size))
-            return answer == ["forgotten"]
+            return SocketChannel(self.socket).receive() == ["forgotten"]
         except (EOFError, OSError):
             return False
         finally:
