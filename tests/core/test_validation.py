@@ -68,7 +68,7 @@ def test_a_missing_label_column_has_the_list_of_columns(problems: Any, backend: 
     ("backend", "option", "value"),
     [
         ("torch", "timeout_s", "5"),
-        ("tensorflow", "timeout_s", None),
+        ("tensorflow", "timeout_s", "5"),
         ("xgboost", "params", None),
         ("lightgbm", "params", None),
         ("lightgbm", "label", 5),

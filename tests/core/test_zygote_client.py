@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 
 from polytrain.workers.processes import peer_of
-from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec
+from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, learned_name
 
 SLOW_TO_END = """
 import os, resource, socket, sys
@@ -47,3 +48,17 @@ def test_nobody_is_connected_to_a_zygote_that_is_about_to_be_gone() -> None:
             assert peer_of(after.socket)[0] != dying.pid
         finally:
             after.close()
+
+
+def test_what_another_zygote_has_learned_is_left_alone() -> None:
+    """One that was killed leaves it behind for a moment, under the name that the next one has."""
+    name = f"\0{secrets.token_hex(8)}"
+    spec = ZygoteSpec(name=name, environment={}, modules=(), path=tuple(sys.path))
+    with socket.socket(socket.AF_UNIX) as left_behind:
+        left_behind.bind(learned_name(name))
+        left_behind.listen()
+        zygote = ZygoteConnection.open(spec)
+        try:
+            assert ZygoteConnection.to_learned(spec) is None
+        finally:
+            zygote.close()

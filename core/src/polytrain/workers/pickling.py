@@ -86,7 +86,8 @@ def code_in(value: Any, *, depth: int = 6) -> Iterator[Any]:
 @contextmanager
 def _by_value(name: str | None) -> Iterator[None]:
     module = sys.modules.get(name or "")
-    if module is None or name == "__main__" or PathFinder.find_spec(str(name).partition(".")[0]):
+    everywhere = name == "__main__" or name in sys.builtin_module_names
+    if module is None or everywhere or PathFinder.find_spec(str(name).partition(".")[0]):
         yield
         return
     cloudpickle.register_pickle_by_value(module)

@@ -56,7 +56,7 @@ def kill_session(leader: int) -> None:
 
 def kill_children_except(spared: set[int]) -> None:
     """SIGKILL and reap every child of this process but these."""
-    while strays := _children_of(os.getpid()) - spared:
+    while strays := children_of(os.getpid()) - spared:
         for pid in strays:
             kill_session(pid)
         for pid in strays:
@@ -147,7 +147,7 @@ def busy_seconds(pid: int) -> float:
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and all its descendants, with those of them that have been reaped."""
     ticks = sum(map(int, _stat(pid)[11:15]))
-    return ticks / _TICKS_PER_SECOND + sum(map(cpu_seconds, _children_of(pid)))
+    return ticks / _TICKS_PER_SECOND + sum(map(cpu_seconds, children_of(pid)))
 
 
 def thread_count() -> int:
@@ -157,7 +157,7 @@ def thread_count() -> int:
 
 def has_children() -> bool:
     """Whether this process has a child that it hasn't reaped."""
-    return bool(_children_of(os.getpid()))
+    return bool(children_of(os.getpid()))
 
 
 def open_files() -> dict[int, str]:
@@ -179,7 +179,7 @@ def _is_exiting(fields: list[str]) -> bool:
     return bool(int(fields[_FLAGS]) & _PF_EXITING)
 
 
-def _children_of(pid: int) -> set[int]:
+def children_of(pid: int) -> set[int]:
     """Children of any thread of a process; none if it is gone."""
     found: set[int] = set()
     for children in Path(f"/proc/{pid}/task").glob("*/children"):

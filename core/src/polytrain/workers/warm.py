@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from polytrain.workers.zygote_client import ZygoteConnection, ZygoteSpec, zygote_name
 
 _KEPT_S = 60.0
+_OF_NO_EFFECT = ("RAY_", "PYTEST_")
+"""Variables that differ between runs that are alike: pytest names each test in one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +50,9 @@ def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
         spec: what it is like; it has no name yet.
         node_id: the driver's node.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(_OF_NO_EFFECT)
+    }
     likeness = (node_id, spec, environment)
     kept = _taken()
     if kept is not None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polytrain.workers.processes import peer_of, wait_if_ending
+from polytrain.workers.processes import children_of, peer_of, wait_if_ending
 from polytrain.workers.wire import SocketChannel, pack
 
 # Threads that libraries start while they are imported would make forking unsafe.
@@ -79,11 +79,17 @@ class ZygoteConnection:
 
     @classmethod
     def to_learned(cls, spec: ZygoteSpec) -> ZygoteConnection | None:
-        """Connect to the one that has learned; None if there is none, or it isn't ready."""
+        """Connect to the one that has learned; None if there is none, or it isn't ready.
+
+        One that an earlier zygote of this name has left, by being killed, is still there for a
+        moment: the kernel ends it, but not before everybody has heard of the other's end.
+        """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(OSError):
             connection.connect(learned_name(spec.name))
-            if not wait_if_ending(_listener_of(connection)):
+            listener = _listener_of(connection)
+            is_ours = listener in children_of(_listener_at(spec.name))
+            if is_ours and not wait_if_ending(listener):
                 return cls(connection)
         connection.close()
         return None
@@ -160,6 +166,12 @@ def _listener_of(connection: socket.socket) -> int:
     """
     pid, _ = peer_of(connection)
     return pid
+
+
+def _listener_at(name: str) -> int:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(name)
+        return _listener_of(connection)
 
 
 def _start(spec: ZygoteSpec, listener: socket.socket) -> subprocess.Popen[bytes]:
