@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help install demo lint test conformance crash chaos bench-startup bench-report bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index \
-	bench-boosters booster-table clean
+	bench-boosters bench-torch booster-table clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ bench-index: install ## time to find the newest of ten thousand checkpoints
 bench-boosters: $(VENV)/.stamp-bench ## from Parquet files to a booster, against one process, dask and Ray Train
 	@$(BIN)/python tests/benchmarks/bench_boosters.py $(ARGS)
 
+bench-torch: $(VENV)/.stamp-bench ## steps per second and whole runs, against torchrun, Lightning, Accelerate, Ray Train and bare TensorFlow
+	@$(BIN)/python tests/benchmarks/bench_torch.py $(ARGS)
+
 booster-table: install ## hashes of models that should be the same, for docs/boosters.md
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/booster_table.py $(ARGS)
 
@@ -116,9 +119,10 @@ $(VENV)/.stamp-build: $(VENV)/.stamp-venv $(REQUIREMENTS)/build.txt $(CONSTRAINT
 
 # One call: the members resolve against each other, with no index.
 $(VENV)/.stamp-install: $(VENV)/.stamp-build $(MEMBERS:=/pyproject.toml) \
-		$(addprefix $(REQUIREMENTS)/,members.txt frameworks.txt libraries.txt dev.txt)
+		$(addprefix $(REQUIREMENTS)/,members.txt frameworks.txt libraries.txt dev.txt alone.txt)
 	@echo "installing polytrain, four frameworks and the tools into $(VENV)"
 	@$(PIP_INSTALL) --no-build-isolation $(addprefix -r $(REQUIREMENTS)/,members.txt frameworks.txt libraries.txt dev.txt)
+	@$(PIP_INSTALL) --no-deps -r $(REQUIREMENTS)/alone.txt
 	@touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp-install $(REQUIREMENTS)/bench.txt

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+from tests.e2e import torch_runs
 
 from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
 
@@ -57,6 +58,53 @@ def train(config: dict[str, Any]) -> None:
     )
 
 
+def train_on_torch(config: dict[str, Any]) -> None:
+    """Whole batches of the same rows on one worker, and a part of each on two."""
+    import os
+    import signal
+
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+    import numpy as np
+
+    import polytrain
+    from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
+    from polytrain_torch.keras import prepare_model
+
+    context = polytrain.get_context()
+    rank, size = context.get_world_rank(), context.get_world_size()
+
+    def build() -> Any:
+        # Rank 0's weights are everybody's.
+        keras.utils.set_random_seed(rank)
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+        )
+        model.compile(optimizer=keras.optimizers.Adam(0.05), loss="mse")
+        return model
+
+    class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # it is Any here
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if rank == 1 and context.get_attempt() == 0 and epoch == config["dies_in"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    part = 8 // size
+    rows = np.arange(64).reshape(8, size, part)[:, rank].ravel()
+    model = prepare_model(checkpointed_model() or build())
+    model.fit(
+        config["x"][rows],
+        config["y"][rows],
+        batch_size=part,
+        initial_epoch=checkpointed_epoch(),
+        epochs=4,
+        shuffle=False,
+        verbose=0,
+        callbacks=[ReportCallback(), Dies()],
+    )
+    weights = [float(each) for array in model.get_weights() for each in array.ravel()]
+    polytrain.report({"weights": weights})
+
+
 def fit(quiet: RunConfig, *, dies_in: int = -1, workers: int = 2) -> Result:
     return make_trainer(
         "tensorflow",
@@ -87,3 +135,56 @@ def test_one_worker_is_enough(quiet: RunConfig) -> None:
     result = fit(quiet, workers=1)
     assert result.metrics["epoch"] == 5
     assert weights(result).shape == (3 * 8 + 8 + 8 + 1,)
+
+
+def test_keras_on_torch(quiet: RunConfig) -> None:
+    """Two workers end in the weights of one; and so they do if one of them was killed."""
+
+    def fitted(workers: int, dies_in: int = -1) -> Result:
+        config = {**DATA, "dies_in": dies_in}
+        return torch_runs.fit(quiet, train_on_torch, config, workers=workers)
+
+    one, two, killed = fitted(1), fitted(2), fitted(2, dies_in=2)
+    assert killed.restarts == 1
+    np.testing.assert_allclose(two.metrics["weights"], one.metrics["weights"], atol=1e-6)
+    np.testing.assert_allclose(killed.metrics["weights"], one.metrics["weights"], atol=1e-6)
+
+
+def train_by_tf_keras(config: dict[str, Any]) -> None:
+    import tf_keras
+
+    import polytrain
+    import polytrain_tf
+
+    tf_keras.utils.set_random_seed(0)
+    with polytrain_tf.strategy().scope():
+        model = tf_keras.Sequential([tf_keras.layers.Input((3,)), tf_keras.layers.Dense(1)])
+        model.compile(optimizer="adam", loss="mse")
+    shard = polytrain.get_dataset_shard("train")
+    size = 8 // polytrain.get_context().get_world_size()
+    for _ in range(3):
+        fitted = model.fit(
+            shard.to_tf(feature_columns="x", label_columns="y", batch_size=size),
+            steps_per_epoch=shard.num_batches(batch_size=size),
+            shuffle=False,
+            verbose=0,
+        )
+        weights = [float(each) for each in model.get_weights()[0].ravel()]
+        polytrain.report({"loss": fitted.history["loss"][0], "weights": weights})
+
+
+def test_tf_keras_needs_no_patch(quiet: RunConfig) -> None:
+    def fitted(workers: int) -> Result:
+        return make_trainer(
+            "tensorflow",
+            train_by_tf_keras,
+            train_loop_config={},
+            datasets={"train": DATA},
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=quiet,
+        ).fit()
+
+    one, two = fitted(1), fitted(2)
+    losses = [[report["loss"] for report in result.history] for result in (one, two)]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(two.metrics["weights"], one.metrics["weights"], atol=1e-6)

@@ -91,3 +91,9 @@ def test_a_killed_run_ends_in_the_same_weights(
     assert killed.restarts == 1
     assert equal(weights(killed), weights(undisturbed))
     assert [report["step"] for report in killed.history] == [4, 6, 8, 12, 16, 18]
+
+
+def test_one_worker_is_enough(quiet: RunConfig, tmp_path: Path) -> None:
+    result = fit(quiet, tmp_path, workers=1)
+    assert result.metrics["step"] == 3 * 12
+    assert all(each.isfinite().all() for each in weights(result).values())

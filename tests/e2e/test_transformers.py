@@ -102,3 +102,10 @@ def test_a_killed_run_ends_in_the_same_weights(
     assert killed.metrics["train_loss"] > 0
     steps = [report["epoch"] for report in killed.history if "loss" in report]
     assert steps == [report["epoch"] for report in undisturbed.history if "loss" in report]
+
+
+def test_one_worker_is_enough(quiet: RunConfig, tmp_path: Path) -> None:
+    result = fit(quiet, tmp_path, workers=1)
+    assert result.metrics["train_loss"] > 0
+    assert result.metrics["epoch"] == 3
+    assert weights(result)["layers.0.weight"].shape == (8, 3)

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
+from polytrain import (
+    Checkpoint,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    make_trainer,
+)
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -19,12 +26,14 @@ def fit(
     config: dict[str, Any],
     *,
     workers: int = 2,
+    restore_from: Checkpoint | None = None,
     **changes: Any,
 ) -> Result:
     return make_trainer(
         "torch",
         function,
         train_loop_config=config,
+        restore_from=restore_from,
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=dataclasses.replace(
             quiet, failure_config=FailureConfig(max_failures=1), **changes

@@ -10,20 +10,18 @@ Its `save_state` and `load_state` are the run's checkpoints by these two calls:
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-from accelerate import Accelerator
-
 import polytrain
-from polytrain import Checkpoint, get_checkpoint, get_context
+from polytrain import Checkpoint, get_checkpoint
+from polytrain_torch.libraries import needed
 from polytrain_torch.safely import loaded, save_safely
-from polytrain_torch.saved import checkpoint_of, part_of
+from polytrain_torch.saved import checkpoint_of, directory_of_all, part_of
+
+with needed("accelerate"):
+    from accelerate import Accelerator
 
 _PROGRESS_FILE = "progress.pt"
 
@@ -57,25 +55,9 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
     Raises:
         TypeError: if some of it is no plain data, and couldn't be loaded safely.
     """
-    with _directory_of_all() as directory:
+    with directory_of_all() as directory:
         accelerator.save_state(str(directory))
         if accelerator.is_main_process:
             save_safely(progress, directory / _PROGRESS_FILE)
         with part_of(directory) as part:
             polytrain.report(metrics, checkpoint_of(part))
-
-
-@contextmanager
-def _directory_of_all() -> Iterator[Path]:
-    """A directory that the ranks of a node share."""
-    name = [tempfile.mkdtemp(prefix="polytrain-") if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(name, src=0)
-    assert name[0] is not None
-    # Below it, so that what is beside the directory is gone with it.
-    directory = Path(name[0], "state")
-    directory.mkdir(parents=True, exist_ok=True)
-    try:
-        yield directory
-    finally:
-        if get_context().get_local_rank() == 0:
-            shutil.rmtree(directory.parent, ignore_errors=True)

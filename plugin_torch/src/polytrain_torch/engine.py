@@ -31,6 +31,8 @@ from polytrain_torch.devices import offered, own_device
 from polytrain_torch.sharded import is_sharded, whole_model
 
 MODEL_FILE = "model.pt"
+DEEPSPEED = "deepspeed"
+"""The directory that is DeepSpeed's own, within a checkpoint that has one."""
 
 _SIOCGIFADDR = 0x8915
 
@@ -94,6 +96,10 @@ class TorchEngine(Engine[Any]):
 
     def load(self, directory: Path) -> Any:
         """The `state_dict` of the model, on the CPU, also if every rank wrote a part of it."""
+        if (directory / DEEPSPEED).is_dir():
+            from polytrain_torch.deepspeed import whole_model as whole_model_of_deepspeed
+
+            return whole_model_of_deepspeed(directory)
         if not (directory / MODEL_FILE).exists() and is_sharded(directory):
             return whole_model(directory)
         return torch.load(directory / MODEL_FILE, weights_only=True, map_location="cpu")

@@ -12,18 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import lightning
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import ClusterEnvironment
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.trainer.states import TrainerFn
 from torch.utils.data import DataLoader, IterableDataset
 
 from polytrain import get_checkpoint, report
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
+from polytrain_torch.libraries import needed
 from polytrain_torch.randomness import restore_random_states, save_random_states
 from polytrain_torch.saved import checkpoint_of, part_of
+
+with needed("lightning"):
+    import lightning
+    from lightning.fabric.plugins.environments import ClusterEnvironment
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.trainer.states import TrainerFn
 
 _CHECKPOINT = "lightning.ckpt"
 

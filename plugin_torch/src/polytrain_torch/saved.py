@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +38,22 @@ def part_of(saved: Path, *, name: str = "") -> Iterator[Path | None]:
             (part / name / file).parent.mkdir(parents=True, exist_ok=True)
             os.link(saved / file, part / name / file)
         yield part
+
+
+@contextmanager
+def directory_of_all() -> Iterator[Path]:
+    """An empty directory that the ranks of a node share. All ranks call this."""
+    name = [tempfile.mkdtemp(prefix="polytrain-") if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(name, src=0)
+    assert name[0] is not None
+    # Below it, so that what is beside the directory is gone with it.
+    directory = Path(name[0], "state")
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield directory
+    finally:
+        if get_context().get_local_rank() == 0:
+            shutil.rmtree(directory.parent, ignore_errors=True)
 
 
 def checkpoint_of(part: Path | None) -> Checkpoint | None:

@@ -6,10 +6,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
-
 from polytrain import get_checkpoint, report
+from polytrain_torch.libraries import needed
 from polytrain_torch.saved import checkpoint_of, part_of
+
+with needed("transformers"):
+    from transformers import Trainer, TrainerCallback
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:

@@ -1,0 +1,160 @@
+"""DeepSpeed in a training function: its engine, with ZeRO's shards in the run's checkpoints.
+
+Three calls in the place of DeepSpeed's own:
+
+    engine, *_ = initialize(model=model, optimizer=optimizer, config=config)
+    done = restore(engine)
+    for epoch in range(done.get("epoch", 0), 10):
+        ...
+        report(engine, {"loss": loss}, epoch=epoch + 1)
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import polytrain
+from polytrain import Checkpoint, get_checkpoint, get_context
+from polytrain_torch.engine import DEEPSPEED
+from polytrain_torch.libraries import needed
+from polytrain_torch.randomness import restore_random_states, save_random_states
+from polytrain_torch.safely import loaded, save_safely
+from polytrain_torch.saved import checkpoint_of, directory_of_all, part_of
+
+with needed("deepspeed"):
+    import deepspeed
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+_PROGRESS_FILE = "progress.pt"
+
+
+def initialize(**arguments: Any) -> tuple[Any, Any, Any, Any]:
+    """`deepspeed.initialize`, over the run's workers.
+
+    On CPUs DeepSpeed would compile an operation that only inference uses; that is left out, and so
+    no compiler is needed. Its own optimizers, such as CPUAdam, are compiled when they are made;
+    torch's needn't be.
+
+    Returns:
+        Engine, optimizer, data loader and scheduler.
+    """
+    # Every step would bring torch's word that two of DeepSpeed's calls will have other names.
+    warnings.filterwarnings("ignore", r".*torch\.distributed\..* is deprecated", FutureWarning)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    made: tuple[Any, Any, Any, Any] = deepspeed.initialize(**arguments)
+    return made
+
+
+def restore(engine: Any, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
+    """Load what the attempt goes on from, on any number of workers. All ranks call this.
+
+    Args:
+        engine: what `initialize` has made.
+        checkpoint: another one than that. DeepSpeed's files are pickles: give none that you
+            wouldn't run.
+
+    Returns:
+        What `report` was given besides the metrics. Nothing, if training starts.
+    """
+    checkpoint = checkpoint or get_checkpoint()
+    if checkpoint is None:
+        return {}
+    directory = Path(checkpoint.path)
+    saved = loaded(directory / _PROGRESS_FILE)
+    if saved["workers"] == dist.get_world_size() or not engine.zero_optimization():
+        engine.load_checkpoint(directory, tag=DEEPSPEED)
+    else:
+        with directory_of_all() as scratch, _loading_universal(engine):
+            if get_context().get_local_rank() == 0:
+                _make_universal(directory / DEEPSPEED, scratch / DEEPSPEED)
+            dist.barrier()
+            engine.load_checkpoint(scratch, tag=DEEPSPEED)
+    restore_random_states(directory)
+    progress: dict[str, Any] = saved["progress"]
+    return progress
+
+
+def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
+    """Report metrics with a checkpoint of the engine's state. All ranks call this.
+
+    Args:
+        engine: what `initialize` has made.
+        metrics: as for `polytrain.report`.
+        progress: plain data for `restore` to give back, such as the next epoch's number.
+
+    Raises:
+        TypeError: if some of it is no plain data, and couldn't be loaded safely.
+        RuntimeError: if there are shards on several nodes, and only rank 0 writes checkpoints.
+    """
+    context = get_context()
+    has_all = context.every_rank_writes() or context.get_local_world_size() == dist.get_world_size()
+    if engine.zero_optimization() and not has_all:
+        raise RuntimeError(
+            "ZeRO's shards are on several nodes, and rank 0 sees those of its own only. Use "
+            'RunConfig(checkpoint_config=CheckpointConfig(written_by="every_rank")).'
+        )
+    with directory_of_all() as directory:
+        engine.save_checkpoint(directory, tag=DEEPSPEED, save_latest=False)
+        if dist.get_rank() == 0:
+            saved = {"workers": dist.get_world_size(), "progress": progress}
+            save_safely(saved, directory / _PROGRESS_FILE)
+        with part_of(directory) as part:
+            save_random_states(part)
+            polytrain.report(metrics, checkpoint_of(part))
+
+
+def whole_model(directory: Path) -> dict[str, torch.Tensor]:
+    """The weights in a checkpoint, put together on the CPU by this process alone."""
+    sharded = any((directory / DEEPSPEED).glob("*_optim_states.pt"))
+    if sharded:
+        weights: dict[str, torch.Tensor] = get_fp32_state_dict_from_zero_checkpoint(
+            directory, DEEPSPEED
+        )
+        return weights
+    [file] = (directory / DEEPSPEED).glob("*_model_states.pt")
+    # It is a pickle with settings of DeepSpeed's own classes.
+    saved = torch.load(file, map_location="cpu", weights_only=False)
+    weights = saved["module"]
+    return weights
+
+
+@contextmanager
+def _loading_universal(engine: Any) -> Iterator[None]:
+    """While an engine loads what was saved by another number of workers."""
+    config = engine._config  # there is no other way to say it than before the engine is made
+    own, config.load_universal_checkpoint = config.load_universal_checkpoint, True
+    try:
+        yield
+    finally:
+        config.load_universal_checkpoint = own
+
+
+def _make_universal(source: Path, target: Path) -> None:
+    """Write the shards anew, such that any number of workers can load them."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as directory:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"),
+                *("--input_folder", source, "--output_folder", target),
+                *("--num_extract_workers", "1", "--num_merge_workers", "1"),
+                "--inject_missing_state",
+            ],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode != 0:
+        raise RuntimeError(
+            "DeepSpeed can't make its checkpoint loadable for another number of workers; go on "
+            f"with as many as there were.\n{done.stderr[-2000:]}"
+        )

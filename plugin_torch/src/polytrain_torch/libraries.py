@@ -1,0 +1,25 @@
+"""Libraries that only some need, and who needs them installs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def needed(library: str) -> Iterator[None]:
+    """Import a library inside this.
+
+    Raises:
+        ModuleNotFoundError: it isn't installed; with the command that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise ModuleNotFoundError(
+            f"polytrain_torch.{library} needs {library}, which isn't installed: "
+            f"pip install {library}",
+            name=library,
+        ) from None

@@ -1,0 +1,88 @@
+"""DeepSpeed's ZeRO, killed and gone on with, also on another number of workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.e2e import torch_runs
+from tests.e2e.torch_runs import equal
+
+from polytrain import CheckpointConfig, Result, RunConfig
+
+
+def train(config: dict[str, Any]) -> None:
+    import os
+    import signal
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    from polytrain_torch import prepare_data_loader, seed_everything
+    from polytrain_torch.deepspeed import initialize, report, restore
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    engine, *_ = initialize(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        config={
+            "train_micro_batch_size_per_gpu": 4,
+            "zero_optimization": {"stage": config["stage"]},
+        },
+    )
+    seed_everything(1)
+    x = torch.arange(144.0).reshape(48, 3) / 144
+    loader = prepare_data_loader(DataLoader(TensorDataset(x, x.sum(1)), batch_size=4, shuffle=True))
+    context = polytrain.get_context()
+    dies = context.get_world_rank() == 1 and context.get_attempt() == 0
+    done = restore(engine)
+    for epoch in range(done.get("epoch", 0), config["epochs"]):
+        if dies and epoch == config["dies_in"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for x, y in loader:
+            loss = (engine(x)[:, 0] - y).square().mean()
+            engine.backward(loss)
+            engine.step()
+        report(engine, {"loss": loss, "steps": engine.global_steps}, epoch=epoch + 1)
+
+
+def fit(
+    quiet: RunConfig, stage: int, *, dies_in: int = -1, epochs: int = 4, **changes: Any
+) -> Result:
+    config = {"stage": stage, "dies_in": dies_in, "epochs": epochs}
+    return torch_runs.fit(quiet, train, config, **changes)
+
+
+@pytest.mark.parametrize(
+    ("stage", "written_by"),
+    [(1, "rank_0"), (2, "every_rank"), (3, "every_rank")],
+)
+def test_a_killed_run_ends_in_the_same_weights(
+    quiet: RunConfig, stage: int, written_by: Any
+) -> None:
+    config = CheckpointConfig(written_by=written_by)
+    undisturbed = fit(quiet, stage, checkpoint_config=config)
+    killed = fit(quiet, stage, dies_in=2, checkpoint_config=config)
+    assert killed.restarts == 1
+    assert killed.metrics["steps"] == 24
+    assert equal(killed.load_model(), undisturbed.load_model())
+
+
+def test_another_number_of_workers_goes_on(quiet: RunConfig) -> None:
+    """With shards of weights and of Adam's averages as where nothing was sharded."""
+
+    def on_one_worker(stage: int) -> Result:
+        half = fit(quiet, stage, epochs=2)
+        return fit(quiet, stage, epochs=3, workers=1, restore_from=half.checkpoint)
+
+    unsharded = on_one_worker(0)
+    assert unsharded.metrics["steps"] == 2 * 6 + 12
+    expected = unsharded.load_model()
+    for stage in (1, 2, 3):
+        model = on_one_worker(stage).load_model()
+        assert model.keys() == expected.keys()
+        for name, tensor in model.items():
+            torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0)
