@@ -1,4 +1,4 @@
-"""TensorFlow's driver half: its one option, and what its workers need."""
+"""TensorFlow's driver half: its options, and what its workers need."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
 
-from polytrain import InvalidJobError, make_trainer
+from polytrain import InvalidJobError, ScalingConfig, make_trainer
 from polytrain_plugins import Device, Job
 from polytrain_tf import TensorFlow
 
 JOB = Job(num_workers=2, use_gpu=False, cpus_per_worker=1, has_training_function=True, datasets={})
+DATA = {
+    "x": np.zeros((8, 3), dtype="float32"),
+    "y": np.zeros(8),
+    "w": np.ones(8),
+}
+
+
+def build() -> Any:
+    return keras.Sequential([keras.layers.Dense(1)])
 
 
 @pytest.mark.parametrize("timeout", [0, -1.5])
@@ -28,12 +39,89 @@ def test_usual_options_have_no_problem() -> None:
     assert Device.GPU in TensorFlow.capabilities.devices
 
 
-def test_it_takes_a_training_function_and_nothing_else() -> None:
-    with pytest.raises(InvalidJobError, match="make_trainer\\('tensorflow', train_func\\)"):
-        make_trainer("tensorflow")
+def problems(**options: Any) -> list[str]:
+    """What is said of them by `make_trainer`, where the rest is right."""
+    right = {"model": build, "compile": {"loss": "mse"}, "label": "y"}
+    return told({**right, **options}, {"train": DATA})
 
 
-@pytest.mark.parametrize("options", [{"params": {}}, {"label": "y"}])
+def told(options: dict[str, Any], datasets: dict[str, Any]) -> list[str]:
+    try:
+        make_trainer(
+            "tensorflow", **options, datasets=datasets, scaling_config=ScalingConfig(num_workers=2)
+        )
+    except InvalidJobError as error:
+        return [str(problem) for problem in error.problems]
+    return []
+
+
+def test_options_for_fit_without_a_problem() -> None:
+    assert problems() == []
+    assert problems(features=["x"], weight="w", batch_size=2) == []
+    assert problems(compile=lambda: {"optimizer": keras.optimizers.SGD(0.1)}) == []
+    assert problems(callbacks=[keras.callbacks.TerminateOnNaN()]) == []
+    assert told({"model": build, "label": "y"}, {"train": DATA, "valid": DATA}) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "words"),
+    [
+        ({"model": None}, "model", "required"),
+        ({"model": "resnet"}, "model", "function that returns"),
+        ({"model": keras.Sequential()}, "model", "its variables are theirs to make"),
+        ({"compile": "adam"}, "compile", "neither a dict nor a function"),
+        ({"compile": {"optimiser": "adam"}}, "compile['optimiser']", "Did you mean 'optimizer'?"),
+        (
+            {"compile": {"optimizer": keras.optimizers.Adam()}},
+            "compile['optimizer']",
+            "compile=lambda: {'optimizer'",
+        ),
+        ({"compile": {"steps_per_execution": 8}}, "compile['steps_per_execution']", "Leave it out"),
+        ({"epochs": 0}, "epochs", "Give 1 or more"),
+        ({"epochs": 2.5}, "epochs", "no whole number"),
+        ({"batch_size": 1}, "batch_size", "can't be divided among 2 workers"),
+        ({"label": None}, "label", "required"),
+        ({"label": "z"}, "label", "no column 'z'"),
+        ({"weight": "z"}, "weight", "no column 'z'"),
+        ({"features": "x"}, "features", "Pass ['x']"),
+        ({"features": ["x", "z"]}, "features", "no column 'z'"),
+        ({"callbacks": keras.callbacks.TerminateOnNaN()}, "callbacks", "Pass [callback]"),
+        ({"callbacks": 3}, "callbacks", "neither a list"),
+    ],
+)
+def test_bad_options_for_fit(options: dict[str, Any], field: str, words: str) -> None:
+    found = problems(**options)
+    assert len(found) == 1, found
+    assert field in found[0]
+    assert words in found[0]
+
+
+def test_features_are_numbers() -> None:
+    named = {**DATA, "name": np.array(["a"] * 8)}
+    [problem] = told({"model": build, "label": "y"}, {"train": named})
+    assert "'name'" in problem
+    assert "neither a number nor a tensor" in problem
+    assert told({"model": build, "label": "y", "features": ["x"]}, {"train": named}) == []
+
+
+def test_fit_validates_on_one_data_set() -> None:
+    datasets = {"train": DATA, "valid": DATA, "test": DATA}
+    [problem] = told({"model": build, "label": "y", "features": ["x"]}, datasets)
+    assert "test, valid" in problem
+
+
+def test_no_training_function_and_no_model() -> None:
+    [problem] = told({"label": "y", "features": ["x"]}, {"train": DATA})
+    assert "model" in problem
+    assert "make_trainer('tensorflow', train_func)" in problem
+
+
+def test_options_for_fit_do_not_go_with_a_function() -> None:
+    with pytest.raises(InvalidJobError, match=r"epochs.*without a training function"):
+        make_trainer("tensorflow", lambda: None, epochs=3)
+
+
+@pytest.mark.parametrize("options", [{"params": {}}, {"num_boost_round": 3}])
 def test_options_of_other_backends_are_unknown(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidJobError, match="tensorflow backend has no such option"):
         make_trainer("tensorflow", lambda: None, **options)

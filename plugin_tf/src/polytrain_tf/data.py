@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -27,6 +28,7 @@ class TensorFlowShard(ShardView):
         *,
         feature_columns: Sequence[str] | str,
         label_columns: str,
+        weight_column: str | None = None,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
         drop_last: bool = False,
@@ -41,6 +43,7 @@ class TensorFlowShard(ShardView):
         Args:
             feature_columns: one column, or several that become a float32 matrix `(rows, columns)`.
             label_columns: the column with the labels; they become float32.
+            weight_column: the column with the rows' weights, which come third then.
             batch_size: rows in a worker's batch, at most; see `Shard.iter_batches`.
             global_batch_size: rows in the batches of all workers together, at most.
             drop_last: give full batches only.
@@ -48,9 +51,9 @@ class TensorFlowShard(ShardView):
         Raises:
             KeyError: if there is no such column.
         """
-        single = isinstance(feature_columns, str)
         names = [feature_columns] if isinstance(feature_columns, str) else list(feature_columns)
-        for name in (*names, label_columns):
+        beside = [label_columns] if weight_column is None else [label_columns, weight_column]
+        for name in (*names, *beside):
             if name not in self.schema.names:
                 raise KeyError(f"No column {name!r} in {self.name!r}; it has {self.schema.names}.")
         sizes: dict[str, Any] = {
@@ -59,20 +62,19 @@ class TensorFlowShard(ShardView):
             "drop_last": drop_last,
         }
 
-        def pair(batch: Any) -> tuple[Any, Any]:
-            columns = [batch[name].astype(np.float32) for name in names]
-            features = columns[0] if single else np.column_stack(columns)
-            return features, batch[label_columns].astype(np.float32)
+        def parts(batch: Any) -> tuple[Any, ...]:
+            others = (batch[name].astype(np.float32) for name in beside)
+            return _features(batch, feature_columns), *others
 
-        def pairs() -> Iterator[tuple[Any, Any]]:
+        def batches() -> Iterator[tuple[Any, ...]]:
             self._taken = taken = self.iter_ahead(**sizes)
-            yield from map(pair, taken)
+            yield from map(parts, taken)
             if not self._told:
                 # Whoever takes no notice of what it uses has used it all.
                 taken.all_used()
 
-        signature = tuple(map(_batches_like, pair(_no_rows(self))))
-        dataset = tf.data.Dataset.from_generator(pairs, output_signature=signature)
+        signature = tuple(map(_batches_like, parts(_no_rows(self))))
+        dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
         if self._strategy.num_replicas_in_sync > 1:
             dataset = self._strategy.distribute_datasets_from_function(lambda _: dataset)
         return _with_length(dataset, self, functools.partial(self.num_batches, **sizes))
@@ -83,6 +85,20 @@ class TensorFlowShard(ShardView):
         if self._taken is not None:
             self._taken.used(batches)
 
+    def refuse_outsiders(self, model: Any) -> None:
+        """Raise unless all workers train this model together.
+
+        Raises:
+            ValueError: it was built outside the strategy's scope.
+        """
+        if self._strategy.num_replicas_in_sync > 1 and (
+            model.distribute_strategy is not self._strategy
+        ):
+            raise ValueError(
+                "The model was built outside the run's strategy: every worker would train one of "
+                "its own. Build and compile it in `with polytrain_tf.strategy().scope():`."
+            )
+
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
         """While somebody calls `used` for what it takes."""
@@ -91,6 +107,17 @@ class TensorFlowShard(ShardView):
             yield
         finally:
             self._told = told
+
+
+def features_like(shard: Shard, feature_columns: Sequence[str] | str) -> tf.TensorSpec:
+    """What batches of `to_tf` have first."""
+    return _batches_like(_features(_no_rows(shard), feature_columns))
+
+
+def _features(batch: Any, columns: Sequence[str] | str) -> Any:
+    if isinstance(columns, str):
+        return batch[columns].astype(np.float32)
+    return np.column_stack([batch[name].astype(np.float32) for name in columns])
 
 
 def _no_rows(shard: Shard) -> dict[str, Any]:
@@ -113,7 +140,10 @@ def _with_length(dataset: Any, shard: TensorFlowShard, length: Callable[[], int]
     epoch, and takes a data set of unknown length for one that has ended too early.
     """
     kind = type(dataset)
-    known = {"cardinality": lambda _: length(), "polytrain_shard": shard}
+    known = {
+        "cardinality": lambda _: tf.constant(length(), tf.int64),
+        "polytrain_shard": shard,
+    }
     dataset.__class__ = type(kind.__name__, (kind,), known)
     return dataset
 
@@ -125,11 +155,6 @@ def keras_watched() -> Iterator[None]:
     From before a training function begins: in `model.fit(shard.to_tf(…))` Python looks up `fit`
     first.
     """
-    try:
-        import keras
-    except ImportError:  # a loop without Keras needs none
-        yield
-        return
 
     class Used(keras.callbacks.Callback):
         """Tells a shard what a fit has used of it, before any callback of the user's."""
@@ -153,6 +178,7 @@ def keras_watched() -> Iterator[None]:
         train = getattr(x, "polytrain_shard", None)
         if train is None or not isinstance(callbacks, list | tuple | None):
             return own_fit(self, x, *args, callbacks=callbacks, **kwargs)
+        train.refuse_outsiders(self)
         with train.telling():
             told = [Used(train), *(callbacks or ())]
             return own_fit(self, x, *args, callbacks=told, **kwargs)

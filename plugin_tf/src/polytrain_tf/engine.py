@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ from polytrain_plugins import (
     Engine,
     Member,
     Offer,
+    Session,
     Shard,
     World,
     changed_environment,
     held_port,
 )
-from polytrain_tf.backend import MODEL_FILE, TensorFlow
+from polytrain_tf.backend import TensorFlow
 from polytrain_tf.data import TensorFlowShard, keras_watched
+from polytrain_tf.saved import Progress, load, save
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +42,7 @@ class TensorFlowEngine(Engine[Any]):
 
     def __init__(self, options: TensorFlow) -> None:
         self._options = options
+        self._progress = Progress()
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
@@ -85,14 +88,37 @@ class TensorFlowEngine(Engine[Any]):
     def adapt(self, shard: Shard) -> TensorFlowShard:
         return TensorFlowShard(shard, current_strategy())
 
+    def train(self, shards: Mapping[str, Shard], session: Session) -> Any:
+        from polytrain_tf.fitting import Fitting
+
+        fitting = Fitting(self._options, shards, session.checkpoint, current_strategy())
+
+        def tell(progress: Progress, metrics: Mapping[str, float]) -> None:
+            self._progress = progress
+            session.report(step=progress.epochs, metrics=metrics, model=fitting.model)
+
+        fitting.fit(tell)
+        return fitting.model
+
     def save(self, model: Any, directory: Path) -> None:
-        model.save(directory / MODEL_FILE)
+        with _by_one_rank():
+            save(model, directory, self._progress)
 
     def load(self, directory: Path) -> Any:
         """The Keras model in `model.keras`."""
-        import keras
+        return load(directory)
 
-        return keras.models.load_model(directory / MODEL_FILE)
+
+def _by_one_rank() -> AbstractContextManager[Any]:
+    """Where variables that a strategy sums when they are read, such as a metric's, are this rank's
+    own: the others aren't asked."""
+    strategy = _strategy
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        return nullcontext()
+    context: AbstractContextManager[Any] = tf.distribute.ReplicaContext(
+        strategy, replica_id_in_sync_group=0
+    )
+    return context
 
 
 def _patch_keras() -> None:

@@ -1,0 +1,44 @@
+"""Keras's epochs, one at a time, when it is known which was the last."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+
+class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # keras has no types
+    """Tells of an epoch when the next begins, or training ends.
+
+    By then every callback has seen the epoch's end, and whether it ended training shows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._untold: tuple[int, Mapping[str, float]] | None = None
+
+    @abstractmethod
+    def tell(self, epochs: int, metrics: Mapping[str, float], *, is_last: bool) -> None:
+        """An epoch is over.
+
+        Args:
+            epochs: that are done, those before a restart included.
+            metrics: of the last of them.
+            is_last: whether training has ended with it.
+        """
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._tell(is_last=False)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._untold = (epoch + 1, {name: float(value) for name, value in (logs or {}).items()})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._tell(is_last=True)
+
+    def _tell(self, *, is_last: bool) -> None:
+        if self._untold is not None:
+            (epochs, metrics), self._untold = self._untold, None
+            self.tell(epochs, metrics, is_last=is_last)

@@ -1,0 +1,169 @@
+"""What is wrong with the options of declarative training, as far as it can be told without Keras.
+
+It is in the workers that `keras.Model.fit` has the last word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from polytrain_plugins import Job, Problem, is_instance_of, is_number, unknown_name
+
+_COMPILE = (
+    *("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly"),
+    *("steps_per_execution", "jit_compile", "auto_scale_loss"),
+)
+
+
+def model_problems(model: Any) -> Iterator[Problem]:
+    """What isn't a function that returns a model."""
+    remedy = "Pass a function that returns a new keras.Model: model=build"
+    if model is None:
+        yield Problem(
+            field="model",
+            what="it is required without a training function",
+            remedy=f"{remedy}; or a training function: make_trainer('tensorflow', train_func)",
+        )
+    elif is_instance_of(model, "keras", "Model"):
+        yield Problem(
+            field="model",
+            what="a model can't be sent to the workers: its variables are theirs to make",
+            remedy=remedy,
+        )
+    elif not callable(model):
+        yield Problem(field="model", what=f"{model!r} is no function", remedy=remedy)
+
+
+def compile_problems(arguments: Any) -> Iterator[Problem]:
+    """What `compile` of the model wouldn't take."""
+    if callable(arguments):
+        return
+    if not isinstance(arguments, Mapping):
+        yield Problem(
+            field="compile",
+            what=f"{arguments!r} is neither a dict nor a function",
+            remedy="Pass compile={'optimizer': 'adam', 'loss': 'mse'}",
+        )
+        return
+    for name, value in arguments.items():
+        field = f"compile[{name!r}]"
+        if name not in _COMPILE:
+            yield from unknown_name(field, str(name), _COMPILE, "the arguments of compile")
+        elif any(_is_kerass(each) for each in _all_in(value)):
+            yield Problem(
+                field=field,
+                what=f"{value!r} has variables, which are the workers' to make",
+                remedy=f"Pass a function: compile=lambda: {{{name!r}: …}}",
+            )
+    if arguments.get("steps_per_execution", 1) != 1:
+        yield Problem(
+            field="compile['steps_per_execution']",
+            what="Keras can't do several steps at once under this strategy",
+            remedy="Leave it out",
+        )
+
+
+def count_problems(**options: Any) -> Iterator[Problem]:
+    """Options that are no whole number of at least 1."""
+    for option, value in options.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            yield Problem(
+                field=option,
+                what=f"{value!r} is no whole number of at least 1",
+                remedy="Give 1 or more",
+            )
+
+
+def batch_problems(batch_size: Any, job: Job) -> Iterator[Problem]:
+    """Batches that have no row for some worker."""
+    if isinstance(batch_size, int) and 0 < batch_size < job.num_workers:
+        yield Problem(
+            field="batch_size",
+            what=f"{batch_size} rows can't be divided among {job.num_workers} workers",
+            remedy="It counts the rows of all workers together: give as many, or more",
+        )
+
+
+def feature_problems(features: Any, others: Sequence[str | None], job: Job) -> Iterator[Problem]:
+    """Columns to learn from that aren't there, or hold no numbers."""
+    if isinstance(features, str):
+        yield Problem(
+            field="features",
+            what=f"{features!r} is not a list of columns",
+            remedy=f"Pass [{features!r}]",
+        )
+        return
+    for dataset in job.datasets.values():
+        chosen = [name for name in dataset.columns if name not in others]
+        if features is not None:
+            chosen = list(features)
+        if dataset.columns and not chosen:
+            yield Problem(
+                field="features",
+                what=f"the data set {dataset.name!r} has no columns to learn from",
+                remedy=f"It has: {', '.join(dataset.columns)}",
+            )
+        for name in chosen:
+            if dataset.lacks(name):
+                yield Problem(
+                    field="features",
+                    what=f"the data set {dataset.name!r} has no column {name!r}",
+                    remedy=f"Its columns: {', '.join(dataset.columns)}",
+                )
+            elif dataset.schema is not None and not _becomes_numbers(dataset.schema, name):
+                kind = dataset.schema.field(name).type
+                yield Problem(
+                    field="features",
+                    what=f"the column {name!r} of the data set {dataset.name!r} is {kind}, and "
+                    "neither a number nor a tensor",
+                    remedy="Encode it as numbers, or leave it out: features=[…]",
+                )
+
+
+def validation_problems(job: Job) -> Iterator[Problem]:
+    """More data sets to evaluate than `fit` takes."""
+    others = sorted(set(job.datasets) - {"train"})
+    if len(others) > 1:
+        yield Problem(
+            field="datasets",
+            what=f"fit takes one data set besides 'train', and there are {', '.join(others)}",
+            remedy="Leave one, or evaluate the others with result.load_model()",
+        )
+
+
+def callback_problems(callbacks: Any) -> Iterator[Problem]:
+    """What isn't callbacks."""
+    if is_instance_of(callbacks, "keras", "Callback"):
+        yield Problem(
+            field="callbacks",
+            what=f"a {type(callbacks).__name__} is no list of callbacks",
+            remedy="Pass [callback]",
+        )
+    elif not callable(callbacks) and not isinstance(callbacks, list | tuple):
+        yield Problem(
+            field="callbacks",
+            what=f"{callbacks!r} is neither a list of callbacks nor a function",
+            remedy="Pass a list of keras.callbacks.Callback, or a function that returns one",
+        )
+
+
+def _becomes_numbers(schema: Any, name: str) -> bool:
+    import pyarrow as pa
+
+    kind = schema.field(name).type
+    return is_number(kind) or isinstance(kind, pa.FixedShapeTensorType)
+
+
+def _is_kerass(value: Any) -> bool:
+    return any(cls.__module__.partition(".")[0] == "keras" for cls in type(value).__mro__)
+
+
+def _all_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _all_in(each)
+    else:
+        yield value

@@ -1,0 +1,107 @@
+"""Declarative training: a model that a function builds, and Keras's own `fit`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from polytrain_plugins import Shard
+from polytrain_tf.backend import TensorFlow
+from polytrain_tf.data import TensorFlowShard, features_like
+from polytrain_tf.epochs import EpochCallback
+from polytrain_tf.saved import Progress, load_into, progress_of
+
+Tell = Callable[[Progress, Mapping[str, float]], None]
+"""Told of every epoch when it is over, with its metrics."""
+
+
+class Fitting:
+    """A model under a strategy, from the options, and its checkpoint if there is one."""
+
+    def __init__(
+        self,
+        options: TensorFlow,
+        shards: Mapping[str, Shard],
+        checkpoint: Path | None,
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        self._options = options
+        self._data = {
+            name: TensorFlowShard(shard, strategy).to_tf(
+                feature_columns=_features(options, shard.schema.names),
+                label_columns=options.label or "",
+                weight_column=options.weight,
+                global_batch_size=options.batch_size,
+            )
+            for name, shard in shards.items()
+        }
+        self._progress = Progress()
+        with strategy.scope():
+            self.model = _compiled(options)
+            if checkpoint is not None:
+                self._progress = progress_of(checkpoint)
+                columns = _features(options, shards["train"].schema.names)
+                _make_variables(self.model, features_like(shards["train"], columns))
+                load_into(self.model, checkpoint)
+
+    def fit(self, tell: Tell) -> None:
+        """Train for the epochs that are left."""
+        if self._progress.is_over or self._progress.epochs >= self._options.epochs:
+            return
+        callbacks = self._options.callbacks
+        others = [data for name, data in self._data.items() if name != "train"]
+        self.model.fit(
+            self._data["train"],
+            validation_data=others[0] if others else None,
+            initial_epoch=self._progress.epochs,
+            epochs=self._options.epochs,
+            # The shard has an order of its own.
+            shuffle=False,
+            verbose=0,
+            # Told last: another may give the model other weights when training ends.
+            callbacks=[*(callbacks() if callable(callbacks) else callbacks), _Telling(tell)],
+        )
+
+
+class _Telling(EpochCallback):
+    def __init__(self, tell: Tell) -> None:
+        super().__init__()
+        self._told = tell
+
+    def tell(self, epochs: int, metrics: Mapping[str, float], *, is_last: bool) -> None:
+        self._told(Progress(epochs=epochs, is_over=self.model.stop_training), metrics)
+
+
+def _features(options: TensorFlow, columns: Sequence[str]) -> list[str]:
+    others = (options.label, options.weight)
+    return list(options.features or [name for name in columns if name not in others])
+
+
+def _compiled(options: TensorFlow) -> Any:
+    assert options.model is not None
+    model = options.model()
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"model: the function has returned a {type(model).__name__}, and no keras.Model. "
+            "tf_keras's models want a training function."
+        )
+    arguments = options.compile() if callable(options.compile) else options.compile
+    if arguments:
+        model.compile(**arguments)
+    if not model.compiled:
+        raise ValueError(
+            "model: it isn't compiled. Pass compile={'optimizer': …, 'loss': …}, or have the "
+            "function compile it."
+        )
+    return model
+
+
+def _make_variables(model: Any, features: tf.TensorSpec) -> None:
+    """Those of the layers, which may wait for the first rows, and of the optimizer."""
+    model(np.zeros((1, *features.shape[1:]), dtype=features.dtype.as_numpy_dtype))
+    model.optimizer.build(model.trainable_variables)

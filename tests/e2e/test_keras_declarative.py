@@ -1,0 +1,166 @@
+"""`make_trainer("tensorflow", model=build, …)`: Keras's own numbers, also after a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import polytrain
+from polytrain import (
+    CheckpointConfig,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
+
+ROWS, VALID = 1600, 160
+EPOCHS = 4
+COMPILE = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+
+
+class Doubled(keras.layers.Layer):  # type: ignore[misc]  # keras has no types
+    """Of a class that no file of Keras's can be loaded with, unless it is there already."""
+
+    def call(self, inputs: Any) -> Any:
+        return 2 * inputs
+
+
+def build() -> Any:
+    """Its first layer waits for rows."""
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.layers.Dense(32, activation="relu"),
+            Doubled(),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+
+
+def with_state() -> Any:
+    """With variables that a strategy averages, and random numbers."""
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+
+
+class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # as above
+    """Rank 1 in its first attempt, in the middle of the third epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        context = polytrain.get_context()
+        dies = context.get_world_rank() == 1 and context.get_attempt() == 0
+        if dies and self.model.optimizer.iterations == 2 * (ROWS // 32) + 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def digits() -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+    found = load_digits()
+    x, y = (found.data / 16).astype("float32"), found.target
+    return {
+        "train": {"x": x[:ROWS], "y": y[:ROWS]},
+        "valid": {"x": x[ROWS : ROWS + VALID], "y": y[ROWS : ROWS + VALID]},
+    }
+
+
+def fit(quiet: RunConfig, *, workers: int = 2, frequency: int = 1, **options: Any) -> Result:
+    defaults = {"model": build, "compile": COMPILE, "epochs": EPOCHS, "label": "y"}
+    return make_trainer(
+        "tensorflow",
+        **{**defaults, **options},
+        datasets=digits(),
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=dataclasses.replace(
+            quiet,
+            failure_config=FailureConfig(max_failures=1),
+            checkpoint_config=CheckpointConfig(checkpoint_frequency=frequency),
+        ),
+    ).fit()
+
+
+def weights(model: Any) -> np.ndarray[Any, Any]:
+    return np.concatenate([each.ravel() for each in model.get_weights()])
+
+
+def test_the_numbers_are_those_of_one_process(quiet: RunConfig) -> None:
+    result = fit(quiet)
+    data = digits()
+    model = build()
+    model.compile(**COMPILE)
+    history = model.fit(
+        *data["train"].values(),
+        validation_data=tuple(data["valid"].values()),
+        batch_size=32,
+        epochs=EPOCHS,
+        shuffle=False,
+        verbose=0,
+    ).history
+    for name, expected in history.items():
+        ours = [report[name] for report in result.history]
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, err_msg=name)
+    with keras.utils.custom_object_scope({"Doubled": Doubled}):
+        np.testing.assert_allclose(weights(result.load_model()), weights(model), atol=1e-5)
+
+
+@pytest.mark.parametrize("model", [build, with_state])
+def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig, model: Any) -> None:
+    undisturbed, killed = fit(quiet, model=model), fit(quiet, model=model, callbacks=[Dies()])
+    assert killed.restarts == 1
+    with keras.utils.custom_object_scope({"Doubled": Doubled}):
+        np.testing.assert_allclose(
+            weights(killed.load_model()), weights(undisturbed.load_model()), atol=1e-6
+        )
+    losses = [report["loss"] for report in killed.history]
+    assert len(losses) == EPOCHS
+    np.testing.assert_allclose(losses, [each["loss"] for each in undisturbed.history], atol=1e-6)
+
+
+def test_a_callback_that_ends_training_ends_it_everywhere(quiet: RunConfig) -> None:
+    """It has the metrics of all rows, and the last word on the weights."""
+
+    def callbacks() -> list[Any]:
+        return [
+            keras.callbacks.EarlyStopping(
+                monitor="val_loss", min_delta=10.0, patience=2, restore_best_weights=True
+            )
+        ]
+
+    result = fit(quiet, epochs=9, callbacks=callbacks, frequency=0, model=with_state)
+    assert len(result.history) == 3
+    first = fit(quiet, epochs=1, frequency=0, model=with_state)
+    np.testing.assert_allclose(weights(result.load_model()), weights(first.load_model()), atol=1e-6)
+
+
+def test_one_worker_is_enough(quiet: RunConfig) -> None:
+    result = fit(quiet, workers=1, model=with_state, epochs=2)
+    assert result.metrics["val_accuracy"] > 0.5
+    assert result.load_model().optimizer.iterations == 2 * (ROWS // 32)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"model": dict}, "model: the function has returned a dict, and no keras.Model"),
+        ({"compile": {}}, "model: it isn't compiled. Pass compile="),
+    ],
+)
+def test_what_only_the_workers_can_know(quiet: RunConfig, wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(TrainingFailedError, match=told):
+        fit(quiet, **wrong)

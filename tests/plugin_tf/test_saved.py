@@ -1,0 +1,74 @@
+"""Keras models in checkpoints: what is written of them, and what is read."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from polytrain_tf.saved import Progress, load, load_into, progress_of, save
+
+X = np.ones((4, 3), dtype="float32")
+
+
+def build() -> Any:
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, kernel_initializer="ones"),
+            keras.layers.Dropout(0.5, seed=1),
+            keras.layers.Dense(1, kernel_initializer="ones"),
+        ]
+    )
+    model.compile(optimizer="adam", loss="mse", metrics=["mae"])
+    return model
+
+
+def trained(epochs: int) -> Any:
+    model = build()
+    model.fit(X, X.sum(axis=1), epochs=epochs, verbose=0)
+    return model
+
+
+def test_equal_models_make_equal_files(tmp_path: Path) -> None:
+    files = []
+    for name in ("one", "other"):
+        keras.backend.clear_session()  # layers are named by their number
+        model = trained(epochs=2)
+        (tmp_path / name).mkdir()
+        save(model, tmp_path / name, Progress(epochs=2))
+        files.append((tmp_path / name / "model.keras").read_bytes())
+        # The times in a file of Keras's are those of the clock, to the second.
+        began = int(time.time())
+        while int(time.time()) == began:
+            model.predict(X, verbose=0)
+    assert files[0] == files[1]
+
+
+def test_layers_go_on_with_their_random_numbers(tmp_path: Path) -> None:
+    model = trained(epochs=2)
+    save(model, tmp_path, Progress(epochs=2, is_over=True))
+    assert progress_of(tmp_path) == Progress(epochs=2, is_over=True)
+    into = build()
+    into.optimizer.build(into.trainable_variables)
+    load_into(into, tmp_path)
+    for other in (load(tmp_path), into):
+        assert other.optimizer.iterations == 2
+        for expected, told in zip(model.get_weights(), other.get_weights(), strict=True):
+            np.testing.assert_array_equal(told, expected)
+    drawn = model(X, training=True)
+    np.testing.assert_array_equal(load(tmp_path)(X, training=True), drawn)
+    np.testing.assert_array_equal(into(X, training=True), drawn)
+
+
+def test_a_model_alone_is_loaded(tmp_path: Path) -> None:
+    """As a training function may have written it."""
+    model = trained(epochs=1)
+    (tmp_path / "whole").mkdir()
+    save(model, tmp_path / "whole", Progress(epochs=1))
+    shutil.copy(tmp_path / "whole" / "model.keras", tmp_path)
+    np.testing.assert_array_equal(load(tmp_path).predict(X, verbose=0), model.predict(X, verbose=0))
