@@ -17,7 +17,6 @@ import json
 import math
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -44,6 +43,7 @@ from harness import (
     take_turns,
 )
 from overhead_loops import on_command, torch_window, xgboost_window
+from teams import Team
 
 import polytrain
 from polytrain import RunConfig, ScalingConfig, make_trainer
@@ -75,45 +75,12 @@ Turns = dict[str, list[Turn]]
 """How often is reported → a turn of each round."""
 
 
-class Team:
-    """The workers of one party, which wait to be told how many steps to take."""
-
-    def __init__(self, address: Path) -> None:
-        self.address = str(address)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.address)
-        self._listener.listen()
-        self._listener.settimeout(_TIMEOUT_S)
-
-    @contextlib.contextmanager
-    def gathered(self) -> Iterator[Callable[[int, int], float]]:
-        """While all workers listen.
-
-        Yields:
-            What has them take steps, and returns seconds for each.
-        """
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._listener)
-            lines = []
-            for _ in range(_WORKERS):
-                worker = stack.enter_context(self._listener.accept()[0])
-                lines.append(stack.enter_context(worker.makefile("rw")))
-
-            def step(steps: int, every: int) -> float:
-                for line in lines:
-                    line.write(f"{json.dumps([steps, every])}\n")
-                    line.flush()
-                return max(float(line.readline()) for line in lines) / steps
-
-            yield step
-
-
 def measure(framework: str, rounds: int, steps: int) -> Turns:
     """One run of ours beside one of the bare peer. Ray must be up."""
     window = torch_window() if framework == "torch" else xgboost_window()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as executor:
         directory = Path(name)
-        ours, bare = Team(directory / "ours"), Team(directory / "bare")
+        ours, bare = Team(directory / "ours", _WORKERS), Team(directory / "bare", _WORKERS)
         trainer = make_trainer(
             framework,
             on_command(window, polytrain.report),

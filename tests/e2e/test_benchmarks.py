@@ -45,6 +45,7 @@ ROWS = {
         for backend in ("xgboost", "lightgbm")
         for what in ("with start", "without start", "memory")
     ],
+    "torch": ["conv: steps", "conv: overhead", "conv: whole run"],
     "plan": [
         f"{what}, {order}"
         for what in ("next row", "first row", "row in 1024", "memory")
@@ -55,6 +56,7 @@ PEERS = {
     "boosters": ["one process"],
     "checkpoint": ["torch.save", "one copy"],
     "overhead": ["bare xgboost"],
+    "torch": ["torchrun"],
     "ingest": ["DataLoader", "… no worker", "bare scan"],
 }
 FIGURE = r"-?[\d.]+(e[+-]\d+)? ((s|ms|µs|ns|[Mk]?/s|[GMk]B)\b|%)"
