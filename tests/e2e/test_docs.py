@@ -33,17 +33,28 @@ def run(text: str) -> dict[str, Any]:
     return names
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all: another one would be another environment, in which zygotes import anew."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples write where a user would have them write."""
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+
+
 @pytest.mark.parametrize("text", EXAMPLES)
-def test_example(text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_example(text: str) -> None:
     names = run(text)
     if "result" in names:
         assert names["result"].error is None
         assert names["result"].checkpoint is not None
 
 
-def test_readme_losses_go_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_readme_losses_go_down() -> None:
     history = run(blocks("README.md")[1])["result"].history
     assert [h["loss"] for h in history] == sorted((h["loss"] for h in history), reverse=True)
 

@@ -49,6 +49,12 @@ def test_it_trains_and_survives_a_kill(installed: Path) -> None:
     assert float(output.split("accuracy ")[1]) > 0.9
 
 
+def test_keras_trains_on_it_and_survives_a_kill(installed: Path) -> None:
+    output = run(installed, "train_keras.py")
+    assert "epochs 6, restarts 1, saved model.keras" in output
+    assert float(output.split("accuracy ")[1]) > 0.9
+
+
 @pytest.mark.timeout(600)
 def test_it_passes_the_kit(installed: Path) -> None:
     output = run(installed, "-m", "pytest", "-q", "tests")

@@ -1,0 +1,178 @@
+"""What users of torch and TensorFlow do in training functions, and what they get for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.e2e import torch_runs
+
+from polytrain import Result, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+
+X = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
+
+
+def starts_processes(config: dict[str, Any]) -> None:
+    """In every way that there is, with torch and its threads up in a forked trainer."""
+    import multiprocessing
+    import subprocess
+    import sys
+
+    import torch
+    from torch.utils.data import DataLoader
+
+    import polytrain
+    from polytrain_torch import prepare_data_loader
+
+    torch.ones(200, 200) @ torch.ones(200, 200)
+    results = {}
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            results[method] = sum(pool.map(abs, [-1, -2, -3]))
+    for method in ("fork", "spawn"):
+        loader = DataLoader(
+            torch.arange(16.0), batch_size=4, num_workers=2, multiprocessing_context=method
+        )
+        batches = [batch.sum() for batch in prepare_data_loader(loader)]
+        total = torch.stack(batches).sum()
+        torch.distributed.all_reduce(total)
+        results[f"loader by {method}"] = int(total)
+    command = [sys.executable, "-c", "print(6)"]
+    results["command"] = int(subprocess.run(command, capture_output=True, text=True).stdout)
+    polytrain.report(results)
+
+
+def test_a_training_function_may_start_processes(quiet: RunConfig) -> None:
+    assert torch_runs.fit(quiet, starts_processes, {}).metrics == {
+        **dict.fromkeys(("fork", "spawn", "forkserver", "command"), 6),
+        "loader by fork": 120,
+        "loader by spawn": 120,
+    }
+
+
+def loses_a_loader_worker(config: dict[str, Any]) -> None:
+    import os
+    import signal
+
+    import torch
+    from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+    import polytrain
+    from polytrain_torch import prepare_data_loader
+
+    context = polytrain.get_context()
+    dies = context.get_world_rank() == 1 and context.get_attempt() == 0
+
+    class Rows(Dataset[Any]):
+        def __len__(self) -> int:
+            return 16
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if dies and index > 7:
+                assert get_worker_info() is not None
+                os.kill(os.getpid(), signal.SIGKILL)
+            return torch.tensor(float(index))
+
+    seen = torch.zeros(())
+    for batch in prepare_data_loader(DataLoader(Rows(), batch_size=2, num_workers=1)):
+        seen += batch.sum()
+    torch.distributed.all_reduce(seen)
+    polytrain.report({"seen": seen})
+
+
+def test_a_loaders_worker_that_dies_costs_an_attempt(quiet: RunConfig) -> None:
+    result = torch_runs.fit(quiet, loses_a_loader_worker, {})
+    assert (result.restarts, result.metrics) == (1, {"seen": 120.0})
+
+
+def test_two_trainers_at_once_in_one_driver(quiet: RunConfig, tmp_path: Path) -> None:
+    """On threads, of the same backend and of different ones."""
+
+    def train(config: dict[str, Any]) -> None:
+        import torch
+
+        import polytrain
+
+        total = torch.tensor(config["value"])
+        torch.distributed.all_reduce(total)
+        polytrain.report({"total": total})
+
+    def by_torch(value: float) -> Result:
+        run = dataclasses.replace(quiet, storage_path=tmp_path / str(value))
+        return torch_runs.fit(run, train, {"value": value}, workers=1)
+
+    def by_xgboost() -> Result:
+        return make_trainer(
+            "xgboost",
+            label="y",
+            datasets={"train": {**dict(zip("abc", X.T, strict=True)), "y": X.sum(1)}},
+            scaling_config=ScalingConfig(num_workers=1),
+            run_config=dataclasses.replace(quiet, storage_path=tmp_path / "xgboost"),
+        ).fit()
+
+    with ThreadPoolExecutor(3) as threads:
+        runs = [threads.submit(by_torch, 1.0), threads.submit(by_torch, 2.0)]
+        boosted = threads.submit(by_xgboost)
+        assert [run.result().metrics["total"] for run in runs] == [1.0, 2.0]
+        assert boosted.result().load_model().num_boosted_rounds() == 10
+
+
+def builds_outside(config: dict[str, Any]) -> None:
+    import keras
+
+    import polytrain
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer="adam", loss="mse")
+    shard = polytrain.get_dataset_shard("train")
+    data = shard.to_tf(feature_columns="x", label_columns="y", batch_size=8)
+    model.fit(data, shuffle=False, verbose=0)
+
+
+def fit_keras(quiet: RunConfig, function: Any) -> Result:
+    return make_trainer(
+        "tensorflow",
+        function,
+        train_loop_config={},
+        datasets={"train": {"x": X, "y": X.sum(axis=1)}},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=quiet,
+    ).fit()
+
+
+def test_a_model_outside_the_strategys_scope_is_refused(quiet: RunConfig) -> None:
+    """Its workers would train beside each other."""
+    with pytest.raises(TrainingFailedError, match=r"polytrain_tf\.strategy\(\)\.scope\(\)"):
+        fit_keras(quiet, builds_outside)
+
+
+def asks_for_too_many_steps(config: dict[str, Any]) -> None:
+    import keras
+
+    import polytrain
+    import polytrain_tf
+    from polytrain_tf.reporting import ReportCallback
+
+    with polytrain_tf.strategy().scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(optimizer="adam", loss="mse")
+    shard = polytrain.get_dataset_shard("train")
+    data = shard.to_tf(feature_columns="x", label_columns="y", batch_size=8)
+    model.fit(
+        data,
+        steps_per_epoch=100,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[ReportCallback()],
+    )
+    polytrain.report({"steps": int(model.optimizer.iterations.numpy())})
+
+
+def test_an_epoch_is_over_when_its_rows_are(quiet: RunConfig) -> None:
+    """However many steps were asked for: Keras warns, and the next epoch begins."""
+    assert fit_keras(quiet, asks_for_too_many_steps).metrics["steps"] == 8
