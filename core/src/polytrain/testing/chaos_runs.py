@@ -30,7 +30,7 @@ from polytrain.testing.chaos_cases import Case
 from polytrain.testing.injection import FaultClock, FaultPlan, Strike, WithFaults
 from polytrain.testing.local_ray import leftovers
 from polytrain.testing.rows import use_rows, wrong_rows
-from polytrain.workers.pickling import pickled_with
+from polytrain.workers.pickling import code_of_job, pickled_with
 from polytrain_plugins import Backend, CheckpointKind
 
 Work = Literal["model", "rows"]
@@ -194,8 +194,8 @@ def _killed_driver(run: ChaosRun) -> None:
     import ray
 
     address = ray.get_runtime_context().gcs_address
-    function = run.subject.training_function
-    (run.directory / "job").write_bytes(pickled_with(function, value=run))
+    written = code_of_job(run.subject.training_function, run.subject.backend)
+    (run.directory / "job").write_bytes(pickled_with(*written, value=run))
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from polytrain.testing.chaos_runs import other_driver\n"

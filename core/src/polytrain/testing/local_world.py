@@ -29,7 +29,7 @@ from polytrain.run.events import Done, Failed, Offered, Reported
 from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually
 from polytrain.workers.job import LaunchOrder, TrainerJob
-from polytrain.workers.pickling import pickled_with
+from polytrain.workers.pickling import code_of_job, pickled_with
 from polytrain.workers.placement import Place, members
 from polytrain.workers.trainer_process import run_trainer
 from polytrain.workers.wire import (
@@ -170,8 +170,8 @@ class _Processes:
             theirs.close()
             self._sockets.append(ours)
             start = (self._job, self._order, member.rank, spec, self._data, self._path)
-            function = self._job.training_function
-            ours.sendall(pack(["start", pickled_with(function, value=start)]))
+            written = code_of_job(self._job.training_function, self._job.backend)
+            ours.sendall(pack(["start", pickled_with(*written, value=start)]))
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -83,6 +83,14 @@ def code_in(value: Any, *, depth: int = 6) -> Iterator[Any]:
         yield from code_in(part, depth=depth - 1)
 
 
+def code_of_job(function: Any, backend: Any) -> list[Any]:
+    """What travels with a job that a user may have written: its function, a backend's options.
+
+    A callback, an objective or a model's builder comes from a script just as the function does.
+    """
+    return list(code_in([function, vars(backend)]))
+
+
 @contextmanager
 def _by_value(name: str | None) -> Iterator[None]:
     module = sys.modules.get(name or "")

@@ -25,7 +25,7 @@ from polytrain.workers.group import Handler, Happening
 from polytrain.workers.holdings import DataOffice
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.node_watch import NodeWatch
-from polytrain.workers.pickling import code_in, pickled_with
+from polytrain.workers.pickling import code_of_job, pickled_with
 from polytrain.workers.placement import members
 from polytrain.workers.recruits import Arrived, Delivery, Gone, Recruiter
 from polytrain.workers.streams import Streams
@@ -98,8 +98,7 @@ class RayGroup:
             tell=self._of_the_crew.append,
         )
         self._data: DataOffice | None = None
-        # An objective or a callback comes from a script just as the training function does.
-        written = code_in([spec.job.training_function, vars(spec.job.backend)])
+        written = code_of_job(spec.job.training_function, spec.job.backend)
         self._job = pickled_with(*written, value=spec.job)
         held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
         self._streams = Streams(spec.datasets, held)
