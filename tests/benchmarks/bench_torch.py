@@ -94,15 +94,12 @@ def measure_steps(
 def ours(backend: str, config: torch_loops.Config) -> None:
     """The first run of ours in a process."""
     let_go()
-    # As the bare processes: nobody watches each operation.
-    options = {"timeout_s": None} if backend == "tensorflow" else {}
     make_trainer(
         backend,
         torch_loops.by_polytrain if backend == "torch" else tensorflow_loops.by_polytrain,
         train_loop_config=config,
         scaling_config=ScalingConfig(num_workers=_WORKERS),
         run_config=RunConfig(storage_path=config["directory"], progress=False),
-        **options,
     ).fit()
 
 

@@ -63,9 +63,10 @@ class TensorFlow(Backend):
     }
     changeable: ClassVar[frozenset[str]] = frozenset({"timeout_s", "epochs"})
 
-    timeout_s: float | None = 1800.0
-    """Seconds after which a collective operation whose peers don't come gives up. None for no
-    limit: small steps are faster then, and the run still notices hangs."""
+    timeout_s: float | None = None
+    """Seconds after which a collective operation whose peers don't come gives up; None for no
+    limit. TensorFlow watches every operation that has one, which small steps feel; a run notices
+    hangs without it."""
 
     model: Callable[[], Any] | None = None
     """A function that returns a `keras.Model`, compiled or not. Every worker calls it, in the

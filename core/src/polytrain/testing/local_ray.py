@@ -15,7 +15,7 @@ from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.staging import STAGING
 from polytrain.testing.processes import eventually, title
 from polytrain.workers.cluster import free_resources
-from polytrain.workers.warm import let_go
+from polytrain.workers.warm import kept_process
 
 CPUS = 4
 
@@ -68,13 +68,18 @@ def _mark_processes() -> None:
     os.environ[_MARK] = str(os.getpid())
 
 
-def our_processes() -> list[str]:
+def our_processes() -> list[psutil.Process]:
     """Zygotes, trainers and agents that live, whichever run of this session they are of."""
     forked = [p for p in psutil.process_iter() if _is_marked(p) and "polytrain.workers" in title(p)]
     # Ray writes its titles over the environment: agents are known by whose they are.
     below = psutil.Process().children(recursive=True)
     agents = [process for process in below if "ray::Agent" in title(process)]
-    return [str(process) for process in forked + agents]
+    return forked + agents
+
+
+def _left_processes() -> list[psutil.Process]:
+    # The one zygote that is kept for the next run is kept on purpose.
+    return [process for process in our_processes() if process.pid != kept_process()]
 
 
 def leftovers(run: Path) -> list[str]:
@@ -83,11 +88,9 @@ def leftovers(run: Path) -> list[str]:
     Args:
         run: its directory.
     """
-    # It is kept on purpose.
-    let_go()
     # The kernel and Ray end in their own time what they have been told to end.
-    eventually(lambda: not our_processes(), seconds=10)
-    left = [f"the process {process}" for process in our_processes()]
+    eventually(lambda: not _left_processes(), seconds=10)
+    left = [f"the process {process}" for process in _left_processes()]
     groups = ray.util.placement_group_table().values()
     left += [f"the placement group {g['name']}" for g in groups if g["state"] != "REMOVED"]
     # Ray counts in its own time, too.

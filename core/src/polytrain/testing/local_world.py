@@ -9,33 +9,27 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-import psutil
 import pyarrow as pa
 
 from polytrain.checkpoint.manifest import Attempt
 from polytrain.checkpoint.start import StartingPoint
 from polytrain.data.assignment import RunDataset
-from polytrain.data.opening import open_shards
 from polytrain.data.sources.describe import describe
 from polytrain.run.events import Done, Failed, Offered, Reported
 from polytrain.storage.location import Location
-from polytrain.testing.processes import eventually
+from polytrain.testing.forker import warm_forker
 from polytrain.workers.job import LaunchOrder, TrainerJob
 from polytrain.workers.pickling import code_of_job, pickled_with
 from polytrain.workers.placement import Place, members
-from polytrain.workers.trainer_process import run_trainer
 from polytrain.workers.wire import (
     FrameBuffer,
     Message,
-    SocketChannel,
     leave_message,
     pack,
     roster_message,
@@ -148,7 +142,8 @@ class _Processes:
         self._job = job
         self._data = data
         self._sockets: list[socket.socket] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[int] = []
+        self._forker = warm_forker(*self._needs())
         self._records = [RankRecord() for _ in order.members]
         self._offers: dict[int, Any] = {}
 
@@ -156,28 +151,20 @@ class _Processes:
         world_size = len(self._order.members)
         dataset = RunDataset(source=describe("train", self._data))
         spec = dataset.spec(world_size=world_size, whole=False, as_tables=False, only_tables=False)
-        environment = {**os.environ, **self._environment()}
         for member in self._order.members:
             ours, theirs = socket.socketpair()
-            code = f"from polytrain.testing.local_world import child; child({theirs.fileno()})"
-            self._processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
-                    env=environment,
-                    pass_fds=[theirs.fileno()],
-                )
-            )
-            theirs.close()
             self._sockets.append(ours)
+            with theirs:
+                self._processes.append(self._forker.fork(theirs))
             start = (self._job, self._order, member.rank, spec, self._data, self._path)
             written = code_of_job(self._job.training_function, self._job.backend)
             ours.sendall(pack(["start", pickled_with(*written, value=start)]))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.kill()
-            process.wait()
+        for rank, process in enumerate(self._processes):
+            if self._records[rank].exit_code is None:
+                self._forker.kill(process)
         for ours in self._sockets:
             ours.close()
 
@@ -195,7 +182,7 @@ class _Processes:
                     data = self._sockets[rank].recv(1 << 16)
                     if not data:
                         selector.unregister(key.fileobj)
-                        self._records[rank].exit_code = self._processes[rank].wait()
+                        self._records[rank].exit_code = self._forker.wait(self._processes[rank])
                     for message in buffers[rank].feed(data):
                         self._take(rank, message)
                 if any(
@@ -230,7 +217,8 @@ class _Processes:
         for ours in self._sockets:
             ours.sendall(pack(message))
 
-    def _environment(self) -> Mapping[str, str]:
+    def _needs(self) -> tuple[Sequence[str], Mapping[str, str]]:
+        """What the ranks' processes import, and their variables."""
         job = Job(
             num_workers=len(self._order.members),
             use_gpu=False,
@@ -238,50 +226,5 @@ class _Processes:
             has_training_function=self._job.training_function is not None,
             datasets={},
         )
-        return {"OMP_NUM_THREADS": "1", **self._job.backend.demand(job).environment}
-
-
-def child(descriptor: int) -> None:
-    """The body of a rank's process: a trainer's, with a look at what it leaves behind."""
-    channel = SocketChannel(socket.socket(fileno=descriptor))
-    _, start = channel.receive()
-    job, order, rank, spec, table, path = cloudpickle.loads(start)
-    # The framework's import may set variables and start threads: that isn't the engine's doing.
-    job.backend.engine()
-    before = _Traces.now()
-    run_trainer(
-        job=job,
-        order=order,
-        rank=rank,
-        shards=lambda: open_shards(
-            [spec], iter([table]), {}, world_size=len(order.members), rank=rank
-        ),
-        channel=channel,
-        scratch=path,
-    )
-    # A library's own thread may be just about to close what it listened on.
-    eventually(lambda: not _Traces.now().beyond(before)["ports"], seconds=2)
-    channel.send(["left", _Traces.now().beyond(before)])
-    # As in a real trainer: the interpreter's own finalisation is left out.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Traces:
-    """What a process holds that others could stumble over."""
-
-    ports: frozenset[int]
-    environment: Mapping[str, str]
-
-    @classmethod
-    def now(cls) -> _Traces:
-        connections = psutil.Process().net_connections(kind="tcp")
-        listening = (c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN)
-        return cls(ports=frozenset(listening), environment=dict(os.environ))
-
-    def beyond(self, before: _Traces) -> dict[str, list[Any]]:
-        names = {*self.environment, *before.environment}
-        changed = [n for n in names if self.environment.get(n) != before.environment.get(n)]
-        return {"ports": sorted(self.ports - before.ports), "variables": sorted(changed)}
+        demand = self._job.backend.demand(job)
+        return demand.preload, {**os.environ, "OMP_NUM_THREADS": "1", **demand.environment}

@@ -87,6 +87,12 @@ def let_go() -> None:
         zygote.connection.end()
 
 
+def kept_process() -> int | None:
+    """Process id of the zygote that is kept and that this process has started, if there is one."""
+    with _lock:
+        return None if _kept is None else _kept.zygote.connection.pid
+
+
 def _taken() -> WarmZygote | None:
     global _kept
     with _lock:

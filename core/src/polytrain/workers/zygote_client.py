@@ -16,7 +16,8 @@ from polytrain.workers.wire import SocketChannel, pack
 
 # Threads that libraries start while they are imported would make forking unsafe.
 _NO_ARROW_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
-_SAFE_TO_FORK = {"OPENBLAS_NUM_THREADS": "1", **_NO_ARROW_THREAD}
+SAFE_TO_FORK = {"OPENBLAS_NUM_THREADS": "1", **_NO_ARROW_THREAD}
+"""Variables of a process that imports what it is to fork."""
 
 _UNLESS_SET = {
     # Row groups come and go many times a second. Arrow's allocator gives memory back to the system
@@ -106,6 +107,11 @@ class ZygoteConnection:
         """Whether it hasn't been left."""
         return self.socket.fileno() != -1
 
+    @property
+    def pid(self) -> int | None:
+        """Process id of the zygote; None if it was there when this connected."""
+        return None if self._process is None else self._process.pid
+
     def leave(self) -> None:
         """Be its client no more. It goes on as long as there are others."""
         self.socket.close()
@@ -185,7 +191,7 @@ def _start(spec: ZygoteSpec, listener: socket.socket) -> subprocess.Popen[bytes]
             "from polytrain.workers.zygote import main\n"
             f"main({listener.fileno()}, {spec.name!r}, {json.dumps(list(spec.modules))!r})",
         ],
-        env={**_UNLESS_SET, **spec.environment, **inherited, **_SAFE_TO_FORK},
+        env={**_UNLESS_SET, **spec.environment, **inherited, **SAFE_TO_FORK},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -1,0 +1,64 @@
+"""One rank of a local world: a trainer's life, with a look at what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import cloudpickle
+import psutil
+
+from polytrain.data.opening import open_shards
+from polytrain.testing.processes import eventually
+from polytrain.workers.trainer_process import run_trainer
+from polytrain.workers.wire import SocketChannel
+
+
+def run_rank(connection: socket.socket) -> NoReturn:
+    """The body of its process. The first message says what to do."""
+    channel = SocketChannel(connection)
+    _, start = channel.receive()
+    job, order, rank, spec, table, path = cloudpickle.loads(start)
+    # The framework's import may set variables and start threads: that isn't the engine's doing.
+    job.backend.engine()
+    before = _Traces.now()
+    run_trainer(
+        job=job,
+        order=order,
+        rank=rank,
+        shards=lambda: open_shards(
+            [spec], iter([table]), {}, world_size=len(order.members), rank=rank
+        ),
+        channel=channel,
+        scratch=path,
+    )
+    # A library's own thread may be just about to close what it listened on.
+    eventually(lambda: not _Traces.now().beyond(before)["ports"], seconds=2)
+    channel.send(["left", _Traces.now().beyond(before)])
+    # As in a real trainer: the interpreter's own finalisation is left out.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traces:
+    """What a process holds that others could stumble over."""
+
+    ports: frozenset[int]
+    environment: Mapping[str, str]
+
+    @classmethod
+    def now(cls) -> _Traces:
+        connections = psutil.Process().net_connections(kind="tcp")
+        listening = (c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN)
+        return cls(ports=frozenset(listening), environment=dict(os.environ))
+
+    def beyond(self, before: _Traces) -> dict[str, list[Any]]:
+        names = {*self.environment, *before.environment}
+        changed = [n for n in names if self.environment.get(n) != before.environment.get(n)]
+        return {"ports": sorted(self.ports - before.ports), "variables": sorted(changed)}
