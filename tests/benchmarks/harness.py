@@ -225,6 +225,10 @@ def running_ray(num_cpus: int) -> Iterator[None]:
     try:
         yield
     finally:
+        from polytrain.workers.warm import let_go
+
+        # The zygote that is kept would outlive the block by a minute.
+        let_go()
         started = psutil.Process().children(recursive=True)
         ray.shutdown()
         # A controller of Ray Train's may hang while its interpreter ends, and outlive all else.

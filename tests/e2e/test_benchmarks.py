@@ -36,7 +36,7 @@ ROWS = {
         for size in ("10", "100", "1,000")
         for what in ("an event", "events", "a loss")
     ],
-    "ingest": ["arrays", "tensors", "windows", "memory, arrays", "memory, windows"],
+    "ingest": ["arrays", "tensors", "windows", "memory, arrays"],
     "resume": ["in order", "windows", "any order"],
     "checkpoint": ["1 MB: stall", "1 MB: 20 steps"],
     "index": ["100 checkpoints"],

@@ -61,6 +61,7 @@ def fit(
     *,
     observers: tuple[Any, ...] = (),
     waits: dict[int, int] | None = None,
+    waits_in_size: dict[int, int] | None = None,
     max_failures: int = 0,
     backend: str = "torch",
 ) -> Result:
@@ -68,6 +69,7 @@ def fit(
     config = {
         "diary": str(path / "diary"),
         "waits": waits or {},
+        "waits_in_size": waits_in_size or {},
         "run": "",
         "kills": {},
         "add_up": {"torch": with_torch, "xgboost": with_xgboost}[backend],
@@ -105,7 +107,7 @@ def test_a_run_begins_with_what_there_is_and_grows_when_there_is_more(
         tmp_path,
         ScalingConfig(num_workers=(1, 4)),
         observers=(At(3, lambda: ray.util.remove_placement_group(taken)),),
-        waits={0: 7},
+        waits_in_size={2: 7, 3: 15},
         backend=backend,
     )
     assert sizes(tmp_path)[0] == 2

@@ -92,7 +92,11 @@ def train(config: Any) -> None:
                 counts += add_up(np.bincount(rows, minlength=ROWS).astype(float))
                 if kill == [rank, step]:
                     os.kill(os.getpid(), signal.SIGKILL)
-                waits = rank == 0 and config.get("waits", {}).get(attempt) == step
+                waits = rank == 0 and step in (
+                    config.get("waits", {}).get(attempt),
+                    # What there is more of may come one by one.
+                    config.get("waits_in_size", {}).get(context.get_world_size()),
+                )
                 while waits and not polytrain.checkpoint_requested():
                     time.sleep(0.005)
                 with tempfile.TemporaryDirectory() as directory:
