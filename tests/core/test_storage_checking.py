@@ -139,7 +139,8 @@ def test_a_file_in_the_place_of_the_runs_is_named(problems: Any, tmp_path: Path)
         (pafs.LocalFileSystem(), "s3://bucket/runs"),
         (pafs.LocalFileSystem(), "file:///runs"),
     ],
-    ids=str,
+    # An object's text has its address: each process would have names of its own for the tests.
+    ids=["number", "name", "options", "class", "faulty class", "uri of S3", "uri of files"],
 )
 def test_what_is_no_file_system_is_refused(problems: Any, filesystem: Any, path: str) -> None:
     config = RunConfig(storage_filesystem=filesystem, storage_path=path)
