@@ -11,9 +11,9 @@ import ray
 from polytrain import RunConfig
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def local_ray() -> None:
-    """A local Ray with 4 CPUs."""
+    """A local Ray with 4 CPUs, unless another module has left one."""
     if not ray.is_initialized():
         ray.init(
             address="local",

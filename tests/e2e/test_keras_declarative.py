@@ -133,17 +133,19 @@ def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig, model: Any) -> 
 
 
 def test_a_callback_that_ends_training_ends_it_everywhere(quiet: RunConfig) -> None:
-    """It has the metrics of all rows, and the last word on the weights."""
+    """It has the metrics of all rows, the last word on the weights, and survives a death."""
 
     def callbacks() -> list[Any]:
         return [
             keras.callbacks.EarlyStopping(
-                monitor="val_loss", min_delta=10.0, patience=2, restore_best_weights=True
-            )
+                monitor="val_loss", min_delta=10.0, patience=3, restore_best_weights=True
+            ),
+            Dies(),
         ]
 
-    result = fit(quiet, epochs=9, callbacks=callbacks, frequency=0, model=with_state)
-    assert len(result.history) == 3
+    result = fit(quiet, epochs=9, callbacks=callbacks, model=with_state)
+    assert result.restarts == 1
+    assert len(result.history) == 4
     first = fit(quiet, epochs=1, frequency=0, model=with_state)
     np.testing.assert_allclose(weights(result.load_model()), weights(first.load_model()), atol=1e-6)
 

@@ -93,8 +93,8 @@ class TensorFlow(Backend):
     """Column with the weights of the rows."""
 
     callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = ()
-    """Keras's callbacks, or a function that returns them. Every worker has them; after a restart
-    they are new ones."""
+    """Keras's callbacks, or a function that returns them. Every worker has them. After a restart
+    they are new ones, but what those of Keras's that watch for progress had seen goes on."""
 
     def problems(self, job: Job) -> Iterable[Problem]:
         if self.timeout_s is not None and not _is_time(self.timeout_s):

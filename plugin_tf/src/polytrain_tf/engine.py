@@ -22,6 +22,7 @@ from polytrain_plugins import (
     held_port,
 )
 from polytrain_tf.backend import TensorFlow
+from polytrain_tf.callback_state import save_callbacks
 from polytrain_tf.data import TensorFlowShard, keras_watched
 from polytrain_tf.saved import Progress, load, save
 
@@ -43,6 +44,7 @@ class TensorFlowEngine(Engine[Any]):
     def __init__(self, options: TensorFlow) -> None:
         self._options = options
         self._progress = Progress()
+        self._callbacks: Sequence[Any] = ()
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
@@ -92,6 +94,7 @@ class TensorFlowEngine(Engine[Any]):
         from polytrain_tf.fitting import Fitting
 
         fitting = Fitting(self._options, shards, session.checkpoint, current_strategy())
+        self._callbacks = fitting.callbacks
 
         def tell(progress: Progress, metrics: Mapping[str, float]) -> None:
             self._progress = progress
@@ -103,6 +106,7 @@ class TensorFlowEngine(Engine[Any]):
     def save(self, model: Any, directory: Path) -> None:
         with _by_one_rank():
             save(model, directory, self._progress)
+            save_callbacks(self._callbacks, directory)
 
     def load(self, directory: Path) -> Any:
         """The Keras model in `model.keras`."""

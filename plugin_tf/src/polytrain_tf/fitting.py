@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from polytrain_plugins import Shard
 from polytrain_tf.backend import TensorFlow
+from polytrain_tf.callback_state import load_callbacks
 from polytrain_tf.data import TensorFlowShard, features_like
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.saved import Progress, load_into, progress_of
@@ -41,6 +42,11 @@ class Fitting:
             for name, shard in shards.items()
         }
         self._progress = Progress()
+        self._checkpoint = checkpoint
+        callbacks = options.callbacks
+        self.callbacks = list(callbacks() if callable(callbacks) else callbacks)
+        """The user's."""
+
         with strategy.scope():
             self.model = _compiled(options)
             if checkpoint is not None:
@@ -53,7 +59,6 @@ class Fitting:
         """Train for the epochs that are left."""
         if self._progress.is_over or self._progress.epochs >= self._options.epochs:
             return
-        callbacks = self._options.callbacks
         others = [data for name, data in self._data.items() if name != "train"]
         self.model.fit(
             self._data["train"],
@@ -63,15 +68,23 @@ class Fitting:
             # The shard has an order of its own.
             shuffle=False,
             verbose=0,
-            # Told last: another may give the model other weights when training ends.
-            callbacks=[*(callbacks() if callable(callbacks) else callbacks), _Telling(tell)],
+            # The last: another may give the model other weights when training ends.
+            callbacks=[*self.callbacks, _Companion(self.callbacks, self._checkpoint, tell)],
         )
 
 
-class _Telling(EpochCallback):
-    def __init__(self, tell: Tell) -> None:
+class _Companion(EpochCallback):
+    """Gives the others back what they had seen, and tells of epochs."""
+
+    def __init__(self, others: Sequence[Any], checkpoint: Path | None, tell: Tell) -> None:
         super().__init__()
+        self._others = others
+        self._checkpoint = checkpoint
         self._told = tell
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._checkpoint is not None:
+            load_callbacks(self._others, self._checkpoint)
 
     def tell(self, epochs: int, metrics: Mapping[str, float], *, is_last: bool) -> None:
         self._told(Progress(epochs=epochs, is_over=self.model.stop_training), metrics)
