@@ -39,10 +39,9 @@ lint: install ## style, import contracts, types
 	exit $$status
 
 # The tests run whatever lint says: one run tells everything, and pytest has the last line.
-# Two at a time, since most of them wait for processes half of the time; those of a file share a Ray.
 test: install ## lint, then every test (ARGS="-k name" to choose)
 	@lint=0; $(MAKE) --no-print-directory lint || lint=$$?; \
-	$(BIN)/pytest --numprocesses 2 --dist loadfile $(ARGS) || exit $$?; \
+	$(BIN)/pytest $(ARGS) || exit $$?; \
 	exit $$lint
 
 conformance: install ## the conformance kit over every backend
