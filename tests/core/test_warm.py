@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from polytrain.testing.processes import eventually, title
-from polytrain.workers.warm import WarmZygote, keep, let_go, warm_zygote
+from polytrain.testing.processes import eventually
+from polytrain.workers.warm import WarmZygote, keep, kept_process, let_go, warm_zygote
 from polytrain.workers.zygote_client import ZygoteSpec
 
 SPEC = ZygoteSpec(name="", environment={}, modules=("json",), path=tuple(sys.path))
@@ -25,7 +25,8 @@ def _none_is_kept() -> Iterator[None]:
 
 
 def pid_of(zygote: WarmZygote) -> int:
-    [pid] = (p.pid for p in psutil.Process().children() if zygote.token in title(p))
+    pid = zygote.connection.pid
+    assert pid is not None, "it was there before"
     return pid
 
 
@@ -38,8 +39,10 @@ def left_by_a_run(spec: ZygoteSpec = SPEC) -> int:
 
 def test_the_next_run_has_the_same() -> None:
     pid = left_by_a_run()
+    assert kept_process() == pid
     assert left_by_a_run() == pid
     let_go()
+    assert kept_process() is None
     assert not psutil.pid_exists(pid)
 
 
