@@ -62,14 +62,25 @@ class Forker:
         self._connection.sendall(pack(["kill", pid]))
         self._answer()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing can be asked of it any more."""
+        return self._process.poll() is not None
+
     def close(self) -> None:
         """End it, and with it all that it has forked."""
         self._connection.close()
+        self._process.kill()
         self._process.wait()
 
     def _answer(self) -> int:
         answer: int
-        [answer] = SocketChannel(self._connection).receive()
+        try:
+            [answer] = SocketChannel(self._connection).receive()
+        except BaseException:
+            # Such as a time limit of the test's: the next one would take this answer for its own.
+            self.close()
+            raise
         return answer
 
 
@@ -85,7 +96,7 @@ def warm_forker(modules: Sequence[str], environment: Mapping[str, str]) -> Forke
     # pytest names each test in a variable.
     lasting = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
     likeness = (tuple(modules), lasting, tuple(sys.path))
-    if _kept is not None and _kept[0] != likeness:
+    if _kept is not None and (_kept[0] != likeness or _kept[1].has_ended):
         _kept[1].close()
         _kept = None
     if _kept is None:
