@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from polytrain_torch.libraries import needed
+from polytrain_torch.node_group import gradient_group
 
 with needed("keras"):
     import keras
@@ -43,11 +45,12 @@ def prepare_model(model: Any) -> Any:
         dist.broadcast(tensor.detach(), src=0)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_average)
+            group = gradient_group(parameter.device)
+            parameter.register_post_accumulate_grad_hook(partial(_average, group))
     return model
 
 
-def _average(parameter: torch.Tensor) -> None:
+def _average(group: Any, parameter: torch.Tensor) -> None:
     assert parameter.grad is not None
-    dist.all_reduce(parameter.grad)
+    dist.all_reduce(parameter.grad, group=group)
     parameter.grad /= dist.get_world_size()

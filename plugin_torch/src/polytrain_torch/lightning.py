@@ -19,6 +19,7 @@ from polytrain import get_checkpoint, report
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
 from polytrain_torch.libraries import needed
+from polytrain_torch.node_group import gradient_group
 from polytrain_torch.randomness import restore_random_states, save_random_states
 from polytrain_torch.saved import checkpoint_of, part_of
 
@@ -26,6 +27,7 @@ with needed("lightning"):
     import lightning
     from lightning.fabric.plugins.environments import ClusterEnvironment
     from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.trainer.states import TrainerFn
 
 _CHECKPOINT = "lightning.ckpt"
@@ -54,17 +56,19 @@ class Trainer(lightning.Trainer):
                     f"{name}: the run says how many workers there are, each with one device. Leave "
                     "it out, and use ScalingConfig(num_workers=…)."
                 )
-        workers = dist.get_world_size()
+        workers, device = dist.get_world_size(), current_device()
         defaults = {
-            "accelerator": "gpu" if current_device().type == "cuda" else "cpu",
-            "strategy": "ddp" if workers > 1 else "auto",
+            "accelerator": "gpu" if device.type == "cuda" else "cpu",
+            "strategy": (
+                DDPStrategy(process_group=gradient_group(device)) if workers > 1 else "auto"
+            ),
             # The run has a line of its own, and workers' output comes line by line.
             "enable_progress_bar": False,
         }
         self._loaders = 0
         self._reports = _Reports()
         own: dict[str, Any] = {
-            "devices": [current_device().index] if current_device().type == "cuda" else 1,
+            "devices": [device.index] if device.type == "cuda" else 1,
             "num_nodes": workers,
             "use_distributed_sampler": False,
             "plugins": [*_listed(options.pop("plugins", None)), WorkerEnvironment()],

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
+from polytrain_torch.node_group import gradient_group
 
 
 def get_device() -> torch.device:
@@ -59,6 +60,8 @@ def prepare_model(
     if device.type == "cuda":
         arguments.setdefault("device_ids", [device.index])
         arguments.setdefault("output_device", device.index)
+    if not arguments.keys() & {"process_group", "device_mesh"}:
+        arguments["process_group"] = gradient_group(device)
     return DistributedDataParallel(model, **arguments)
 
 
