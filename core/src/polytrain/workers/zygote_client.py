@@ -23,6 +23,10 @@ _UNLESS_SET = {
     # Row groups come and go many times a second. Arrow's allocator gives memory back to the system
     # after 10 ms by default, and having it mapped again takes longer than reading it full.
     "MIMALLOC_PURGE_DELAY": "10000",
+    # Tensors come and go with every step. glibc raises these two by itself, but as far as here only
+    # after it has freed a block as large; until then it may give a step's memory back at its end.
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 
 _ANSWER_S = 1.0
