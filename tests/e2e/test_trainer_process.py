@@ -52,6 +52,30 @@ def test_directory_and_threads(quiet: RunConfig, capfd: pytest.CaptureFixture[st
         assert threads == "1"
 
 
+def allocate() -> None:
+    import json
+    import resource
+
+    import numpy as np
+
+    faults = []
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [np.ones(1 << 17) for _ in range(40)]
+        del blocks
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    print(json.dumps(faults))
+
+
+def test_a_step_finds_the_memory_that_the_last_one_freed(
+    quiet: RunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """40 MB: mapped anew, they would be ten thousand pages."""
+    for first, *_, last in run(allocate, quiet, capfd):
+        assert first > 5_000
+        assert last < 100
+
+
 def ask_ray() -> None:
     import json
 
