@@ -154,7 +154,7 @@ def test_a_run_that_is_gone_on_with_has_the_time_of_both_drivers(
     def declared(*observers: object) -> Trainer:
         return make_trainer(
             "reference",
-            rounds=4000,
+            rounds=16_000,
             label="label",
             datasets={"train": kit_table()},
             scaling_config=ScalingConfig(num_workers=workers),
