@@ -102,6 +102,14 @@ def uses_what_ddp_has() -> None:
     embedding(torch.tensor([rank])).sum().backward()
     found["sparse"] = embedding.module.weight.grad.to_dense().flatten().tolist()
 
+    model = prepare_model(
+        torch.nn.Linear(1, 1),
+        parallel_strategy_kwargs={"gradient_as_bucket_view": True, "static_graph": True},
+    )
+    found["static"] = [gradient(model, 1.0 + rank) for _ in range(2)]
+    with model.no_sync():
+        found["alone"] = gradient(model, 1.0 + rank)
+
     names: list[Any] = [None, None]
     dist.all_gather_object(names, f"rank {rank}", group=group)
     largest = torch.tensor(rank)
@@ -109,7 +117,9 @@ def uses_what_ddp_has() -> None:
     counted = torch.tensor(1)
     dist.all_reduce(counted, group=group)
     dist.barrier(group=group)
-    found["others"] = [names, largest.item(), counted.item()]
+    everybodys = torch.empty(2)
+    dist.all_gather_into_tensor(everybodys, torch.tensor([1.0 + rank]), group=group)
+    found["others"] = [names, largest.item(), counted.item(), everybodys.tolist()]
     polytrain.report(found)
 
 
@@ -121,8 +131,121 @@ def test_whatever_ddp_has_works(tmp_path: Path) -> None:
             "compressed": 1.5,
             "shared": True,
             "sparse": [0.5, 0.5, 0.0, 0.0],
-            "others": [["rank 0", "rank 1"], 1, 2],
+            "static": [1.5, 1.5],
+            "alone": 1.0 + rank,
+            "others": [["rank 0", "rank 1"], 1, 2, [1.0, 2.0]],
         }
+
+
+def leaves_out_layers_and_rows() -> None:
+    """As in torch's tutorial of `Join`, with an optimizer that is sharded by another group."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.join import Join
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    import polytrain
+    from polytrain_torch import prepare_model
+
+    class Either(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(1, 1, bias=False) for _ in "ab"])
+
+        def forward(self, x: torch.Tensor, which: int) -> torch.Tensor:
+            return self.layers[which](x)
+
+    rank = dist.get_rank()
+    model = prepare_model(Either(), parallel_strategy_kwargs={"find_unused_parameters": True})
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
+    for layer in model.module.layers:
+        torch.nn.init.zeros_(layer.weight)
+    with Join([model, optimizer]):
+        for step in range(1 + rank):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1), which=(rank + step) % 2).sum().backward()
+            optimizer.step()
+    polytrain.report({"weights": [layer.weight.item() for layer in model.module.layers]})
+
+
+def test_ranks_may_leave_out_layers_and_run_out_of_rows(tmp_path: Path) -> None:
+    """Each layer by one rank in the first step, by half: the second step is the other's alone."""
+    for found in reported(tmp_path, leaves_out_layers_and_rows):
+        assert found["weights"] == [-1.0, -0.5]
+
+
+def copies_the_model() -> None:
+    import copy
+    import io
+
+    import torch
+    import torch.distributed as dist
+    from torch.optim.swa_utils import AveragedModel
+
+    import polytrain
+    from polytrain_torch import prepare_model
+
+    model = prepare_model(torch.nn.Linear(1, 1))
+    stored = io.BytesIO()
+    torch.save(model, stored)
+    stored.seek(0)
+    copies = {
+        "copied": copy.deepcopy(model),
+        "stored": torch.load(stored, weights_only=False),
+        "averaged": AveragedModel(model).module,
+    }
+    found = {}
+    for name, copied in copies.items():
+        copied(torch.full((1, 1), 1.0 + dist.get_rank())).sum().backward()
+        found[name] = copied.module.weight.grad.item()
+    polytrain.report(found)
+
+
+def test_what_is_copied_is_trained_by_all_too(tmp_path: Path) -> None:
+    assert (
+        reported(tmp_path, copies_the_model)
+        == [{"copied": 1.5, "stored": 1.5, "averaged": 1.5}] * 2
+    )
+
+
+def trains_alone() -> None:
+    import torch
+    from torch.distributed.algorithms.join import Join
+
+    import polytrain
+    from polytrain_torch import prepare_model
+
+    model = prepare_model(torch.nn.Linear(1, 1))
+    with Join([model]):
+        with model.no_sync():
+            model(torch.ones(1, 1)).sum().backward()
+        model(torch.ones(1, 1)).sum().backward()
+    sharded = prepare_model(torch.nn.Linear(1, 1), parallel_strategy="fsdp")
+    sharded(torch.full((1, 1), 3.0)).sum().backward()
+    polytrain.report(
+        {
+            "accumulated": model.module.weight.grad.item(),
+            "sharded": sharded.weight.grad.full_tensor().item(),
+        }
+    )
+
+
+def test_one_worker_trains_as_many_do(tmp_path: Path) -> None:
+    assert reported(tmp_path, trains_alone, 1) == [{"accumulated": 2.0, "sharded": 3.0}]
+
+
+def trains_a_step() -> None:
+    import torch
+
+    from polytrain_torch import prepare_model
+
+    prepare_model(torch.nn.Linear(1, 1))(torch.ones(1, 1)).sum().backward()
+
+
+def test_no_port_stays_open(tmp_path: Path) -> None:
+    world = run_world(Torch(), data=DATA, path=tmp_path, training_function=trains_a_step)
+    assert [rank.failure for rank in world.ranks] == [None, None]
+    assert [(rank.leaks or {}).get("ports") for rank in world.ranks] == [[], []]
 
 
 def cannot_reach_the_memory() -> None:
@@ -145,11 +268,17 @@ def cannot_reach_the_memory() -> None:
         os.open = refuse
     model = prepare_model(torch.nn.Linear(1, 1))
     model(torch.full((1, 1), 1.0 + dist.get_rank())).sum().backward()
-    polytrain.report({"mean": next(model.parameters()).grad.item()})
+    polytrain.report(
+        {
+            "mean": next(model.parameters()).grad.item(),
+            "is_shared": model.process_group._sums is not None,
+        }
+    )
 
 
 def test_where_memory_cannot_be_shared_gloo_adds_up(tmp_path: Path) -> None:
-    assert reported(tmp_path, cannot_reach_the_memory) == [{"mean": 1.5}] * 2
+    expected = [{"mean": 1.5, "is_shared": False}] * 2
+    assert reported(tmp_path, cannot_reach_the_memory) == expected
 
 
 def takes_another_number_of_steps() -> None:

@@ -99,6 +99,17 @@ def test_whoever_waits_rests() -> None:
     assert waited < 0.02
 
 
+def test_ranks_that_give_other_sizes_are_told() -> None:
+    def take_part(sums: SharedSums, rank: int) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            sums.add_up(torch.ones(1 + rank))
+        return str(caught.value)
+
+    first, second = play(2, take_part)
+    assert "rank 0 gives a tensor of 4 bytes where rank 1 gives one of 8" in first
+    assert "rank 1 gives a tensor of 8 bytes where rank 0 gives one of 4" in second
+
+
 def test_a_rank_that_does_not_come_is_named() -> None:
     def take_part(sums: SharedSums, rank: int) -> None:
         if rank == 0:

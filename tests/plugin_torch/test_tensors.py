@@ -112,3 +112,8 @@ def test_a_prepared_loader_can_be_copied() -> None:
 def test_an_unknown_strategy_is_refused() -> None:
     with pytest.raises(ValueError, match="parallel_strategy='zero'"):
         prepare_model(torch.nn.Linear(1, 1), parallel_strategy="zero")
+
+
+def test_a_model_without_values_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model: .*meta device.*to_empty"):
+        prepare_model(torch.nn.Linear(1, 1, device="meta"))

@@ -28,6 +28,7 @@ from polytrain_plugins import (
 )
 from polytrain_torch.backend import Torch
 from polytrain_torch.devices import offered, own_device
+from polytrain_torch.node_group import forget_group
 from polytrain_torch.sharded import is_sharded, whole_model
 
 MODEL_FILE = "model.pt"
@@ -80,6 +81,7 @@ class TorchEngine(Engine[Any]):
                 # The training function may have destroyed it.
                 if dist.is_initialized():
                     dist.destroy_process_group()
+                forget_group()
                 self._store = None
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
@@ -100,9 +102,15 @@ class TorchEngine(Engine[Any]):
             from polytrain_torch.deepspeed import whole_model as whole_model_of_deepspeed
 
             return whole_model_of_deepspeed(directory)
-        if not (directory / MODEL_FILE).exists() and is_sharded(directory):
+        if (directory / MODEL_FILE).exists():
+            return torch.load(directory / MODEL_FILE, weights_only=True, map_location="cpu")
+        if is_sharded(directory):
             return whole_model(directory)
-        return torch.load(directory / MODEL_FILE, weights_only=True, map_location="cpu")
+        files = ", ".join(sorted(file.name for file in directory.iterdir()))
+        raise FileNotFoundError(
+            f"The checkpoint has no {MODEL_FILE}; it has {files}. What Lightning, Transformers or "
+            "Accelerate have saved is theirs to load, from Result.checkpoint.path."
+        )
 
 
 def unwrapped(part: Any) -> Any:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import mmap
 import os
 from datetime import timedelta
-from functools import lru_cache, partialmethod
+from functools import cache, partialmethod
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
+from torch.nn.parallel import DistributedDataParallel
 
 from polytrain_torch.shared_sums import SharedSums, can_share_memory, size_for
 
@@ -41,12 +42,34 @@ def gradient_group(device: torch.device) -> Any:
         or not can_share_memory()
     ):
         return default
-    return _group_beside(default)
+    global _of_default
+    if _of_default is None or _of_default[0] is not default:
+        _register()
+        timeout = default._get_backend(_CPU).options._timeout
+        _of_default = default, dist.new_group(backend=NAME, timeout=timeout)
+    return _of_default[1]
 
 
-@lru_cache(maxsize=1)
-def _group_beside(default: Any) -> Any:
-    return dist.new_group(backend=NAME, timeout=default._get_backend(_CPU).options._timeout)
+_of_default: tuple[Any, Any] | None = None
+"""The default group, and the one for its gradients."""
+
+
+def forget_group() -> None:
+    """Let go of the groups that were: with the default one go its ports."""
+    global _of_default
+    _of_default = None
+
+
+class NodeDataParallel(DistributedDataParallel):
+    """DDP by a `gradient_group`, which stands for the default group."""
+
+    @property
+    def join_process_group(self) -> Any:
+        """Of all ranks, as that of others in the same `Join`."""
+        return dist.group.WORLD
+
+    def _check_default_group(self) -> None:
+        """May it be copied, and pickled? It may: what comes of it has the default group."""
 
 
 def _done(tensors: list[torch.Tensor]) -> dist.Work:
@@ -75,18 +98,20 @@ class NodeGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # torch's
         return NAME
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:
-        opts = dist.AllreduceOptions() if opts is None else opts
-        is_sum = opts.reduceOp == dist.ReduceOp.SUM
-        if self._sums is None or not is_sum or not all(map(_is_summed, tensors)):
-            return dist.group.WORLD.allreduce(tensors, opts)
+    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """Of a list of tensors with options, as DDP and torch's functions call it, or otherwise."""
+        if self._sums is None or not _are_summed(tensors, *args, **kwargs):
+            return dist.group.WORLD.allreduce(tensors, *args, **kwargs)
         for tensor in tensors:
             self._sums.add_up(tensor)
         return _done(tensors)
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        if self._sums is None or not all(map(_is_plain, tensors)):
-            return dist.group.WORLD.broadcast(tensors, opts)
+    def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        """The same."""
+        opts = args[0] if args else None
+        is_known = isinstance(tensors, list) and isinstance(opts, dist.BroadcastOptions)
+        if self._sums is None or not is_known or not all(map(_is_plain, tensors)):
+            return dist.group.WORLD.broadcast(tensors, *args, **kwargs)
         for tensor in tensors:
             self._sums.send(tensor, source=opts.rootRank)
         return _done(tensors)
@@ -100,6 +125,9 @@ for _name in (
     "_allgather_base",
     "_get_backend",
     "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
     "allgather",
     "allgather_coalesced",
     "allgather_into_tensor_coalesced",
@@ -108,11 +136,12 @@ for _name in (
     "alltoall_base",
     "barrier",
     "gather",
-    "monitored_barrier",
     "recv",
     "recv_anysource",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
     "reduce_scatter_tensor_coalesced",
     "scatter",
     "send",
@@ -124,8 +153,13 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.device == _CPU and tensor.is_contiguous()
 
 
-def _is_summed(tensor: torch.Tensor) -> bool:
-    return _is_plain(tensor) and tensor.is_floating_point()
+def _are_summed(tensors: Any, opts: Any = None, **_: Any) -> bool:
+    return (
+        isinstance(tensors, list)
+        and isinstance(opts, dist.AllreduceOptions | None)
+        and (opts is None or opts.reduceOp == dist.ReduceOp.SUM)
+        and all(_is_plain(tensor) and tensor.is_floating_point() for tensor in tensors)
+    )
 
 
 def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> NodeGroup:
@@ -161,4 +195,7 @@ def _descriptor(store: dist.Store, rank: int, size: int) -> int | None:
     return None
 
 
-dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+@cache
+def _register() -> None:
+    """Not before it is needed: torch does some things otherwise where others' backends are."""
+    dist.Backend.register_backend(NAME, _create, devices=["cpu"])

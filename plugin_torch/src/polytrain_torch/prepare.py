@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
-from polytrain_torch.node_group import gradient_group
+from polytrain_torch.node_group import NodeDataParallel, gradient_group
 
 
 def get_device() -> torch.device:
@@ -43,26 +43,32 @@ def prepare_model(
         parallel_strategy_kwargs: passed on to `DistributedDataParallel`, or to `fully_shard`.
 
     Raises:
-        ValueError: if the strategy is none of them.
+        ValueError: if the strategy is none of them, or the model has no values to move.
     """
     if parallel_strategy not in ("ddp", "fsdp", None):
         raise ValueError(f"parallel_strategy={parallel_strategy!r}: give 'ddp', 'fsdp' or None")
     device = current_device() if isinstance(move_to_device, bool) else move_to_device
     if move_to_device is not False:
+        if any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers())):
+            raise ValueError(
+                "model: it is on the meta device, without values. Give it some before, by "
+                "model.to_empty(device=get_device()) and its initialization; to shard it first, "
+                "pass move_to_device=False."
+            )
         model = model.to(device)
     if parallel_strategy == "fsdp":
         return _fully_sharded(model, device, dict(parallel_strategy_kwargs or {}))
     trained = any(parameter.requires_grad for parameter in model.parameters())
-    # DDP refuses a model that has nothing to train, and a world of one has nobody to talk to.
-    if parallel_strategy is None or dist.get_world_size() == 1 or not trained:
+    # DDP refuses a model that has nothing to train.
+    if parallel_strategy is None or not trained:
         return model
     arguments = dict(parallel_strategy_kwargs or {})
     if device.type == "cuda":
         arguments.setdefault("device_ids", [device.index])
         arguments.setdefault("output_device", device.index)
-    if not arguments.keys() & {"process_group", "device_mesh"}:
-        arguments["process_group"] = gradient_group(device)
-    return DistributedDataParallel(model, **arguments)
+    if arguments.keys() & {"process_group", "device_mesh"}:
+        return DistributedDataParallel(model, **arguments)
+    return NodeDataParallel(model, process_group=gradient_group(device), **arguments)
 
 
 def _fully_sharded(

@@ -5,7 +5,8 @@ and all read the parts: a reduce-scatter and an all-gather, as in Rabenseifner's
 (Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH",
 2005). So every rank gets the same bits, and in the same order whenever the run is repeated.
 
-Whoever waits for a rank that has died waits until it is ended itself: its agent does that.
+Whoever waits for a rank that has died waits until it is ended itself, which its agent does, or
+until its time is up.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SLOT: Final = 1 << 20
 """Bytes: larger tensors go in pieces, which stay in the cache of a core from write to sum."""
 
 _LINE: Final = 64
-"""Bytes between two ranks' counters: no two are in one cache line."""
+"""Bytes of a rank's counters: no two ranks' are in one cache line."""
 
 _SPIN_S: Final = 2e-4
 """So long a wait asks again at once. A longer one is not to look like work to whoever watches."""
@@ -53,7 +54,8 @@ class SharedSums:
         self._rank = rank
         self._world_size = world_size
         self._timeout_s = timeout_s
-        self._counters = memoryview(memory)[: world_size * _LINE].cast("Q")[:: _LINE // 8]
+        words = memoryview(memory)[: world_size * _LINE].cast("Q")
+        self._counters, *self._meant = (words[n :: _LINE // 8] for n in range(1 + _HALVES))
         self._slots = torch.frombuffer(memory, dtype=torch.uint8, offset=world_size * _LINE).view(
             _HALVES, world_size, _SLOT
         )
@@ -67,20 +69,22 @@ class SharedSums:
             tensor: of any shape; floating-point, on the CPU, contiguous.
 
         Raises:
+            RuntimeError: if another rank's has another size.
             TimeoutError: if another rank didn't come.
         """
+        meant = tensor.nbytes
         for piece in tensor.detach().view(-1).split(_SLOT // tensor.element_size()):
             length = piece.numel()
             slots = [
                 slot[: length * piece.element_size()].view(piece.dtype) for slot in self._next()
             ]
             slots[self._rank].copy_(piece)
-            self._meet()
+            self._meet(meant)
             begin, end = (length * n // self._world_size for n in (self._rank, self._rank + 1))
             total = slots[0][begin:end]
             for slot in slots[1:]:
                 total += slot[begin:end]
-            self._meet()
+            self._meet(meant)
             piece.copy_(slots[0])
 
     def send(self, tensor: torch.Tensor, *, source: int) -> None:
@@ -91,13 +95,15 @@ class SharedSums:
             source: the rank whose it is.
 
         Raises:
+            RuntimeError: if another rank's has another size.
             TimeoutError: if another rank didn't come.
         """
+        meant = tensor.nbytes
         for piece in tensor.detach().view(-1).view(torch.uint8).split(_SLOT):
             slot = self._next()[source][: len(piece)]
             if source == self._rank:
                 slot.copy_(piece)
-            self._meet()
+            self._meet(meant)
             if source != self._rank:
                 piece.copy_(slot)
 
@@ -106,11 +112,21 @@ class SharedSums:
         self._half = 1 - self._half
         return self._slots[self._half]
 
-    def _meet(self) -> None:
+    def _meet(self, meant: int) -> None:
+        """Wait for all, who mean a tensor of the same size."""
         self._meetings += 1
+        # Who is ahead by one meeting writes what it means to the other half.
+        everybodys = self._meant[self._meetings % _HALVES]
+        everybodys[self._rank] = meant
         self._counters[self._rank] = self._meetings
         for rank in range(self._world_size):
             self._await(rank)
+            if everybodys[rank] != meant:
+                raise RuntimeError(
+                    f"rank {self._rank} gives a tensor of {meant} bytes where rank {rank} gives "
+                    f"one of {everybodys[rank]}: all ranks must train the same model, in the same "
+                    "steps."
+                )
 
     def _await(self, rank: int) -> None:
         if self._counters[rank] >= self._meetings:
@@ -125,8 +141,9 @@ class SharedSums:
             else:
                 raise TimeoutError(
                     f"rank {self._rank} has waited {self._timeout_s:g} s for rank {rank} to add up "
-                    "gradients: all ranks must take the same number of steps. If a step takes "
-                    "longer than that, raise timeout_s in the backend's options."
+                    "gradients, or send weights: all ranks must prepare the same models, and take "
+                    "the same number of steps. If a step takes longer than that, raise timeout_s "
+                    "in the backend's options."
                 )
 
 
