@@ -47,6 +47,7 @@ def training_function() -> Callable[[Any], None]:
         loaders: dict[str, Any] = {
             "in order": data.DataLoader(even, batch_size=3),
             "shuffled": data.DataLoader(even, batch_size=4, shuffle=True),
+            "shuffled once more": data.DataLoader(even, batch_size=4, shuffle=True),
             "uneven": data.DataLoader(odd, batch_size=4),
             "uneven shuffled": data.DataLoader(odd, batch_size=4, shuffle=True),
             "drop last": data.DataLoader(odd, batch_size=4, drop_last=True),
@@ -61,6 +62,9 @@ def training_function() -> Callable[[Any], None]:
                 even, sampler=data.WeightedRandomSampler(weights, num_samples=20)
             ),
             "own batches": data.DataLoader(even, batch_sampler=batches),
+            "torch's batches": data.DataLoader(
+                even, batch_sampler=data.BatchSampler(backwards, batch_size=2, drop_last=False)
+            ),
             "one by one": data.DataLoader(even, batch_size=None),
             "processes": data.DataLoader(
                 even,
@@ -183,6 +187,15 @@ def test_a_random_draw_is_dealt_out_not_drawn_twice(ranks: Any) -> None:
 
 def test_a_users_batches_stay_whole(ranks: Any) -> None:
     assert epoch(ranks, "own batches") == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+
+def test_a_batch_sampler_of_torchs_own_class_is_the_users_too(ranks: Any) -> None:
+    assert epoch(ranks, "torch's batches") == [[10, 8, 2, 0], [6, 4, 10, 8]]
+
+
+def test_loaders_of_the_same_data_have_orders_of_their_own(ranks: Any) -> None:
+    """As where a training function makes one for every epoch."""
+    assert epoch(ranks, "shuffled") != epoch(ranks, "shuffled once more")
 
 
 def test_processes_and_prefetching_stay_as_they_were(ranks: Any) -> None:

@@ -236,7 +236,7 @@ def sharded(
     plan = _plan(loader)
     cursor = open_cursor(plan, name=name) if keeps_place else Cursor(DataPosition(plan=plan))
     sampler: EpochSampler
-    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+    if _has_own_batches(loader):
         sampler = SplitSampler(loader.batch_sampler, cursor, items_per_stop=1)
         split = DataLoader(**arguments, batch_sampler=sampler)
     elif not _reads_everything(loader):
@@ -290,6 +290,14 @@ def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
     }
 
 
+def _has_own_batches(loader: DataLoader[Any]) -> bool:
+    """Whether the user has given it a batch sampler, of torch's own class too."""
+    # It has one of its own making for every other loader with a batch size.
+    return loader.batch_sampler is not None and (
+        loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
+    )
+
+
 def _reads_everything(loader: DataLoader[Any]) -> bool:
     """Whether the loader reads the data set from first to last, or all of it in random order."""
     sampler = loader.sampler
@@ -308,7 +316,7 @@ def _shuffles(sampler: Any) -> bool:
 
 def _plan(loader: DataLoader[Any]) -> Plan:
     """The order of the loader's epochs; of a user's own sampler, only what its position is of."""
-    planned = _reads_everything(loader) and type(loader.batch_sampler) in (BatchSampler, type(None))
+    planned = _reads_everything(loader) and not _has_own_batches(loader)
     return Plan(
         rows=len(loader.dataset) if planned else 0,  # type: ignore[arg-type]  # it is map-style
         # A map-style data set gives any item to anybody.

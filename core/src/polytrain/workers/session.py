@@ -162,9 +162,16 @@ class TrainerSession:
 
         if name is None:
             # Its number: a training function makes the same calls every time.
+            name = f"data loader {self._unnamed}"
+            # Those that one seed has been found for are to differ all the same.
+            plan = replace(plan, seed=plan.seed + self._unnamed)
             self._unnamed += 1
-            name = f"data loader {self._unnamed - 1}"
         position = self._positions.get(name)
+        earlier = self._cursors.get(name)
+        if earlier is not None:
+            # Another loader in its place goes on with the epochs.
+            next_epoch = earlier.next_epoch()
+            position = earlier.position.moved(next_epoch.number, next_epoch.start).to_plain()
         if position is not None:
             # Its seed is whatever the process's random numbers began with: the first one counts.
             plan = replace(plan, seed=position["plan"]["seed"])
