@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from polytrain import get_checkpoint, report
+from polytrain import get_checkpoint, get_context, report
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
 from polytrain_torch.libraries import needed
@@ -26,7 +26,7 @@ from polytrain_torch.saved import checkpoint_of, part_of
 with needed("lightning"):
     import lightning
     from lightning.fabric.plugins.environments import ClusterEnvironment
-    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.callbacks import Callback, ProgressBar
     from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.trainer.states import TrainerFn
 
@@ -57,25 +57,31 @@ class Trainer(lightning.Trainer):
                     "it out, and use ScalingConfig(num_workers=…)."
                 )
         workers, device = dist.get_world_size(), current_device()
+        callbacks = _listed(options.pop("callbacks", None))
         defaults = {
             "accelerator": "gpu" if device.type == "cuda" else "cpu",
-            "strategy": (
-                DDPStrategy(process_group=gradient_group(device)) if workers > 1 else "auto"
-            ),
             # The run has a line of its own, and workers' output comes line by line.
-            "enable_progress_bar": False,
+            "enable_progress_bar": any(isinstance(each, ProgressBar) for each in callbacks),
         }
-        self._loaders = 0
+        self.loaders_split = 0
+        """For training, since the last epoch's end: those asked for anew take their places."""
         self._reports = _Reports()
+        if workers > 1 and options.get("strategy", "auto") in ("auto", "ddp"):
+            options["strategy"] = DDPStrategy(process_group=gradient_group(device))
         own: dict[str, Any] = {
             "devices": [device.index] if device.type == "cuda" else 1,
             "num_nodes": workers,
             "use_distributed_sampler": False,
             "plugins": [*_listed(options.pop("plugins", None)), WorkerEnvironment()],
-            "callbacks": [self._reports, *_listed(options.pop("callbacks", None))],
+            "callbacks": [self._reports, *callbacks],
         }
         super().__init__(**{**defaults, **options, **own})
         self.strategy.process_dataloader = self._split
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's number on its node. The first of each node prepares the data."""
+        return get_context().get_local_rank()
 
     def fit(self, *args: Any, **options: Any) -> None:
         """As Lightning's. From the run's checkpoint, if it has one, and else from `ckpt_path`."""
@@ -90,13 +96,26 @@ class Trainer(lightning.Trainer):
         if self.state.fn == TrainerFn.FITTING and not weights_only:
             self._reports.saved(self, Path(filepath))
 
+    def predict(self, *args: Any, **options: Any) -> Any:
+        """As Lightning's: of every row once, by the rank that has it."""
+        # Its own samplers know which rows a batch has, and repeat none to come out even.
+        self._accelerator_connector.use_distributed_sampler = True
+        try:
+            return super().predict(*args, **options)
+        finally:
+            self._accelerator_connector.use_distributed_sampler = False
+
     def _split(self, loader: Any) -> Any:
         if not isinstance(loader, DataLoader):
             return loader
-        if not self.training or isinstance(loader.dataset, IterableDataset):
+        if isinstance(loader.dataset, IterableDataset):
+            return sharded(loader, device=None)
+        if self.predicting:
+            return loader
+        if not self.training:
             return sharded(loader, device=None, keeps_place=False)
-        self._loaders += 1
-        name = f"Lightning's data loader {self._loaders - 1}"
+        name = f"Lightning's data loader {self.loaders_split}"
+        self.loaders_split += 1
         return _Loader(sharded(loader, device=None, name=name), self)
 
 
@@ -151,6 +170,9 @@ class _Reports(Callback):  # type: ignore[misc]
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self._tell(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        trainer.loaders_split = 0
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self._tell(trainer)
