@@ -29,8 +29,14 @@ def digits() -> tuple[Digits, Digits]:
 
 
 def kill_a_worker(epoch: int) -> None:
-    """SIGKILL rank 1 in its fifth epoch, once: the run goes on from its last checkpoint."""
+    """SIGKILL rank 1 in its fifth epoch, once: the run goes on from its last checkpoint.
+
+    Raises:
+        RuntimeError: it has begun anew instead.
+    """
     context = polytrain.get_context()
+    if context.get_attempt() == 1 and epoch < EPOCHS // 2 - 1:
+        raise RuntimeError(f"epoch {epoch} is trained once more, although there is a checkpoint")
     if epoch == EPOCHS // 2 and context.get_world_rank() == 1 and context.get_attempt() == 0:
         os.kill(os.getpid(), signal.SIGKILL)
 

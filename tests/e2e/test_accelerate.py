@@ -15,6 +15,7 @@ from polytrain import (
     CheckpointConfig,
     Result,
     RunConfig,
+    TrainingFailedError,
 )
 
 
@@ -43,6 +44,7 @@ def train(config: dict[str, Any]) -> None:
     context = polytrain.get_context()
     dies = context.get_world_rank() == 1 and context.get_attempt() == 0
     done = restore(accelerator)
+    steps = 0
     for epoch in range(done.get("epoch", 0), 4):
         if dies and epoch == config["dies_in"]:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -54,11 +56,9 @@ def train(config: dict[str, Any]) -> None:
             accelerator.backward(loss)
             optimizer.step()
             rows += len(x)
-        report(
-            accelerator,
-            {"loss": loss, "rows": rows, "workers": accelerator.num_processes},
-            epoch=epoch + 1,
-        )
+            steps += 1
+        metrics = {"rows": rows, "steps": steps, "workers": accelerator.num_processes}
+        report(accelerator, {"loss": loss, **metrics}, epoch=epoch + 1)
 
 
 def fit(quiet: RunConfig, *, dies_in: int = -1, **changes: Any) -> Result:
@@ -77,9 +77,27 @@ def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig, written_by: Any
     killed = fit(quiet, dies_in=2, checkpoint_config=config)
     assert killed.restarts == 1
     assert (killed.metrics["workers"], killed.metrics["rows"]) == (2, 24)
+    # The last attempt has done a part of the 24 steps.
+    assert killed.metrics["steps"] in (12, 18)
+    assert undisturbed.metrics["steps"] == 24
     assert equal(weights(killed), weights(undisturbed))
 
 
 def test_one_worker_is_enough(quiet: RunConfig) -> None:
     result = fit(quiet, workers=1)
     assert (result.metrics["workers"], result.metrics["rows"]) == (1, 48)
+
+
+def names_its_checkpoints(config: dict[str, Any]) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    from polytrain_torch.accelerate import restore
+
+    naming = ProjectConfiguration(automatic_checkpoint_naming=True)
+    restore(Accelerator(project_config=naming))
+
+
+def test_accelerates_own_names_are_refused(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError, match=r"automatic_checkpoint_naming.*Leave it out"):
+        torch_runs.fit(quiet, names_its_checkpoints, {})

@@ -34,6 +34,8 @@ def train(config: dict[str, Any]) -> None:
     import polytrain
     from polytrain_torch.transformers import prepare_trainer
 
+    seen: list[int] = []
+
     class Regression(PreTrainedModel):
         config_class = PretrainedConfig
 
@@ -45,6 +47,8 @@ def train(config: dict[str, Any]) -> None:
             self.post_init()
 
         def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            if self.training:
+                seen.extend(round(float(each) * 144 / 3) for each in x[:, 0])
             predicted = self.layers(x)[:, 0]
             return {"loss": (predicted - labels).square().mean(), "logits": predicted}
 
@@ -76,7 +80,11 @@ def train(config: dict[str, Any]) -> None:
         eval_dataset=rows[:8],
         callbacks=[Dies()],
     )
-    prepare_trainer(trainer).train()
+    # As scripts do that look for a checkpoint themselves.
+    prepare_trainer(trainer).train(resume_from_checkpoint=None)
+    everybodys: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everybodys, seen)
+    polytrain.report({"rows": sorted(row for each in everybodys for row in each)})
 
 
 def fit(quiet: RunConfig, output: Path, *, dies_after: int = -1, **changes: Any) -> Result:
@@ -99,13 +107,17 @@ def test_a_killed_run_ends_in_the_same_weights(
     killed = fit(quiet, tmp_path / "killed", dies_after=10, checkpoint_config=config)
     assert killed.restarts == 1
     assert equal(weights(killed), weights(undisturbed))
-    assert killed.metrics["train_loss"] > 0
+    assert undisturbed.metrics["rows"] == sorted([*range(48)] * 3)
+    # Ten steps of four rows on each of two ranks were left.
+    assert len(killed.metrics["rows"]) == 10 * 8
+    assert killed.history[-2]["train_loss"] > 0
     steps = [report["epoch"] for report in killed.history if "loss" in report]
     assert steps == [report["epoch"] for report in undisturbed.history if "loss" in report]
 
 
 def test_one_worker_is_enough(quiet: RunConfig, tmp_path: Path) -> None:
     result = fit(quiet, tmp_path, workers=1)
-    assert result.metrics["train_loss"] > 0
-    assert result.metrics["epoch"] == 3
+    assert result.history[-2]["train_loss"] > 0
+    assert result.history[-2]["epoch"] == 3
+    assert result.metrics["rows"] == sorted([*range(48)] * 3)
     assert weights(result)["layers.0.weight"].shape == (8, 3)

@@ -13,7 +13,7 @@ import torch
 
 import polytrain
 from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
-from polytrain_torch import TrainingState, seed_everything
+from polytrain_torch import TrainingState, prepare_model, seed_everything
 from polytrain_torch.safely import loaded, save_safely
 
 Run = Callable[..., Any]
@@ -47,6 +47,31 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
     assert loaded(tmp_path / "state.pt")["names"] == ["a"]
     with pytest.raises(TypeError, match=r"can't hold pathlib.*weights_only"):
         save_safely({"path": tmp_path}, tmp_path / "state.pt")
+
+
+def test_an_optimizer_of_what_sharding_has_replaced_is_refused(run: Run) -> None:
+    def train() -> None:
+        model = layer()
+        before = torch.optim.SGD(model.parameters())
+        model = prepare_model(model, parallel_strategy="fsdp")
+        TrainingState(model=model, optimizer=torch.optim.SGD(model.parameters()))
+        TrainingState(model=model, optimizer=before)
+
+    with pytest.raises(
+        TrainingFailedError, match=r"optimizer: .*trains no parameter.*Make it after"
+    ):
+        run(train)
+
+
+def test_what_a_library_has_saved_is_its_own_to_load(run: Run, tmp_path: Path) -> None:
+    def train() -> None:
+        part = tmp_path / "part"
+        part.mkdir()
+        (part / "lightning.ckpt").touch()
+        polytrain.report({}, checkpoint=polytrain.Checkpoint.from_directory(part))
+
+    with pytest.raises(FileNotFoundError, match=r"no model\.pt; it has lightning\.ckpt.*Lightning"):
+        run(train).load_model()
 
 
 def test_random_numbers_go_on(run: Run) -> None:

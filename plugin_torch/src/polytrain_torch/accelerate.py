@@ -35,7 +35,11 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
 
     Returns:
         What `report` was given besides the metrics. Nothing, if training starts.
+
+    Raises:
+        ValueError: it names its checkpoints itself.
     """
+    _refuse_own_names(accelerator)
     checkpoint = checkpoint or get_checkpoint()
     if checkpoint is None:
         return {}
@@ -53,11 +57,21 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
         progress: plain data for `restore` to give back, such as the next epoch's number.
 
     Raises:
+        ValueError: it names its checkpoints itself.
         TypeError: if some of it is no plain data, and couldn't be loaded safely.
     """
+    _refuse_own_names(accelerator)
     with directory_of_all() as directory:
         accelerator.save_state(str(directory))
         if accelerator.is_main_process:
             save_safely(progress, directory / _PROGRESS_FILE)
         with part_of(directory) as part:
             polytrain.report(metrics, checkpoint_of(part))
+
+
+def _refuse_own_names(accelerator: Accelerator) -> None:
+    if accelerator.project_configuration.automatic_checkpoint_naming:
+        raise ValueError(
+            "automatic_checkpoint_naming: Accelerate would save elsewhere than in the run's "
+            "checkpoint. Leave it out; RunConfig(checkpoint_config=…) says which are kept."
+        )

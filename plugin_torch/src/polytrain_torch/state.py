@@ -55,6 +55,7 @@ class TrainingState:
 
     Raises:
         TypeError: if a part has no state.
+        ValueError: if an optimizer was made before the model was sharded.
     """
 
     def __init__(self, **parts: Any) -> None:
@@ -65,6 +66,7 @@ class TrainingState:
                     f"is plain data goes with report: state.report(…, {name}=…)."
                 )
         self._parts = parts
+        self._refuse_idle_optimizers()
 
     def restore(self, checkpoint: Checkpoint | None = None) -> State:
         """Load what the attempt goes on from. All ranks call this, before they train.
@@ -212,6 +214,20 @@ class TrainingState:
             f"The optimizer {optimizer!r} trains sharded parameters of a model that is no part of "
             "this. Pass the model as well: TrainingState(model=model, …)."
         )
+
+    def _refuse_idle_optimizers(self) -> None:
+        """Sharding replaces parameters: an optimizer of those before trains nothing, silently."""
+        models = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
+        if not any(map(_is_sharded, models)):
+            return
+        there = {id(parameter) for model in models for parameter in model.parameters()}
+        for name, part in self._parts.items():
+            mine = {id(parameter) for parameter in _parameters(part)}
+            if isinstance(part, torch.optim.Optimizer) and not mine & there:
+                raise ValueError(
+                    f"{name}: it trains no parameter of the model, for sharding has replaced those "
+                    "that it was made with. Make it after prepare_model."
+                )
 
     def _compare(self, saved: set[str]) -> None:
         missing, more = self._parts.keys() - saved, saved - self._parts.keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
     What the trainer logs are the run's metrics. Whenever it saves, that is a checkpoint of the run;
     how often, its `TrainingArguments` say. After a restart, `trainer.train()` goes on from the
-    newest, in the middle of an epoch too.
+    newest, in the middle of an epoch too; its `resume_from_checkpoint` is for the first attempt.
 
     Args:
         trainer: before `train()` is called. All ranks have one.
@@ -30,7 +29,12 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     trainer.add_callback(ReportCallback())
     checkpoint = get_checkpoint()
     if checkpoint is not None:
-        trainer.train = partial(trainer.train, resume_from_checkpoint=checkpoint.path)
+        own_train = trainer.train
+
+        def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+            return own_train(checkpoint.path, *args, **options)
+
+        trainer.train = train
     return trainer
 
 

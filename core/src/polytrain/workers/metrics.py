@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics as plain values: arrays and tensors of one element become numbers.
@@ -24,15 +26,14 @@ def _plain(name: str, value: Any) -> Any:
         return {str(key): _plain(f"{name}/{key}", inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(name, inner) for inner in value]
-    # NumPy's scalars and every framework's tensors have `item`; it refuses more than one element.
-    item = getattr(value, "item", None)
-    if item is not None:
-        try:
-            number = item()
-        except (ValueError, RuntimeError, TypeError):
-            number = value
-        if _is_plain(number):
-            return number
+    try:
+        # Most frameworks' tensors have `item`, TensorFlow's become an array that has it; both
+        # refuse more than one element. An object that is none comes back as it is.
+        number = value.item() if hasattr(value, "item") else np.asarray(value).item()
+    except (ValueError, RuntimeError, TypeError):
+        number = value
+    if _is_plain(number):
+        return number
     raise TypeError(
         f"The metric {name!r} is a {type(value).__name__} that can't be stored. Report a number of "
         "64 bits, a string, or a list or dict of them; of an array, report for example its mean."
