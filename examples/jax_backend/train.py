@@ -69,7 +69,8 @@ def main() -> None:
     ).fit()
     model = result.load_model()
     guesses = (images / 16 @ model["weights"] + model["bias"]).argmax(axis=1)
-    print(f"workers {result.metrics['workers']}, restarts {result.restarts}")
+    epochs = len(result.history)
+    print(f"workers {result.metrics['workers']}, epochs {epochs}, restarts {result.restarts}")
     print(f"accuracy {(guesses == digits).mean():.3f}")
 
 

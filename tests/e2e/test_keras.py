@@ -6,9 +6,17 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.e2e import torch_runs
 
-from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
+from polytrain import (
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
 
 X = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
 DATA = {"x": X, "y": X.sum(axis=1)}
@@ -91,7 +99,7 @@ def train_on_torch(config: dict[str, Any]) -> None:
     part = 8 // size
     rows = np.arange(64).reshape(8, size, part)[:, rank].ravel()
     model = prepare_model(checkpointed_model() or build())
-    model.fit(
+    fitted = model.fit(
         config["x"][rows],
         config["y"][rows],
         batch_size=part,
@@ -102,7 +110,7 @@ def train_on_torch(config: dict[str, Any]) -> None:
         callbacks=[ReportCallback(), Dies()],
     )
     weights = [float(each) for array in model.get_weights() for each in array.ravel()]
-    polytrain.report({"weights": weights})
+    polytrain.report({"weights": weights, "epochs": fitted.epoch})
 
 
 def fit(quiet: RunConfig, *, dies_in: int = -1, workers: int = 2) -> Result:
@@ -148,6 +156,48 @@ def test_keras_on_torch(quiet: RunConfig) -> None:
     assert killed.restarts == 1
     np.testing.assert_allclose(two.metrics["weights"], one.metrics["weights"], atol=1e-6)
     np.testing.assert_allclose(killed.metrics["weights"], one.metrics["weights"], atol=1e-6)
+    assert one.metrics["epochs"] == [0, 1, 2, 3]
+    assert killed.metrics["epochs"] in ([1, 2, 3], [2, 3])
+    losses = [[report["loss"] for report in result.history[:-1]] for result in (one, two, killed)]
+    np.testing.assert_allclose(losses[1:], losses[:1] * 2, atol=1e-5)
+
+
+def train_unlike_ranks_on_torch(config: dict[str, Any]) -> None:
+    import os
+
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    import polytrain
+    from polytrain_torch.keras import prepare_model
+
+    rank = polytrain.get_context().get_world_rank()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer=keras.optimizers.SGD(0.0), loss="mse")
+    model = prepare_model(model)
+
+    class StopsAbove(keras.callbacks.Callback):  # type: ignore[misc]  # it is Any here
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = logs["loss"] > 30
+
+    rows = slice(0, 16 + 8 * rank * config["more"])
+    # By its own rows rank 0 would go on, while rank 1 stops: theirs are a hundred off.
+    y = config["y"][rows] + 10.0 * rank
+    fitted = model.fit(
+        config["x"][rows], y, batch_size=8, epochs=3, verbose=0, callbacks=[StopsAbove()]
+    )
+    polytrain.report({"epochs": len(fitted.epoch), "loss": fitted.history["loss"][0]})
+
+
+def test_callbacks_decide_by_what_all_ranks_have_seen(quiet: RunConfig) -> None:
+    result = torch_runs.fit(quiet, train_unlike_ranks_on_torch, {**DATA, "more": 0})
+    assert result.metrics["epochs"] == 1
+    assert 30 < result.metrics["loss"] < 90
+
+
+def test_ranks_with_unequal_batches_are_told(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError, match=r"have 2, 3 batches.*at most 2 \* batch_size"):
+        torch_runs.fit(quiet, train_unlike_ranks_on_torch, {**DATA, "more": 1})
 
 
 def train_by_tf_keras(config: dict[str, Any]) -> None:

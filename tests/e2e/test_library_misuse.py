@@ -133,6 +133,28 @@ def builds_outside(config: dict[str, Any]) -> None:
     model.fit(data, shuffle=False, verbose=0)
 
 
+def fits_arrays_outside(config: dict[str, Any]) -> None:
+    import keras
+    import numpy as np
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer="adam", loss="mse")
+    model.fit(np.ones((8, 3)), np.ones(8), verbose=0)
+
+
+def fits_a_shard_as_arrays(config: dict[str, Any]) -> None:
+    import keras
+
+    import polytrain
+    import polytrain_tf
+
+    with polytrain_tf.strategy().scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(optimizer="adam", loss="mse")
+    frame = polytrain.get_dataset_shard("train").to_pandas()
+    model.fit(np.stack(frame["x"]), frame["y"].to_numpy(), verbose=0)
+
+
 def fit_keras(quiet: RunConfig, function: Any) -> Result:
     return make_trainer(
         "tensorflow",
@@ -148,6 +170,18 @@ def test_a_model_outside_the_strategys_scope_is_refused(quiet: RunConfig) -> Non
     """Its workers would train beside each other."""
     with pytest.raises(TrainingFailedError, match=r"polytrain_tf\.strategy\(\)\.scope\(\)"):
         fit_keras(quiet, builds_outside)
+
+
+def test_arrays_for_a_model_outside_are_refused_too(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError, match=r"polytrain_tf\.strategy\(\)\.scope\(\)"):
+        fit_keras(quiet, fits_arrays_outside)
+
+
+def test_a_shard_that_would_be_split_again_is_told_of(
+    quiet: RunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit_keras(quiet, fits_a_shard_as_arrays)
+    assert "a worker's shard is split already" in capfd.readouterr().err
 
 
 def asks_for_too_many_steps(config: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -85,20 +84,6 @@ class TensorFlowShard(ShardView):
         if self._taken is not None:
             self._taken.used(batches)
 
-    def refuse_outsiders(self, model: Any) -> None:
-        """Raise unless all workers train this model together.
-
-        Raises:
-            ValueError: it was built outside the strategy's scope.
-        """
-        if self._strategy.num_replicas_in_sync > 1 and (
-            model.distribute_strategy is not self._strategy
-        ):
-            raise ValueError(
-                "The model was built outside the run's strategy: every worker would train one of "
-                "its own. Build and compile it in `with polytrain_tf.strategy().scope():`."
-            )
-
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
         """While somebody calls `used` for what it takes."""
@@ -146,45 +131,3 @@ def _with_length(dataset: Any, shard: TensorFlowShard, length: Callable[[], int]
     }
     dataset.__class__ = type(kind.__name__, (kind,), known)
     return dataset
-
-
-@contextlib.contextmanager
-def keras_watched() -> Iterator[None]:
-    """While `model.fit` tells which batches it has trained on.
-
-    From before a training function begins: in `model.fit(shard.to_tf(…))` Python looks up `fit`
-    first.
-    """
-
-    class Used(keras.callbacks.Callback):
-        """Tells a shard what a fit has used of it, before any callback of the user's."""
-
-        def __init__(self, shard: TensorFlowShard) -> None:
-            super().__init__()
-            self._shard = shard
-            self._seen = 0
-
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            self._seen = 0
-
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            self._shard.used(batch + 1 - self._seen)
-            self._seen = batch + 1
-
-    own_fit = keras.Model.fit
-
-    @functools.wraps(own_fit)
-    def fit(self: Any, x: Any = None, *args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
-        train = getattr(x, "polytrain_shard", None)
-        if train is None or not isinstance(callbacks, list | tuple | None):
-            return own_fit(self, x, *args, callbacks=callbacks, **kwargs)
-        train.refuse_outsiders(self)
-        with train.telling():
-            told = [Used(train), *(callbacks or ())]
-            return own_fit(self, x, *args, callbacks=told, **kwargs)
-
-    keras.Model.fit = fit
-    try:
-        yield
-    finally:
-        keras.Model.fit = own_fit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -23,10 +22,9 @@ from polytrain_plugins import (
 )
 from polytrain_tf.backend import TensorFlow
 from polytrain_tf.callback_state import save_callbacks
-from polytrain_tf.data import TensorFlowShard, keras_watched
+from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.saved import Progress, load, save
-
-logger = logging.getLogger(__name__)
+from polytrain_tf.watched_fit import fit_watched
 
 _strategy: tf.distribute.Strategy | None = None
 
@@ -45,6 +43,7 @@ class TensorFlowEngine(Engine[Any]):
         self._options = options
         self._progress = Progress()
         self._callbacks: Sequence[Any] = ()
+        self._has_shards = False
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
@@ -56,9 +55,10 @@ class TensorFlowEngine(Engine[Any]):
     def joined(self, world: World) -> Iterator[None]:
         global _strategy
         with ExitStack() as stack:
+            unfit = None
             if world.size > 1:
                 stack.enter_context(changed_environment(_variables(world)))
-                _patch_keras()
+                unfit = _patched_keras()
                 _strategy = tf.distribute.MultiWorkerMirroredStrategy(
                     communication_options=tf.distribute.experimental.CommunicationOptions(
                         timeout_seconds=self._options.timeout_s
@@ -67,7 +67,9 @@ class TensorFlowEngine(Engine[Any]):
             else:
                 # It leaves no trace in the process, so an inline run can be repeated.
                 _strategy = tf.distribute.get_strategy()
-            stack.enter_context(keras_watched())
+            stack.enter_context(
+                fit_watched(_strategy, has_shards=lambda: self._has_shards, unfit=unfit)
+            )
             try:
                 yield
             finally:
@@ -88,6 +90,7 @@ class TensorFlowEngine(Engine[Any]):
         return [int(number) // len(strategy.extended.worker_devices) for number in sums]
 
     def adapt(self, shard: Shard) -> TensorFlowShard:
+        self._has_shards = True
         return TensorFlowShard(shard, current_strategy())
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> Any:
@@ -125,14 +128,15 @@ def _by_one_rank() -> AbstractContextManager[Any]:
     return context
 
 
-def _patch_keras() -> None:
+def _patched_keras() -> RuntimeError | None:
+    """Why it can't be patched, if so: a loop under `strategy.run` needs no patch."""
     from polytrain_tf.keras_fit import patch_keras_trainer
 
     try:
         patch_keras_trainer()
     except RuntimeError as error:
-        # A loop under `strategy.run` needs no patch.
-        logger.warning("%s", error)
+        return error
+    return None
 
 
 def _variables(world: World) -> dict[str, str]:

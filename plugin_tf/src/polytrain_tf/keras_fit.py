@@ -109,5 +109,5 @@ def _check_keras() -> None:
         raise RuntimeError(
             f"model.fit over several workers needs a fix that was checked against Keras "
             f"{', '.join(CHECKED_KERAS)} only, and this is {keras.__version__}. Install a checked "
-            "version, or write the loop with strategy.run."
+            "version; or use tf_keras, or a loop with strategy.run, which need no fix."
         )

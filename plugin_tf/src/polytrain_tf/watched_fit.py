@@ -1,0 +1,96 @@
+"""Keras's `fit` in a training function: what it must not be given, and what it has trained on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from polytrain_tf.data import TensorFlowShard
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def fit_watched(
+    strategy: tf.distribute.Strategy,
+    *,
+    has_shards: Callable[[], bool],
+    unfit: RuntimeError | None,
+) -> Iterator[None]:
+    """While `model.fit` refuses what workers can't train together, and tells what it has used.
+
+    From before a training function begins: in `model.fit(shard.to_tf(…))` Python looks up `fit`
+    first.
+
+    Args:
+        strategy: of the workers. One alone may fit whatever it likes.
+        has_shards: whether the training function has asked for a shard.
+        unfit: why this Keras can't fit anything on several workers; None if it can.
+    """
+    is_alone = strategy.num_replicas_in_sync == 1
+    own_fit = keras.Model.fit
+
+    @functools.wraps(own_fit)
+    def fit(self: Any, x: Any = None, *args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
+        shard = getattr(x, "polytrain_shard", None)
+        if not is_alone:
+            if unfit is not None:
+                raise unfit
+            _refuse_outsider(self, strategy)
+            if shard is None and has_shards():
+                _tell_of_splitting()
+        if shard is None or not isinstance(callbacks, list | tuple | None):
+            return own_fit(self, x, *args, callbacks=callbacks, **kwargs)
+        with shard.telling():
+            told = [_Used(shard), *(callbacks or ())]
+            return own_fit(self, x, *args, callbacks=told, **kwargs)
+
+    keras.Model.fit = fit
+    try:
+        yield
+    finally:
+        keras.Model.fit = own_fit
+
+
+class _Used(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """Tells a shard what a fit has used of it, before any callback of the user's."""
+
+    def __init__(self, shard: TensorFlowShard) -> None:
+        super().__init__()
+        self._shard = shard
+        self._seen = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._seen = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._shard.used(batch + 1 - self._seen)
+        self._seen = batch + 1
+
+
+def _refuse_outsider(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raise unless all workers train this model together.
+
+    Raises:
+        ValueError: it was built outside the strategy's scope.
+    """
+    if model.distribute_strategy is not strategy:
+        raise ValueError(
+            "The model was built outside the run's strategy: every worker would train one of "
+            "its own. Build and compile it in `with polytrain_tf.strategy().scope():`."
+        )
+
+
+@functools.cache
+def _tell_of_splitting() -> None:
+    logger.warning(
+        "model.fit was given data that TensorFlow splits over the workers. That is right for what "
+        "every worker has as a whole; a worker's shard is split already, and only a part of it is "
+        "trained on. Pass shard.to_tf(…)."
+    )

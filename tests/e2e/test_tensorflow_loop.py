@@ -1,0 +1,95 @@
+"""A loop of one's own under TensorFlow's strategy, killed in the middle of an epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from tests.e2e.test_keras import DATA
+
+from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
+
+ROWS = 64
+EPOCHS = 3
+
+
+def train(config: dict[str, Any]) -> None:
+    """Eight steps an epoch, a checkpoint after every third."""
+    import os
+    import signal
+    import tempfile
+    from pathlib import Path
+
+    import keras
+    import tensorflow as tf
+
+    import polytrain
+    import polytrain_tf
+
+    context, strategy = polytrain.get_context(), polytrain_tf.strategy()
+    dies = context.get_world_rank() == 1 and context.get_attempt() == 0
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.Adam(0.05)
+        optimizer.build(model.trainable_variables)
+        epoch, steps = tf.Variable(0), tf.Variable(0)
+        state = tf.train.Checkpoint(model=model, optimizer=optimizer, epoch=epoch, steps=steps)
+    start = polytrain.get_checkpoint()
+    if start is not None:
+        state.read(f"{start.path}/state").assert_consumed()
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)[:, 0] - y)) / strategy.num_replicas_in_sync
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return tf.shape(x)[0]
+
+    @tf.function
+    def together(x: Any, y: Any) -> Any:
+        return strategy.reduce("SUM", strategy.run(step, args=(x, y)), axis=None)
+
+    def report(rows: int) -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            state.write(str(Path(directory, "state")))
+            weights = [float(each) for array in model.get_weights() for each in array.ravel()]
+            polytrain.report(
+                {"rows": rows, "weights": weights},
+                checkpoint=polytrain.Checkpoint.from_directory(directory),
+            )
+
+    shard, rows = polytrain.get_dataset_shard("train"), 0
+    while epoch.numpy() < config["epochs"]:
+        for x, y in shard.to_tf(feature_columns="x", label_columns="y", batch_size=4):
+            if dies and steps.numpy() == config["dies_at"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            rows += int(together(x, y))
+            shard.used()
+            steps.assign_add(1)
+            if steps.numpy() % 3 == 0:
+                report(rows)
+        epoch.assign_add(1)
+    report(rows)
+
+
+def fit(quiet: RunConfig, *, dies_at: int = -1) -> Result:
+    return make_trainer(
+        "tensorflow",
+        train,
+        train_loop_config={"dies_at": dies_at, "epochs": EPOCHS},
+        datasets={"train": DATA},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=1)),
+    ).fit()
+
+
+def test_a_loop_goes_on_at_the_batch_that_comes_next(quiet: RunConfig) -> None:
+    """It dies in the second epoch, after a checkpoint in its middle."""
+    undisturbed, killed = fit(quiet), fit(quiet, dies_at=14)
+    assert killed.restarts == 1
+    assert undisturbed.metrics["rows"] == EPOCHS * ROWS
+    # From the checkpoint after step 12 of 24, or the one before that, with eight rows a step.
+    assert killed.metrics["rows"] in (12 * 8, 15 * 8)
+    np.testing.assert_allclose(killed.metrics["weights"], undisturbed.metrics["weights"], atol=1e-6)
