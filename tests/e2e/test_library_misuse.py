@@ -46,6 +46,42 @@ def starts_processes(config: dict[str, Any]) -> None:
     polytrain.report(results)
 
 
+def tokenizes_in_processes(config: dict[str, Any]) -> None:
+    """By a tokenizer that has threads of its own, before and after it is forked."""
+    import datasets
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from torch.utils.data import DataLoader
+
+    import polytrain
+    from polytrain_torch import prepare_data_loader
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.encode_batch(["a b"] * 1000)
+
+    def encode(row: dict[str, Any]) -> dict[str, Any]:
+        return {"ids": tokenizer.encode(row["text"]).ids}
+
+    texts = datasets.Dataset.from_dict({"text": ["a b b"] * 8})
+    # Its own directory: ranks would write into one file.
+    cache = f"{config['cache']}/{polytrain.get_context().get_world_rank()}"
+    mapped = texts.map(encode, num_proc=2, cache_file_name=f"{cache}.arrow")
+    loader = DataLoader(
+        [{"text": "a b b"}] * 8,
+        batch_size=2,
+        num_workers=2,
+        collate_fn=lambda rows: [*map(encode, rows)],
+    )
+    loaded = [row["ids"] for batch in prepare_data_loader(loader) for row in batch]
+    polytrain.report({"mapped": mapped["ids"][:], "loaded": loaded})
+
+
+def test_tokenizers_may_be_used_in_processes(quiet: RunConfig, tmp_path: Path) -> None:
+    result = torch_runs.fit(quiet, tokenizes_in_processes, {"cache": str(tmp_path)})
+    assert result.metrics == {"mapped": [[0, 1, 1]] * 8, "loaded": [[0, 1, 1]] * 4}
+
+
 def test_a_training_function_may_start_processes(quiet: RunConfig) -> None:
     assert torch_runs.fit(quiet, starts_processes, {}).metrics == {
         **dict.fromkeys(("fork", "spawn", "forkserver", "command"), 6),

@@ -1,0 +1,109 @@
+"""torch's libraries on several nodes, each with a disk of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.e2e.driver import PREAMBLE
+
+SCRIPT = """
+import json
+from pathlib import Path
+from polytrain import CheckpointConfig
+from ray.cluster_utils import Cluster
+
+def node(name, cpus):
+    return {"num_cpus": cpus, "resources": {name: 1}, "env_vars": {"DISK": name}}
+
+head_args = {"include_dashboard": False, **node("first", 2)}
+cluster = Cluster(initialize_head=True, head_node_args=head_args)
+cluster.add_node(**node("second", 1))
+cluster.wait_for_nodes()
+ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
+
+def train(config):
+    import lightning
+    import torch
+    import torch.distributed as dist
+    from polytrain_torch import prepare_model
+    from polytrain_torch.lightning import Trainer
+    from polytrain_torch.saved import checkpoint_of, part_of
+    from torch.utils.data import DataLoader
+
+    disk = Path(config["disks"], os.environ["DISK"])
+    rank = dist.get_rank()
+
+    model = prepare_model(torch.nn.Linear(1, 1))
+    model(torch.full((1, 1), 1.0 + rank)).sum().backward()
+    found = {
+        "backend": dist.get_backend(model.process_group),
+        "gradient": next(model.parameters()).grad.item(),
+    }
+
+    class Rows(lightning.LightningDataModule):
+        def prepare_data(self):
+            with (disk / "prepared").open("a") as file:
+                file.write(f"by rank {rank}")
+
+        def predict_dataloader(self):
+            return DataLoader(torch.arange(4.0))
+
+    class Module(lightning.LightningModule):
+        def predict_step(self, batch, index):
+            return batch
+
+    trainer = Trainer(default_root_dir=disk, logger=False, enable_model_summary=False)
+    found["predicted"] = len(trainer.predict(Module(), datamodule=Rows()))
+
+    saved = disk / "saved"
+    saved.mkdir(exist_ok=True)
+    dist.barrier()
+    (saved / f"of_rank_{rank}").write_text(str(rank))
+    (saved / "everybodys").write_text("the same")
+    with part_of(saved) as part:
+        polytrain.report(found, checkpoint_of(part))
+
+result = make_trainer(
+    "torch", train, train_loop_config={"disks": os.environ["DISKS"]},
+    scaling_config=ScalingConfig(num_workers=3),
+    run_config=RunConfig(
+        storage_path="runs", progress=False,
+        checkpoint_config=CheckpointConfig(written_by="every_rank"),
+    ),
+).fit()
+with result.checkpoint.as_directory() as directory:
+    files = {file.name: file.read_text() for file in Path(directory).iterdir()}
+    del files["polytrain-manifest.json"]
+print("FOUND " + json.dumps({**result.metrics, "files": files}))
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_gradients_parts_of_checkpoints_and_prepared_data(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    path = tmp_path / "script.py"
+    path.write_text(PREAMBLE.rpartition("ray.init")[0] + SCRIPT)
+    run = subprocess.run(
+        [sys.executable, path],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "DISKS": str(tmp_path)},
+    )
+    [line] = [line for line in run.stdout.splitlines() if "FOUND" in line] or [run.stderr]
+    found = json.loads(line.removeprefix("FOUND "))
+    assert (found["backend"], found["gradient"]) == ("gloo", 2.0)
+    assert found["predicted"] == 2  # of four rows on three ranks
+    assert found["files"] == {
+        **{f"of_rank_{rank}": str(rank) for rank in range(3)},
+        "everybodys": "the same",
+    }
+    prepared = [(tmp_path / name / "prepared").read_text() for name in ("first", "second")]
+    assert sorted(prepared) == ["by rank 0", "by rank 2"]
