@@ -49,7 +49,6 @@ def starts_processes(config: dict[str, Any]) -> None:
 def tokenizes_in_processes(config: dict[str, Any]) -> None:
     """By a tokenizer that has threads of its own, before and after it is forked."""
     import datasets
-    import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from torch.utils.data import DataLoader
 
