@@ -14,6 +14,7 @@ from polytrain import (
     CheckpointConfig,
     Result,
     RunConfig,
+    TrainingFailedError,
 )
 
 
@@ -35,8 +36,13 @@ def train(config: dict[str, Any]) -> None:
             self.layers = torch.nn.Sequential(
                 torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
             )
+            self.batches = self.validations = 0
+
+        def on_validation_epoch_end(self) -> None:
+            self.validations += 1
 
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            self.batches += 1
             context = polytrain.get_context()
             dies = context.get_world_rank() == 1 and context.get_attempt() == 0
             if dies and self.global_step == config["dies_after"]:
@@ -59,20 +65,33 @@ def train(config: dict[str, Any]) -> None:
     trainer = Trainer(
         max_epochs=3,
         default_root_dir=config["output"],
-        callbacks=[ModelCheckpoint(every_n_train_steps=4)],
-        reload_dataloaders_every_n_epochs=config["reload"],
+        callbacks=[ModelCheckpoint(every_n_train_steps=config["saves_every"])],
         logger=False,
         enable_model_summary=False,
+        **config["options"],
     )
+    module = Regression()
     trainer.fit(
-        Regression(), DataLoader(rows, batch_size=4, shuffle=True), DataLoader(rows, batch_size=8)
+        module, DataLoader(rows, batch_size=4, shuffle=True), DataLoader(rows, batch_size=8)
     )
+    polytrain.report({"batches": module.batches, "validations": module.validations})
 
 
 def fit(
-    quiet: RunConfig, output: Path, *, dies_after: int = -1, reload: int = 0, **changes: Any
+    quiet: RunConfig,
+    output: Path,
+    *,
+    dies_after: int = -1,
+    saves_every: int | None = 4,
+    options: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> Result:
-    config = {"output": str(output), "dies_after": dies_after, "reload": reload}
+    config = {
+        "output": str(output),
+        "dies_after": dies_after,
+        "saves_every": saves_every,
+        "options": options or {},
+    }
     return torch_runs.fit(quiet, train, config, **changes)
 
 
@@ -93,16 +112,139 @@ def test_a_killed_run_ends_in_the_same_weights(
     killed = fit(quiet, tmp_path / "killed", dies_after=10, checkpoint_config=config)
     assert killed.restarts == 1
     assert equal(weights(killed), weights(undisturbed))
-    assert [report["step"] for report in killed.history] == [4, 6, 8, 12, 16, 18]
+    steps = [report["step"] for report in killed.history if "step" in report]
+    assert steps == [4, 6, 8, 12, 16, 18]
 
 
 def test_loaders_that_are_made_anew_go_on_in_the_middle_too(
     quiet: RunConfig, tmp_path: Path
 ) -> None:
-    undisturbed = fit(quiet, tmp_path / "undisturbed", reload=1)
-    killed = fit(quiet, tmp_path / "killed", dies_after=10, reload=1)
+    options = {"reload_dataloaders_every_n_epochs": 1}
+    undisturbed = fit(quiet, tmp_path / "undisturbed", options=options)
+    killed = fit(quiet, tmp_path / "killed", dies_after=10, options=options)
     assert killed.restarts == 1
     assert equal(weights(killed), weights(undisturbed))
+
+
+ENDS = {
+    "the default": (None, {}, 6),
+    "a part of the batches": (None, {"limit_train_batches": 4}, 4),
+    "validation within": (None, {"val_check_interval": 2}, 6),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_an_epoch_that_a_checkpoint_ends_is_followed_by_the_next(
+    quiet: RunConfig, tmp_path: Path, name: str
+) -> None:
+    saves_every, options, steps = ENDS[name]
+
+    def ended(dies_after: int) -> Result:
+        output = tmp_path / str(dies_after)
+        return fit(quiet, output, dies_after=dies_after, saves_every=saves_every, options=options)
+
+    undisturbed, killed = ended(-1), ended(2 * steps + 1)
+    assert killed.restarts == 1
+    assert undisturbed.metrics["batches"] == 3 * steps
+    assert killed.metrics["batches"] in (steps, 2 * steps)
+    assert equal(weights(killed), weights(undisturbed))
+
+
+@pytest.mark.parametrize(("before", "after", "batches"), [(2, 1, 4 + 12 + 12), (1, 2, 4 + 6 + 6)])
+def test_another_number_of_workers_goes_on_in_the_middle(
+    quiet: RunConfig, tmp_path: Path, before: int, after: int, batches: int
+) -> None:
+    begun = fit(quiet, tmp_path, workers=before, options={"max_steps": 4})
+    assert begun.checkpoint is not None
+    result = fit(quiet, tmp_path, workers=after, restore_from=begun.checkpoint)
+    # Forty-eight rows an epoch, four to a worker's batch; of the first some were done.
+    assert result.metrics == {"batches": batches, "validations": 3}
+
+
+def fits_unusually(config: dict[str, Any]) -> None:
+    import os
+    import signal
+    from pathlib import Path
+
+    import lightning
+    import torch
+    from lightning.pytorch.callbacks import LearningRateFinder
+    from torch.utils.data import DataLoader
+
+    import polytrain
+    from polytrain_torch.lightning import Trainer
+
+    class Module(lightning.LightningModule):
+        def __init__(self, words: Any = None) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.layer = torch.nn.Linear(1, 1)
+            self.lr = 0.1
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            batches = batch.values() if isinstance(batch, dict) else [batch]
+            return sum(self.layer(each[:, None]).square().mean() for each in batches)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    def loader(rows: int) -> Any:
+        return DataLoader(torch.arange(float(rows)) / rows, batch_size=4)
+
+    def fitted(module: Any, loaders: Any, **options: Any) -> Any:
+        usual = {"logger": False, "enable_model_summary": False, "max_epochs": 1}
+        root = config["output"]
+        Trainer(default_root_dir=root, **{**usual, **options}).fit(module, loaders)
+        return module
+
+    match config["what"]:
+        case "two fits":
+            fitted(Module(), loader(16))
+            fitted(Module(), loader(16))
+            context = polytrain.get_context()
+            if context.get_world_rank() == 1 and context.get_attempt() == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        case "a path":
+            fitted(Module(Path("words.txt")), loader(16))
+        case "a finder":
+            finder = LearningRateFinder(num_training_steps=5)
+            fitted(Module(), loader(64), callbacks=[finder])
+        case "two loaders":
+            saves = lightning.pytorch.callbacks.ModelCheckpoint(every_n_train_steps=1)
+            fitted(Module(), {"a": loader(16), "b": loader(32)}, callbacks=[saves])
+
+
+def fit_unusually(quiet: RunConfig, tmp_path: Path, what: str) -> Result:
+    return torch_runs.fit(quiet, fits_unusually, {"what": what, "output": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("two fits", r"made by the 2\. fit.*what the 1\. has trained.*run of its own"),
+        ("a path", r"PosixPath, which is no plain data.*save_hyperparameters\(ignore="),
+    ],
+)
+def test_what_no_restart_could_go_on_with_is_refused(
+    quiet: RunConfig, tmp_path: Path, what: str, told: str
+) -> None:
+    with pytest.raises(TrainingFailedError, match=told):
+        fit_unusually(quiet, tmp_path, what)
+
+
+def test_what_a_finder_saves_is_no_checkpoint(quiet: RunConfig, tmp_path: Path) -> None:
+    result = fit_unusually(quiet, tmp_path, "a finder")
+    # Eight batches on each of two workers, and one checkpoint at the epoch's end.
+    assert [report["step"] for report in result.history] == [8]
+
+
+def test_several_loaders_are_gone_on_with_at_the_start_of_epochs(
+    quiet: RunConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = fit_unusually(quiet, tmp_path, "two loaders")
+    assert [report["step"] for report in result.history] == [4]
+    assert result.checkpoint is not None
+    assert "at the start of an epoch only" in capfd.readouterr().err
 
 
 def use_what_a_trainer_has(config: dict[str, Any]) -> None:
@@ -208,5 +350,5 @@ def test_whatever_a_trainer_has_works(quiet: RunConfig, tmp_path: Path) -> None:
 
 def test_one_worker_is_enough(quiet: RunConfig, tmp_path: Path) -> None:
     result = fit(quiet, tmp_path, workers=1)
-    assert result.metrics["step"] == 3 * 12
+    assert result.metrics["batches"] == 3 * 12
     assert all(each.isfinite().all() for each in weights(result).values())

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from polytrain import RunConfig, ScalingConfig, make_trainer
 from polytrain.testing.local_world import run_world
 from polytrain_torch import Torch
 
@@ -233,3 +234,33 @@ def test_the_length_is_the_number_of_batches(ranks: Any) -> None:
         assert len(told) > 10
         known = {name: each for name, each in told.items() if "stream" not in name}
         assert all(said == given for said, given in known.values()), known
+
+
+def test_a_schedule_by_the_length_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    """What is left of an epoch is less than its length."""
+
+    def train() -> None:
+        from torch.utils.data import DataLoader
+
+        from polytrain_torch import TrainingState, prepare_data_loader
+
+        state = TrainingState()
+        is_first = not state.restore()
+        loader = prepare_data_loader(DataLoader([*range(12)], batch_size=2, sampler=range(12)))
+        for given, _ in enumerate(loader, start=1):
+            state.report({"length": len(loader), "given": given}, begun=True)
+            if is_first and given == 4:
+                break
+
+    def fit(**options: Any) -> Any:
+        return make_trainer(
+            "torch",
+            train,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path=tmp_path, progress=False),
+            **options,
+        ).fit()
+
+    first = fit()
+    assert first.metrics == {"length": 6, "given": 4}
+    assert fit(restore_from=first.checkpoint).metrics == {"length": 6, "given": 2}

@@ -8,6 +8,7 @@ position is the number of items drawn.
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -51,6 +52,13 @@ class EpochSampler(Sampler[Any]):
         self.epoch = epoch
         self.stops.clear()
 
+    @abstractmethod
+    def length_from(self, start: int) -> int:
+        """How many it gives this rank, of an epoch that begins there."""
+
+    def __len__(self) -> int:
+        return self.length_from(0)
+
 
 class PlannedBatches(EpochSampler):
     """The indices of this rank's batches, by the plan that shards are read by too."""
@@ -76,8 +84,7 @@ class PlannedBatches(EpochSampler):
             # A batch of fewer rows than ranks: data loaders know no empty batch.
             yield mine or [order[positions.start]]
 
-    def __len__(self) -> int:
-        start = self.cursor.next_start
+    def length_from(self, start: int) -> int:
         plan = self.cursor.position.plan
         return plan.num_batches(start, self._batch_rows, self._remainder)
 
@@ -101,8 +108,8 @@ class PlannedItems(EpochSampler):
         for batch in self._batches:
             yield from batch
 
-    def __len__(self) -> int:
-        return len(self._batches)
+    def length_from(self, start: int) -> int:
+        return self._batches.length_from(start)
 
 
 class SplitSampler(EpochSampler):
@@ -134,8 +141,8 @@ class SplitSampler(EpochSampler):
             self.stops.append(start + (first + len(some)) * size)
             yield from some
 
-    def __len__(self) -> int:
-        left = max(0, len(self.sampler) - self.cursor.next_start)
+    def length_from(self, start: int) -> int:
+        left = max(0, len(self.sampler) - start)
         return -(-left // dist.get_world_size())
 
     def _draw(self, epoch: int) -> list[Any]:
@@ -178,12 +185,33 @@ class PreparedDataLoader:
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
+        """Batches of a whole epoch: of the one that a restart goes on with, fewer may be left."""
         return len(self._split)
+
+    @property
+    def has_place(self) -> bool:
+        """Whether it goes on where a checkpoint was."""
+        return self._sampler is not None
 
     @property
     def is_under_way(self) -> bool:
         """Whether the next iteration begins in the middle of an epoch, where a checkpoint was."""
         return self._sampler is not None and self._sampler.cursor.next_start > 0
+
+    def batches_left(self) -> int:
+        """Of the next iteration."""
+        if self._sampler is None:
+            return len(self)
+        left = self._sampler.length_from(self._sampler.cursor.next_start)
+        if self._split.batch_sampler is self._sampler or self._split.batch_size is None:
+            return left
+        full, rest = divmod(left, self._split.batch_size)
+        return full + (rest > 0 and not self._split.drop_last)
+
+    def end_epoch(self) -> None:
+        """The last batch has been given: checkpoints go on with the next epoch."""
+        if self._sampler is not None and self._sampler.epoch is not None:
+            self._sampler.epoch.end()
 
     def __iter__(self) -> Iterator[Any]:
         if self._sampler is None:
@@ -339,6 +367,8 @@ def _seed(loader: DataLoader[Any]) -> int:
 def _moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
+    if hasattr(batch, "to"):  # such as Transformers' BatchEncoding, or a graph
+        return batch.to(device)
     if isinstance(batch, Mapping):
         return {key: _moved(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

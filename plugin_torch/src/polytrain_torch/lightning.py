@@ -7,11 +7,15 @@ in the place of `from lightning import Trainer` is all that a script needs.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -28,9 +32,14 @@ with needed("lightning"):
     from lightning.fabric.plugins.environments import ClusterEnvironment
     from lightning.pytorch.callbacks import Callback, ProgressBar
     from lightning.pytorch.strategies import DDPStrategy
-    from lightning.pytorch.trainer.states import TrainerFn
+
+logger = logging.getLogger(__name__)
 
 _CHECKPOINT = "lightning.ckpt"
+_FIT_FILE = "fit"
+
+_fits: Counter[tuple[str, int]] = Counter()
+"""How often `fit` was called, by run and attempt."""
 
 
 class Trainer(lightning.Trainer):
@@ -63,8 +72,9 @@ class Trainer(lightning.Trainer):
             # The run has a line of its own, and workers' output comes line by line.
             "enable_progress_bar": any(isinstance(each, ProgressBar) for each in callbacks),
         }
-        self.loaders_split = 0
-        """For training, since the last epoch's end: those asked for anew take their places."""
+        self._loaders: list[_Loader] = []
+        """Training's."""
+        self._is_between = False
         self._reports = _Reports()
         if workers > 1 and options.get("strategy", "auto") in ("auto", "ddp"):
             options["strategy"] = DDPStrategy(process_group=gradient_group(device))
@@ -84,17 +94,51 @@ class Trainer(lightning.Trainer):
         return get_context().get_local_rank()
 
     def fit(self, *args: Any, **options: Any) -> None:
-        """As Lightning's. From the run's checkpoint, if it has one, and else from `ckpt_path`."""
+        """As Lightning's. From the run's checkpoint, if it has one, and else from `ckpt_path`.
+
+        Of several in a training function, each goes on from its own.
+
+        Raises:
+            RuntimeError: if the checkpoint is a later one's: what this one has trained isn't kept.
+        """
+        number = self._reports.fit = _next_fit()
         checkpoint = get_checkpoint()
-        if checkpoint is not None:
+        made_by = -1 if checkpoint is None else _fit_of(Path(checkpoint.path))
+        if made_by > number:
+            raise RuntimeError(
+                f"fit: the run's checkpoint was made by the {made_by + 1}. fit of the training "
+                f"function, and has nothing of what the {number + 1}. has trained. Give each fit "
+                "a run of its own."
+            )
+        if checkpoint is not None and made_by == number:
             options["ckpt_path"] = str(Path(checkpoint.path, _CHECKPOINT))
+        self._reports.loads_anything = options.get("weights_only") is False
         super().fit(*args, **options)
 
     def save_checkpoint(self, filepath: Any, weights_only: Any = None, **options: Any) -> None:
         """As Lightning's; while it fits, the run's checkpoint is the same."""
         super().save_checkpoint(filepath, weights_only, **options)
-        if self.state.fn == TrainerFn.FITTING and not weights_only:
-            self._reports.saved(self, Path(filepath))
+        # Outside of training others save for themselves, such as who looks for a learning rate.
+        if not self._reports.is_training:
+            return
+        if weights_only:
+            _tell_of_weights()
+            return
+        is_end = self.fit_loop.epoch_loop.batch_progress.is_last_batch
+        if is_end:
+            for loader in self._loaders:
+                loader.end_epoch()
+        elif len(self._loaders) > 1:
+            _tell_of_several_loaders()
+            return
+        self._reports.saved(self, Path(filepath))
+
+    def end_epoch(self) -> None:
+        """Loaders that are asked for from now on take the places of those that there are."""
+        if any(loader.was_resized for loader in self._loaders):
+            # Lightning asks once how long an epoch is, and the one that is over was another's.
+            self.fit_loop._combined_loader = None
+        self._is_between = True
 
     def predict(self, *args: Any, **options: Any) -> Any:
         """As Lightning's: of every row once, by the rank that has it."""
@@ -114,9 +158,14 @@ class Trainer(lightning.Trainer):
             return loader
         if not self.training:
             return sharded(loader, device=None, keeps_place=False)
-        name = f"Lightning's data loader {self.loaders_split}"
-        self.loaders_split += 1
-        return _Loader(sharded(loader, device=None, name=name), self)
+        if self._is_between:
+            self._loaders, self._is_between = [], False
+        name = f"data loader {len(self._loaders)} of Lightning's fit {self._reports.fit}"
+        split = sharded(loader, device=None, name=name)
+        if not split.has_place:
+            return split
+        self._loaders.append(_Loader(split, self))
+        return self._loaders[-1]
 
 
 class WorkerEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning's types aren't looked at
@@ -160,11 +209,19 @@ class WorkerEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning'
 class _Reports(Callback):  # type: ignore[misc]
     def __init__(self) -> None:
         self._saved_step = self._told_step = -1
+        self._is_checked = False
+        self.is_training = False
+        self.fit = 0
+        """Its number in the training function."""
+        self.loads_anything = False
+        """Whether the user trusts checkpoints that hold more than plain data."""
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
+        self.is_training = True
+        self._saved_step = self._told_step = -1
         # Not earlier: a trial of the validation draws too.
         checkpoint = get_checkpoint()
-        if checkpoint is not None:
+        if checkpoint is not None and _fit_of(Path(checkpoint.path)) == self.fit:
             restore_random_states(Path(checkpoint.path))
             self._saved_step = self._told_step = trainer.global_step
 
@@ -172,18 +229,26 @@ class _Reports(Callback):  # type: ignore[misc]
         self._tell(trainer)
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        trainer.loaders_split = 0
+        trainer.end_epoch()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self._tell(trainer)
+
+    def teardown(self, trainer: Any, module: Any, stage: str) -> None:
+        self.is_training = False
 
     def saved(self, trainer: Any, saved: Path) -> None:
         """Report a checkpoint, if it is the first after its step."""
         if self._saved_step == trainer.global_step:
             return
         self._saved_step = self._told_step = trainer.global_step
+        if not self._is_checked and not self.loads_anything:
+            _refuse_unsafe(saved)
+            self._is_checked = True
         with part_of(saved, name=_CHECKPOINT) as part:
             save_random_states(part)
+            if part is not None and dist.get_rank() == 0:
+                (part / _FIT_FILE).write_text(str(self.fit))
             report(_metrics(trainer), checkpoint_of(part))
 
     def _tell(self, trainer: Any) -> None:
@@ -198,12 +263,19 @@ class _Loader:
 
     def __init__(self, loader: PreparedDataLoader, trainer: Trainer) -> None:
         self._loader = loader
-        self._done = 0
+        done = 0
         if loader.is_under_way:
-            self._done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+            # With as many workers as there were then.
+            done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        self._length = done + loader.batches_left()
 
     def __len__(self) -> int:
-        return self._done + len(self._loader)
+        return self._length
+
+    @property
+    def was_resized(self) -> bool:
+        """Whether its first epoch has another length than those that follow."""
+        return self._length != len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         yield from self._loader
@@ -230,3 +302,44 @@ def _listed(given: Any) -> list[Any]:
     if given is None:
         return []
     return [*given] if isinstance(given, list | tuple) else [given]
+
+
+def _next_fit() -> int:
+    context = get_context()
+    attempt = context.get_experiment_name(), context.get_attempt()
+    _fits[attempt] += 1
+    return _fits[attempt] - 1
+
+
+def _fit_of(checkpoint: Path) -> int:
+    return int((checkpoint / _FIT_FILE).read_text())
+
+
+def _refuse_unsafe(saved: Path) -> None:
+    """Now, and not when a restart loads it."""
+    if not saved.is_file():
+        return
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(saved)
+    if unsafe:
+        raise TypeError(
+            f"The checkpoint holds {', '.join(sorted(unsafe))}, which is no plain data: a restart "
+            "would refuse to load it (weights_only). Leave it out, for example by "
+            "save_hyperparameters(ignore=[…]), name it by torch.serialization.add_safe_globals, or "
+            "trust the run's checkpoints: fit(…, weights_only=False)."
+        )
+
+
+@cache
+def _tell_of_weights() -> None:
+    logger.warning(
+        "ModelCheckpoint(save_weights_only=True): weights alone are no checkpoint of the run. "
+        "A restart goes on from others, or begins anew."
+    )
+
+
+@cache
+def _tell_of_several_loaders() -> None:
+    logger.warning(
+        "With several training data loaders a run goes on at the start of an epoch only: what is "
+        "saved in the middle of one is no checkpoint of the run."
+    )
