@@ -197,6 +197,23 @@ def test_batches_that_were_prepared_ahead_do_not_count_as_given() -> None:
     assert one.cursor.position.start == 30
 
 
+def test_an_epoch_is_over_when_its_last_batch_is_used() -> None:
+    """Though nobody has asked whether there is another: a checkpoint may be made then."""
+    one = shard(pa.table({"id": np.arange(20)}))
+    batches = one.iter_ahead(batch_size=10)
+    for _ in range(2):
+        next(batches)
+        batches.used()
+    assert (one.cursor.position.epoch, one.cursor.position.start) == (1, 0)
+
+
+def test_an_epoch_of_which_nothing_is_left_is_over_at_once() -> None:
+    one = shard(pa.table({"id": np.arange(20)}))
+    one.cursor.next_epoch().given(20)
+    resumed = shard(pa.table({"id": np.arange(20)}), position=one.cursor.position.to_plain())
+    assert [len([*resumed.iter_ahead(batch_size=10)]) for _ in range(2)] == [0, 2]
+
+
 def test_prefetched_batches_are_the_same_ones() -> None:
     data = pa.table({"id": np.arange(1000)})
     plain, ahead = (

@@ -132,21 +132,28 @@ class _TakenAhead(BatchesAhead):
     def __init__(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
         self._epoch = epoch
         self._batches = batches
+        self._next = next(batches, None)
         self._stops: deque[int] = deque()
-        self._exhausted = False
 
     def __next__(self) -> Any:
-        batch = next(self._batches, None)
+        batch = self._next
         if batch is None:
-            self._exhausted = True
+            if not self._stops:
+                # A restart may have gone on where nothing was left: the epoch begins, and is over.
+                self._epoch.given(self._epoch.start)
+                self._epoch.end()
             raise StopIteration
         self._stops.append(batch.stop)
-        return excerpts_to_format(batch.content, "numpy")
+        content = excerpts_to_format(batch.content, "numpy")
+        # Whether there is another must be known before this one is used: a checkpoint that is made
+        # then goes on with the next epoch if there is none.
+        self._next = next(self._batches, None)
+        return content
 
     def used(self, count: int = 1) -> None:
         for _ in range(min(count, len(self._stops))):
             self._epoch.given(self._stops.popleft())
-        if self._exhausted and not self._stops:
+        if self._next is None and not self._stops:
             self._epoch.end()
 
     def all_used(self) -> None:
