@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from transformers import BatchEncoding
 
 from polytrain.testing.shards import shard_of
 from polytrain_torch import PreparedDataLoader, TorchShard, prepare_model
@@ -80,6 +81,7 @@ def test_batches_move_in_the_structure_that_they_come_in() -> None:
         "pair": Pair(torch.ones(1), torch.zeros(1)),
         "list": [torch.ones(1), (torch.ones(2), "name")],
         "number": 3,
+        "words": BatchEncoding({"ids": torch.ones(1)}),
     }
     loader = DataLoader([0], batch_size=None, collate_fn=lambda _: batch)
     [moved] = PreparedDataLoader(loader, device=torch.device("meta"))
@@ -88,6 +90,7 @@ def test_batches_move_in_the_structure_that_they_come_in() -> None:
     assert type(moved["list"]) is list
     tensor, name = moved["list"][1]
     assert (tensor.device.type, name, moved["number"]) == ("meta", "name", 3)
+    assert moved["words"].ids.device.type == "meta"
 
 
 def test_without_a_device_batches_stay_where_they_are() -> None:
