@@ -40,6 +40,16 @@ def test_files_of_another_file_system_are_staged_on_the_node(
     assert staging.is_relative_to(elsewhere)
 
 
+def test_links_are_staged_where_what_they_lead_to_is(tmp_path: Path, elsewhere: Path) -> None:
+    """Its largest file decides: small ones are copied anyway."""
+    source = made(elsewhere / "source")
+    (source / "small").write_text("1")
+    (tmp_path / "large").write_text("12")
+    (source / "large").symlink_to(tmp_path / "large")
+    stagings = Stagings(scratch=elsewhere, near=tmp_path / "staging")
+    assert stagings.new("checkpoint", 0, source=source).is_relative_to(tmp_path / "staging")
+
+
 def test_without_a_directory_as_storage_files_are_staged_on_the_node(
     tmp_path: Path, elsewhere: Path
 ) -> None:

@@ -31,7 +31,6 @@ def train(config):
     import torch.distributed as dist
     from polytrain_torch import prepare_model
     from polytrain_torch.lightning import Trainer
-    from polytrain_torch.saved import checkpoint_of, part_of
     from torch.utils.data import DataLoader
 
     disk = Path(config["disks"], os.environ["DISK"])
@@ -59,26 +58,39 @@ def train(config):
     trainer = Trainer(default_root_dir=disk, logger=False, enable_model_summary=False)
     found["predicted"] = len(trainer.predict(Module(), datamodule=Rows()))
 
-    saved = disk / "saved"
-    saved.mkdir(exist_ok=True)
-    dist.barrier()
-    (saved / f"of_rank_{rank}").write_text(str(rank))
-    (saved / "everybodys").write_text("the same")
-    with part_of(saved) as part:
-        polytrain.report(found, checkpoint_of(part))
+    save({"with": found})
 
-result = make_trainer(
-    "torch", train, train_loop_config={"disks": os.environ["DISKS"]},
-    scaling_config=ScalingConfig(num_workers=3),
-    run_config=RunConfig(
-        storage_path="runs", progress=False,
-        checkpoint_config=CheckpointConfig(written_by="every_rank"),
-    ),
-).fit()
+def save(config):
+    import torch.distributed as dist
+    from polytrain_torch.saved import checkpoint_of, directory_of_all, part_of
+
+    rank = dist.get_rank()
+    with directory_of_all() as saved:
+        (saved / f"of_rank_{rank}").write_text(str(rank))
+        (saved / "everybodys").write_text("the same")
+        with part_of(saved) as part:
+            polytrain.report(config.get("with", {}), checkpoint_of(part))
+
+def fit(function, written_by):
+    return make_trainer(
+        "torch", function, train_loop_config={"disks": os.environ["DISKS"]},
+        scaling_config=ScalingConfig(num_workers=3),
+        run_config=RunConfig(
+            storage_path="runs", progress=False,
+            checkpoint_config=CheckpointConfig(written_by=written_by),
+        ),
+    ).fit()
+
+result = fit(train, "every_rank")
 with result.checkpoint.as_directory() as directory:
     files = {file.name: file.read_text() for file in Path(directory).iterdir()}
     del files["polytrain-manifest.json"]
-print("FOUND " + json.dumps({**result.metrics, "files": files}))
+refused = ""
+try:
+    fit(save, "rank_0")
+except polytrain.TrainingFailedError as error:
+    refused = str(error)
+print("FOUND " + json.dumps({**result.metrics, "files": files, "refused": refused}))
 ray.shutdown()
 cluster.shutdown()
 """
@@ -105,5 +117,8 @@ def test_gradients_parts_of_checkpoints_and_prepared_data(tmp_path: Path) -> Non
         **{f"of_rank_{rank}": str(rank) for rank in range(3)},
         "everybodys": "the same",
     }
+    # Where rank 0 writes, what it doesn't see would be missing.
+    assert "of_rank_2: rank 0 writes" in found["refused"]
+    assert 'CheckpointConfig(written_by="every_rank")' in found["refused"]
     prepared = [(tmp_path / name / "prepared").read_text() for name in ("first", "second")]
     assert sorted(prepared) == ["by rank 0", "by rank 2"]

@@ -96,13 +96,6 @@ def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
         TypeError: if some of it is no plain data, and couldn't be loaded safely.
         RuntimeError: if there are shards on several nodes, and only rank 0 writes checkpoints.
     """
-    context = get_context()
-    has_all = context.every_rank_writes() or context.get_local_world_size() == dist.get_world_size()
-    if engine.zero_optimization() and not has_all:
-        raise RuntimeError(
-            "ZeRO's shards are on several nodes, and rank 0 sees those of its own only. Use "
-            'RunConfig(checkpoint_config=CheckpointConfig(written_by="every_rank")).'
-        )
     with directory_of_all() as directory:
         engine.save_checkpoint(directory, tag=DEEPSPEED, save_latest=False)
         if dist.get_rank() == 0:

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from polytrain import Checkpoint, get_checkpoint, get_context, report
+from polytrain.workers.session import scratch_directory
 from polytrain_torch.engine import MODEL_FILE, unwrapped
 from polytrain_torch.randomness import restore_random_states, save_random_states
 from polytrain_torch.safely import loaded, save_safely
@@ -136,7 +137,8 @@ class TrainingState:
             metrics: as for `polytrain.report`.
             progress: plain data for `restore` to give back, such as the next epoch's number.
         """
-        with tempfile.TemporaryDirectory(prefix="polytrain-") as directory:
+        # Not in the system's: report doesn't return if this process is to end.
+        with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="state-") as directory:
             self.save(directory, **progress)
             writes = dist.get_rank() == 0 or get_context().every_rank_writes()
             report(metrics, checkpoint=Checkpoint.from_directory(directory) if writes else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,8 @@ class Stagings:
         Args:
             name: of the checkpoint's directory.
             rank: whose part.
-            source: where the files come from, so that they can be linked if anywhere; None for
-                files that are still to be written.
+            source: where the files come from, so that they can be linked if anywhere, also if it
+                has symbolic links to them; None for files that are still to be written.
         """
         root = self._root(self.scratch if source is None else source)
         staging = staged_in(root, name, rank)
@@ -45,7 +46,17 @@ class Stagings:
         if self.near is None:
             return self.scratch
         self.near.mkdir(parents=True, exist_ok=True)
-        return self.near if self.near.stat().st_dev == source.stat().st_dev else self.scratch
+        return self.near if self.near.stat().st_dev == _device_of(source) else self.scratch
+
+
+def _device_of(source: Path) -> int:
+    """The file system of the largest of its files; its own if it has none."""
+    statuses = (
+        Path(directory, name).stat()
+        for directory, _, names in os.walk(source, followlinks=True)
+        for name in names
+    )
+    return max(statuses, key=lambda each: each.st_size, default=source.stat()).st_dev
 
 
 def staged_in(root: Path, name: str, rank: int) -> Path:

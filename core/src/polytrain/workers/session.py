@@ -368,6 +368,17 @@ def open_cursor(plan: Plan, *, name: str | None = None) -> Cursor[DataPosition]:
     return _session("open_cursor").cursor(plan, name)
 
 
+def scratch_directory() -> Path:
+    """For plugins: a directory on the node's disk for this rank's attempt alone.
+
+    It is removed when the next attempt asks for its own, or the run ends, however that comes about.
+
+    Raises:
+        NotInTrainerError: outside a training function.
+    """
+    return _session("scratch_directory").scratch
+
+
 def _session(function: str) -> TrainerSession:
     if _current is None:
         raise NotInTrainerError(
