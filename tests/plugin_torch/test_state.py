@@ -63,6 +63,33 @@ def test_an_optimizer_of_what_sharding_has_replaced_is_refused(run: Run) -> None
         run(train)
 
 
+def test_beside_a_sharded_model_other_parameters_are_trained(run: Run) -> None:
+    """A bare one, of a shape that the model has as well, and those of a model that is no part."""
+
+    def train() -> None:
+        temperature, other = torch.nn.Parameter(torch.ones(1)), torch.nn.Linear(4, 2)
+        model = prepare_model(layer(), parallel_strategy="fsdp")
+        TrainingState(
+            model=model,
+            optimizer=torch.optim.SGD(model.parameters()),
+            of_temperature=torch.optim.SGD([temperature]),
+            of_other=torch.optim.SGD(other.parameters()),
+        ).report({})
+
+    assert run(train).checkpoint is not None
+
+
+def test_an_optimizer_of_the_trained_ones_that_sharding_has_replaced_is_refused(run: Run) -> None:
+    def train() -> None:
+        model = torch.nn.Sequential(layer(), layer())
+        model[0].requires_grad_(False)
+        before = torch.optim.SGD([each for each in model.parameters() if each.requires_grad])
+        TrainingState(model=prepare_model(model, parallel_strategy="fsdp"), optimizer=before)
+
+    with pytest.raises(TrainingFailedError, match=r"optimizer: .*trains no parameter"):
+        run(train)
+
+
 def test_what_a_library_has_saved_is_its_own_to_load(run: Run, tmp_path: Path) -> None:
     def train() -> None:
         part = tmp_path / "part"

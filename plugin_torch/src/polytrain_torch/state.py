@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -220,12 +221,16 @@ class TrainingState:
     def _refuse_idle_optimizers(self) -> None:
         """Sharding replaces parameters: an optimizer of those before trains nothing, silently."""
         models = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
-        if not any(map(_is_sharded, models)):
-            return
+        replaced = [shapes for model in models if _is_sharded(model) for shapes in _shapes(model)]
         there = {id(parameter) for model in models for parameter in model.parameters()}
         for name, part in self._parts.items():
-            mine = {id(parameter) for parameter in _parameters(part)}
-            if isinstance(part, torch.optim.Optimizer) and not mine & there:
+            # It may as well train what is no part, beside a sharded model.
+            if (
+                isinstance(part, torch.optim.Optimizer)
+                and not _is_sharded(part)
+                and there.isdisjoint(map(id, _parameters(part)))
+                and Counter(each.shape for each in _parameters(part)) in replaced
+            ):
                 raise ValueError(
                     f"{name}: it trains no parameter of the model, for sharding has replaced those "
                     "that it was made with. Make it after prepare_model."
@@ -245,6 +250,13 @@ class TrainingState:
 
 def _is_sharded(part: Any) -> bool:
     return any(isinstance(parameter, DTensor) for parameter in _parameters(part))
+
+
+def _shapes(model: torch.nn.Module) -> list[Counter[torch.Size]]:
+    """Those of the whole parameters that an optimizer is made with: all, or what is trained."""
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return [Counter(each.shape for each in some) for some in (parameters, trained)]
 
 
 def _parameters(part: Any) -> Iterator[Any]:
