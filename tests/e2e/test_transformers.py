@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from polytrain import (
     CheckpointConfig,
     Result,
     RunConfig,
+    TrainingFailedError,
 )
 
 
@@ -68,13 +70,12 @@ def train(config: dict[str, Any]) -> None:
         model=Regression(PretrainedConfig()),
         args=TrainingArguments(
             output_dir=config["output"],
-            num_train_epochs=3,
-            per_device_train_batch_size=4,
             save_steps=4,
             logging_steps=2,
             report_to=[],
             disable_tqdm=True,
             save_total_limit=1,
+            **{"num_train_epochs": 3, "per_device_train_batch_size": 4, **config["arguments"]},
         ),
         train_dataset=rows,
         eval_dataset=rows[:8],
@@ -87,8 +88,15 @@ def train(config: dict[str, Any]) -> None:
     polytrain.report({"rows": sorted(row for each in everybodys for row in each)})
 
 
-def fit(quiet: RunConfig, output: Path, *, dies_after: int = -1, **changes: Any) -> Result:
-    config = {"output": str(output), "dies_after": dies_after}
+def fit(
+    quiet: RunConfig,
+    output: Path,
+    *,
+    dies_after: int = -1,
+    arguments: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> Result:
+    config = {"output": str(output), "dies_after": dies_after, "arguments": arguments or {}}
     return torch_runs.fit(quiet, train, config, **changes)
 
 
@@ -121,3 +129,91 @@ def test_one_worker_is_enough(quiet: RunConfig, tmp_path: Path) -> None:
     assert result.history[-2]["epoch"] == 3
     assert result.metrics["rows"] == sorted([*range(48)] * 3)
     assert weights(result)["layers.0.weight"].shape == (8, 3)
+
+
+def test_another_number_of_workers_goes_on_in_the_same_steps_only(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    """Three epochs of 12 steps by one worker would be over after one on two."""
+    begun = fit(quiet, tmp_path / "begun", workers=1, arguments={"num_train_epochs": 1})
+    with pytest.raises(
+        TrainingFailedError, match=r"1 workers in steps of 4 rows\. 2 workers with 8.*num_workers"
+    ):
+        fit(quiet, tmp_path / "larger", restore_from=begun.checkpoint)
+    same = {"per_device_train_batch_size": 2}
+    result = fit(quiet, tmp_path / "same", restore_from=begun.checkpoint, arguments=same)
+    assert result.metrics["rows"] == sorted([*range(48)] * 2)
+    assert result.history[-2]["epoch"] == 3
+
+
+def test_checkpoints_that_are_kept_for_being_the_best_have_their_metrics(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    """The trainer decides after it has logged them."""
+    best = {"save_strategy": "best", "eval_strategy": "steps", "metric_for_best_model": "loss"}
+    result = fit(quiet, tmp_path, workers=1, arguments={**best, "eval_steps": 4})
+    kept = [metrics for _, metrics in result.best_checkpoints]
+    assert kept
+    assert all(metrics["eval_loss"] > 0 for metrics in kept)
+
+
+def train_two(config: dict[str, Any]) -> None:
+    """One trainer after another."""
+    import os
+    import signal
+
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    import polytrain
+    from polytrain_torch.transformers import prepare_trainer
+
+    class Regression(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (super().forward(x)[:, 0] - labels).square().mean()}
+
+    class Counts(TrainerCallback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.steps = 0
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            dies = polytrain.get_context().get_attempt() == 0 and self.name == config["dies_in"]
+            if dies and state.global_step == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.steps += 1
+
+    rows = [{"x": torch.ones(3), "labels": torch.ones(())}] * 40
+    steps = []
+    for name in ("first", "second"):
+        counts = Counts(name)
+        arguments = TrainingArguments(
+            output_dir=f"{config['output']}/{name}",
+            num_train_epochs=1,
+            per_device_train_batch_size=4,
+            save_steps=4,
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = Trainer(
+            model=Regression(3, 1), args=arguments, train_dataset=rows, callbacks=[counts]
+        )
+        prepare_trainer(trainer).train()
+        steps.append(counts.steps)
+    polytrain.report({"steps": steps})
+
+
+def test_of_several_trainers_the_one_that_saved_goes_on(quiet: RunConfig, tmp_path: Path) -> None:
+    config = {"output": str(tmp_path), "dies_in": "first"}
+    result = torch_runs.fit(quiet, train_two, config, workers=1)
+    assert result.restarts == 1
+    # Ten each, the first's from its checkpoint on.
+    assert result.metrics["steps"] == [6, 10]
+
+
+def test_what_an_earlier_trainer_has_trained_is_not_taken_from_a_later_one(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    config = {"output": str(tmp_path), "dies_in": "second"}
+    with pytest.raises(TrainingFailedError, match=r"train\(\) number 1 .* is of number 2: .*own"):
+        torch_runs.fit(quiet, train_two, config, workers=1)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polytrain import get_checkpoint, report
+import torch.distributed as dist
+
+from polytrain import Checkpoint, get_checkpoint, get_context, report
+from polytrain.workers.context import Context
 from polytrain_torch.libraries import needed
 from polytrain_torch.saved import checkpoint_of, part_of
 
 with needed("transformers"):
     from transformers import Trainer, TrainerCallback
+
+_FILE = "trained_by.json"
+"""In a checkpoint, beside what the trainer has saved: by which call, and how."""
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:
@@ -19,6 +27,10 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     What the trainer logs are the run's metrics. Whenever it saves, that is a checkpoint of the run;
     how often, its `TrainingArguments` say. After a restart, `trainer.train()` goes on from the
     newest, in the middle of an epoch too; its `resume_from_checkpoint` is for the first attempt.
+    Of several calls of `train()`, the one goes on that has saved it; later ones begin.
+
+    `train()` raises a ValueError if the newest checkpoint isn't one that it can go on from: of a
+    later call, or with another number of rows in a step.
 
     Args:
         trainer: before `train()` is called. All ranks have one.
@@ -26,15 +38,18 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     Returns:
         The same trainer.
     """
-    trainer.add_callback(ReportCallback())
-    checkpoint = get_checkpoint()
-    if checkpoint is not None:
-        own_train = trainer.train
+    reports = ReportCallback()
+    trainer.add_callback(reports)
+    own_train = trainer.train
 
-        def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
-            return own_train(checkpoint.path, *args, **options)
+    def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+        reports.call = _next_call()
+        checkpoint = get_checkpoint()
+        if checkpoint is not None and _is_gone_on_from(checkpoint, reports.call, trainer.args):
+            resume_from_checkpoint = checkpoint.path
+        return own_train(resume_from_checkpoint, *args, **options)
 
-        trainer.train = train
+    trainer.train = train
     return trainer
 
 
@@ -42,19 +57,30 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
     """Reports what a trainer logs and saves. `prepare_trainer` adds one."""
 
     def __init__(self) -> None:
+        self.call = 1
+        """Which `train()` of this attempt it is."""
+
         self._held: dict[str, Any] = {}
+        self._logged: dict[str, Any] = {}
+        self._logged_step = -1
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report, unless a checkpoint is made in the same step: then with that."""
         self._held |= logs or {}
+        self._logged, self._logged_step = dict(self._held), state.global_step
         if not control.should_save:
             self._report(None)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the checkpoint that has been saved."""
+        if self._logged_step == state.global_step:
+            # They are reported already if the trainer, keeping the best, has decided after them.
+            self._held = self._logged
         directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        # Every rank has written something, if only its random numbers.
         with part_of(directory) as part:
+            if part is not None and dist.get_rank() == 0:
+                made_by = {"call": self.call, "workers": dist.get_world_size()}
+                (part / _FILE).write_text(json.dumps({**made_by, "rows_per_step": _rows(args)}))
             self._report(part)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -65,3 +91,57 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
     def _report(self, part: Path | None) -> None:
         metrics, self._held = self._held, {}
         report(metrics, checkpoint_of(part))
+
+
+_calls: tuple[Context | None, int] = (None, 0)
+"""How often `train()` was called, and in which attempt: without workers it isn't the process's."""
+
+
+def _next_call() -> int:
+    """The number of a call of `train()` in this attempt, from 1."""
+    global _calls
+    context = get_context()
+    _calls = (context, _calls[1] + 1 if _calls[0] is context else 1)
+    return _calls[1]
+
+
+def _is_gone_on_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
+    """Whether this call of `train()` goes on from the checkpoint, rather than begin.
+
+    Raises:
+        ValueError: it would neither be right.
+    """
+    file = Path(checkpoint.path, _FILE)
+    if not file.exists():
+        # Made by a trainer elsewhere.
+        return True
+    made_by = json.loads(file.read_text())
+    if call < made_by["call"]:
+        raise ValueError(
+            f"This is train() number {call} of the training function, and the newest checkpoint is "
+            f"of number {made_by['call']}: what the earlier one has trained isn't kept. Give each "
+            "a run of its own, and the next one the model by restore_from or from_pretrained."
+        )
+    if call == made_by["call"]:
+        _refuse_other_steps(made_by, args)
+    return call == made_by["call"]
+
+
+def _refuse_other_steps(made_by: Mapping[str, int], args: Any) -> None:
+    """Trainers count an epoch's steps anew: with larger ones a run would seem to be nearly over."""
+    workers, rows = dist.get_world_size(), _rows(args)
+    same = rows == made_by["rows_per_step"] and not args.auto_find_batch_size
+    if workers != made_by["workers"] and not same:
+        raise ValueError(
+            f"The checkpoint was made by {made_by['workers']} workers in steps of "
+            f"{made_by['rows_per_step']} rows. {workers} workers with {rows} would take its steps "
+            "for other epochs than they were. Keep ScalingConfig(num_workers=…) at "
+            f"{made_by['workers']}, or the rows of a step: per_device_train_batch_size * "
+            "gradient_accumulation_steps * workers, without auto_find_batch_size."
+        )
+
+
+def _rows(args: Any) -> int:
+    """Of one step of the optimizer, over all workers."""
+    rows: int = args.train_batch_size * args.gradient_accumulation_steps * dist.get_world_size()
+    return rows
