@@ -221,7 +221,7 @@ def fit_unusually(quiet: RunConfig, tmp_path: Path, what: str) -> Result:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        ("two fits", r"made by the 2\. fit.*what the 1\. has trained.*run of its own"),
+        ("two fits", r"fit\(\) number 1.*is of number 2: .*run of its own"),
         ("a path", r"PosixPath, which is no plain data.*save_hyperparameters\(ignore="),
     ],
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from polytrain import get_checkpoint, get_context, report
+from polytrain_torch.calls import Calls
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
 from polytrain_torch.libraries import needed
@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 _CHECKPOINT = "lightning.ckpt"
 _FIT_FILE = "fit"
 
-_fits: Counter[tuple[str, int]] = Counter()
-"""How often `fit` was called, by run and attempt."""
+_fits = Calls()
 
 
 class Trainer(lightning.Trainer):
@@ -99,19 +98,12 @@ class Trainer(lightning.Trainer):
         Of several in a training function, each goes on from its own.
 
         Raises:
-            RuntimeError: if the checkpoint is a later one's: what this one has trained isn't kept.
+            ValueError: if the checkpoint is a later one's: what this one has trained isn't kept.
         """
-        number = self._reports.fit = _next_fit()
-        checkpoint = get_checkpoint()
-        made_by = -1 if checkpoint is None else _fit_of(Path(checkpoint.path))
-        if made_by > number:
-            raise RuntimeError(
-                f"fit: the run's checkpoint was made by the {made_by + 1}. fit of the training "
-                f"function, and has nothing of what the {number + 1}. has trained. Give each fit "
-                "a run of its own."
-            )
-        if checkpoint is not None and made_by == number:
-            options["ckpt_path"] = str(Path(checkpoint.path, _CHECKPOINT))
+        number = self._reports.fit = _fits.next()
+        checkpoint = _checkpoint_of(number)
+        if checkpoint is not None:
+            options["ckpt_path"] = str(checkpoint / _CHECKPOINT)
         self._reports.loads_anything = options.get("weights_only") is False
         super().fit(*args, **options)
 
@@ -220,9 +212,9 @@ class _Reports(Callback):  # type: ignore[misc]
         self.is_training = True
         self._saved_step = self._told_step = -1
         # Not earlier: a trial of the validation draws too.
-        checkpoint = get_checkpoint()
-        if checkpoint is not None and _fit_of(Path(checkpoint.path)) == self.fit:
-            restore_random_states(Path(checkpoint.path))
+        checkpoint = _checkpoint_of(self.fit)
+        if checkpoint is not None:
+            restore_random_states(checkpoint)
             self._saved_step = self._told_step = trainer.global_step
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
@@ -304,15 +296,26 @@ def _listed(given: Any) -> list[Any]:
     return [*given] if isinstance(given, list | tuple) else [given]
 
 
-def _next_fit() -> int:
-    context = get_context()
-    attempt = context.get_experiment_name(), context.get_attempt()
-    _fits[attempt] += 1
-    return _fits[attempt] - 1
+def _checkpoint_of(fit: int) -> Path | None:
+    """What a fit goes on from; None if it begins.
 
-
-def _fit_of(checkpoint: Path) -> int:
-    return int((checkpoint / _FIT_FILE).read_text())
+    Raises:
+        ValueError: a later one has made it.
+    """
+    checkpoint = get_checkpoint()
+    if checkpoint is None:
+        return None
+    directory = Path(checkpoint.path)
+    file = directory / _FIT_FILE
+    # One without may be from elsewhere.
+    made_by = int(file.read_text()) if file.exists() else fit
+    if made_by > fit:
+        raise ValueError(
+            f"This is fit() number {fit} of the training function, and the newest checkpoint is of "
+            f"number {made_by}: what the earlier one has trained isn't kept. Give each a run of "
+            "its own."
+        )
+    return directory if made_by == fit else None
 
 
 def _refuse_unsafe(saved: Path) -> None:

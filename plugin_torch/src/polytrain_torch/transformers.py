@@ -9,8 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from polytrain import Checkpoint, get_checkpoint, get_context, report
-from polytrain.workers.context import Context
+from polytrain import Checkpoint, get_checkpoint, report
+from polytrain_torch.calls import Calls
 from polytrain_torch.libraries import needed
 from polytrain_torch.saved import checkpoint_of, part_of
 
@@ -19,6 +19,9 @@ with needed("transformers"):
 
 _FILE = "trained_by.json"
 """In a checkpoint, beside what the trainer has saved: by which call, and how."""
+
+_calls = Calls()
+"""Of `train()`."""
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:
@@ -43,7 +46,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     own_train = trainer.train
 
     def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
-        reports.call = _next_call()
+        reports.call = _calls.next()
         checkpoint = get_checkpoint()
         if checkpoint is not None and _is_gone_on_from(checkpoint, reports.call, trainer.args):
             resume_from_checkpoint = checkpoint.path
@@ -91,18 +94,6 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
     def _report(self, part: Path | None) -> None:
         metrics, self._held = self._held, {}
         report(metrics, checkpoint_of(part))
-
-
-_calls: tuple[Context | None, int] = (None, 0)
-"""How often `train()` was called, and in which attempt: without workers it isn't the process's."""
-
-
-def _next_call() -> int:
-    """The number of a call of `train()` in this attempt, from 1."""
-    global _calls
-    context = get_context()
-    _calls = (context, _calls[1] + 1 if _calls[0] is context else 1)
-    return _calls[1]
 
 
 def _is_gone_on_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
