@@ -119,6 +119,28 @@ def test_the_numbers_are_those_of_one_process(quiet: RunConfig) -> None:
         np.testing.assert_allclose(weights(result.load_model()), weights(model), atol=1e-5)
 
 
+def test_another_order_of_columns_changes_nothing(quiet: RunConfig) -> None:
+    """The model is the first column, and stays it: so the loss is that of `y` against it."""
+    rows = {"a": np.linspace(0, 1, 32), "b": np.linspace(5, 9, 32), "y": np.linspace(0, 1, 32)}
+
+    def first_column() -> Any:
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.set_weights([np.array([[1.0], [0.0]]), np.zeros(1)])
+        return model
+
+    result = make_trainer(
+        "tensorflow",
+        model=first_column,
+        compile=lambda: {"optimizer": keras.optimizers.SGD(0.0), "loss": "mse"},
+        label="y",
+        datasets={"train": rows, "valid": {name: rows[name] for name in ("b", "y", "a")}},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=quiet,
+    ).fit()
+    assert result.metrics["loss"] < 1e-12
+    assert result.metrics["val_loss"] < 1e-12
+
+
 @pytest.mark.parametrize("model", [build, with_state])
 def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig, model: Any) -> None:
     undisturbed, killed = fit(quiet, model=model), fit(quiet, model=model, callbacks=[Dies()])

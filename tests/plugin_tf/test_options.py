@@ -104,6 +104,18 @@ def test_features_are_numbers() -> None:
     assert told({"model": build, "label": "y", "features": ["x"]}, {"train": named}) == []
 
 
+def test_features_are_those_of_train_everywhere() -> None:
+    two = {"a": np.zeros(8), "b": np.zeros(8), "y": np.zeros(8)}
+    reordered = dict(reversed(two.items()))
+    more = {**two, "name": np.array(["a"] * 8)}
+    lacking = {name: values for name, values in two.items() if name != "b"}
+    options = {"model": build, "label": "y"}
+    assert told(options, {"train": two, "valid": reordered}) == []
+    assert told(options, {"train": two, "valid": more}) == []
+    [problem] = told(options, {"train": two, "valid": lacking})
+    assert problem.startswith("features: the data set 'valid' has no column 'b'")
+
+
 def test_fit_validates_on_one_data_set() -> None:
     datasets = {"train": DATA, "valid": DATA, "test": DATA}
     [problem] = told({"model": build, "label": "y", "features": ["x"]}, datasets)

@@ -87,7 +87,7 @@ class TensorFlow(Backend):
 
     features: Sequence[str] | None = None
     """Columns to learn from: numbers, which become a float32 matrix `(rows, columns)`, or one
-    column of tensors `(rows, …)`. By default all others."""
+    column of tensors `(rows, …)`. By default all others of "train"."""
 
     weight: str | None = None
     """Column with the weights of the rows."""

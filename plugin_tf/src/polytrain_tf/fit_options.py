@@ -94,16 +94,15 @@ def feature_problems(features: Any, others: Sequence[str | None], job: Job) -> I
             remedy=f"Pass [{features!r}]",
         )
         return
+    chosen = _chosen(features, others, job)
+    train = job.datasets.get("train")
+    if train is not None and train.columns and not chosen:
+        yield Problem(
+            field="features",
+            what="the data set 'train' has no columns to learn from",
+            remedy=f"It has: {', '.join(train.columns)}",
+        )
     for dataset in job.datasets.values():
-        chosen = [name for name in dataset.columns if name not in others]
-        if features is not None:
-            chosen = list(features)
-        if dataset.columns and not chosen:
-            yield Problem(
-                field="features",
-                what=f"the data set {dataset.name!r} has no columns to learn from",
-                remedy=f"It has: {', '.join(dataset.columns)}",
-            )
         for name in chosen:
             if dataset.lacks(name):
                 yield Problem(
@@ -146,6 +145,14 @@ def callback_problems(callbacks: Any) -> Iterator[Problem]:
             what=f"{callbacks!r} is neither a list of callbacks nor a function",
             remedy="Pass a list of keras.callbacks.Callback, or a function that returns one",
         )
+
+
+def _chosen(features: Sequence[str] | None, others: Sequence[str | None], job: Job) -> list[str]:
+    """The same columns of all data sets: by default those of "train"."""
+    if features is not None:
+        return list(features)
+    train = job.datasets.get("train")
+    return [name for name in train.columns if name not in others] if train is not None else []
 
 
 def _becomes_numbers(schema: Any, name: str) -> bool:

@@ -32,9 +32,11 @@ class Fitting:
         strategy: tf.distribute.Strategy,
     ) -> None:
         self._options = options
+        # Of all data sets the same, in the same order.
+        features = _features(options, shards["train"].schema.names)
         self._data = {
             name: TensorFlowShard(shard, strategy).to_tf(
-                feature_columns=_features(options, shard.schema.names),
+                feature_columns=features,
                 label_columns=options.label or "",
                 weight_column=options.weight,
                 global_batch_size=options.batch_size,
@@ -51,8 +53,7 @@ class Fitting:
             self.model = _compiled(options)
             if checkpoint is not None:
                 self._progress = progress_of(checkpoint)
-                columns = _features(options, shards["train"].schema.names)
-                _make_variables(self.model, features_like(shards["train"], columns))
+                _make_variables(self.model, features_like(shards["train"], features))
                 load_into(self.model, checkpoint)
 
     def fit(self, tell: Tell) -> None:
