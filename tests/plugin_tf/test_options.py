@@ -86,7 +86,14 @@ def test_options_for_fit_without_a_problem() -> None:
         ({"features": "x"}, "features", "Pass ['x']"),
         ({"features": ["x", "z"]}, "features", "no column 'z'"),
         ({"callbacks": keras.callbacks.TerminateOnNaN()}, "callbacks", "Pass [callback]"),
+        ({"features": 3}, "features", "Pass their names"),
+        ({"features": [3]}, "features", "Pass their names"),
+        ({"features": ["x", "y"]}, "features", "'y' is the label or the weight"),
+        ({"features": ["x", "w"], "weight": "w"}, "features", "'w' is the label or the weight"),
         ({"callbacks": 3}, "callbacks", "neither a list"),
+        ({"callbacks": keras.callbacks.TerminateOnNaN}, "callbacks", "Pass [TerminateOnNaN(…)]"),
+        ({"callbacks": [keras.callbacks.EarlyStopping]}, "callbacks", "Pass [EarlyStopping(…)]"),
+        ({"callbacks": ["EarlyStopping"]}, "callbacks", "is no keras.callbacks.Callback"),
     ],
 )
 def test_bad_options_for_fit(options: dict[str, Any], field: str, words: str) -> None:

@@ -5,7 +5,7 @@ It is in the workers that `keras.Model.fit` has the last word.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain_plugins import Job, Problem, is_instance_of, is_number, unknown_name
@@ -94,6 +94,20 @@ def feature_problems(features: Any, others: Sequence[str | None], job: Job) -> I
             remedy=f"Pass [{features!r}]",
         )
         return
+    if features is not None and not _are_names(features):
+        yield Problem(
+            field="features",
+            what=f"{features!r} is not a list of columns",
+            remedy="Pass their names: features=['x0', 'x1']",
+        )
+        return
+    for name in features or ():
+        if name in others:
+            yield Problem(
+                field="features",
+                what=f"{name!r} is the label or the weight, and no column to learn from",
+                remedy="Leave it out of features",
+            )
     chosen = _chosen(features, others, job)
     train = job.datasets.get("train")
     if train is not None and train.columns and not chosen:
@@ -139,12 +153,34 @@ def callback_problems(callbacks: Any) -> Iterator[Problem]:
             what=f"a {type(callbacks).__name__} is no list of callbacks",
             remedy="Pass [callback]",
         )
-    elif not callable(callbacks) and not isinstance(callbacks, list | tuple):
+    elif isinstance(callbacks, list | tuple | type):
+        for callback in [callbacks] if isinstance(callbacks, type) else callbacks:
+            yield from _no_callback(callback)
+    elif not callable(callbacks):
         yield Problem(
             field="callbacks",
             what=f"{callbacks!r} is neither a list of callbacks nor a function",
             remedy="Pass a list of keras.callbacks.Callback, or a function that returns one",
         )
+
+
+def _no_callback(callback: Any) -> Iterator[Problem]:
+    if isinstance(callback, type):
+        yield Problem(
+            field="callbacks",
+            what=f"{callback.__name__} is a class, and no callback yet",
+            remedy=f"Pass [{callback.__name__}(…)]",
+        )
+    elif not is_instance_of(callback, "keras", "Callback"):
+        yield Problem(
+            field="callbacks",
+            what=f"{callback!r} is no keras.callbacks.Callback",
+            remedy="Pass objects, as in [keras.callbacks.TerminateOnNaN()]",
+        )
+
+
+def _are_names(features: Any) -> bool:
+    return isinstance(features, Iterable) and all(isinstance(name, str) for name in features)
 
 
 def _chosen(features: Sequence[str] | None, others: Sequence[str | None], job: Job) -> list[str]:
