@@ -99,7 +99,7 @@ class TensorFlowEngine(Engine[Any]):
         fitting = Fitting(self._options, shards, session.checkpoint, current_strategy())
         self._callbacks = fitting.callbacks
 
-        def tell(progress: Progress, metrics: Mapping[str, float]) -> None:
+        def tell(progress: Progress, metrics: Mapping[str, Any]) -> None:
             self._progress = progress
             session.report(step=progress.epochs, metrics=metrics, model=fitting.model)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 
 class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # keras has no types
@@ -17,10 +18,10 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
 
     def __init__(self) -> None:
         super().__init__()
-        self._untold: tuple[int, Mapping[str, float]] | None = None
+        self._untold: tuple[int, Mapping[str, Any]] | None = None
 
     @abstractmethod
-    def tell(self, epochs: int, metrics: Mapping[str, float], *, is_last: bool) -> None:
+    def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         """An epoch is over.
 
         Args:
@@ -33,7 +34,7 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
         self._tell(is_last=False)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._untold = (epoch + 1, {name: float(value) for name, value in (logs or {}).items()})
+        self._untold = (epoch + 1, {name: _plain(value) for name, value in (logs or {}).items()})
 
     def on_train_end(self, logs: Any = None) -> None:
         self._tell(is_last=True)
@@ -42,3 +43,10 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
         if self._untold is not None:
             (epochs, metrics), self._untold = self._untold, None
             self.tell(epochs, metrics, is_last=is_last)
+
+
+def _plain(value: Any) -> Any:
+    """A metric as a number, or as a list of them if it has one for each class."""
+    if np.ndim(value) == 0:
+        return float(value)
+    return keras.ops.convert_to_numpy(value).tolist()

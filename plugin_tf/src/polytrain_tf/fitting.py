@@ -17,7 +17,7 @@ from polytrain_tf.data import TensorFlowShard, features_like
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.saved import Progress, load_into, progress_of
 
-Tell = Callable[[Progress, Mapping[str, float]], None]
+Tell = Callable[[Progress, Mapping[str, Any]], None]
 """Told of every epoch when it is over, with its metrics."""
 
 
@@ -87,7 +87,7 @@ class _Companion(EpochCallback):
         if self._checkpoint is not None:
             load_callbacks(self._others, self._checkpoint)
 
-    def tell(self, epochs: int, metrics: Mapping[str, float], *, is_last: bool) -> None:
+    def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         self._told(Progress(epochs=epochs, is_over=self.model.stop_training), metrics)
 
 

@@ -34,7 +34,7 @@ class ReportCallback(EpochCallback):
         super().__init__()
         self._frequency = checkpoint_frequency
 
-    def tell(self, epochs: int, metrics: Mapping[str, float], *, is_last: bool) -> None:
+    def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         is_due = self._frequency > 0 and epochs % self._frequency == 0
         if not (is_due or is_last):
             polytrain.report({"epoch": epochs, **metrics})
