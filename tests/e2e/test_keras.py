@@ -55,6 +55,7 @@ def train(config: dict[str, Any]) -> None:
 
     with polytrain_tf.strategy().scope():
         model = checkpointed_model() or build()
+    slower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
     shard = polytrain.get_dataset_shard("train")
     model.fit(
         shard.to_tf(feature_columns="x", label_columns="y", batch_size=8),
@@ -62,7 +63,7 @@ def train(config: dict[str, Any]) -> None:
         epochs=5,
         shuffle=False,
         verbose=0,
-        callbacks=[ReportCallback(checkpoint_frequency=2), Dies()],
+        callbacks=[slower, Dies(), ReportCallback(checkpoint_frequency=2)],
     )
 
 
@@ -107,7 +108,11 @@ def train_on_torch(config: dict[str, Any]) -> None:
         epochs=4,
         shuffle=False,
         verbose=0,
-        callbacks=[ReportCallback(), Dies()],
+        callbacks=[
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+            Dies(),
+            ReportCallback(),
+        ],
     )
     weights = [float(each) for array in model.get_weights() for each in array.ravel()]
     polytrain.report({"weights": weights, "epochs": fitted.epoch})
@@ -137,6 +142,66 @@ def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig) -> None:
     np.testing.assert_allclose(
         losses, [report["loss"] for report in undisturbed.history], atol=1e-6
     )
+
+
+def stops_early(config: dict[str, Any]) -> None:
+    """It never learns enough, is killed while it is watched for that, and when it has ended."""
+    import os
+    import signal
+
+    import keras
+
+    import polytrain
+    import polytrain_tf
+    from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
+
+    context = polytrain.get_context()
+
+    def dies_in_attempt(attempt: int) -> None:
+        if context.get_world_rank() == 1 and context.get_attempt() == attempt:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # it is Any here
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                dies_in_attempt(0)
+
+    with polytrain_tf.strategy().scope():
+        model = checkpointed_model()
+        if model is None:
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile(optimizer="adam", loss="mse")
+    fitted = model.fit(
+        polytrain.get_dataset_shard("train").to_tf(
+            feature_columns="x", label_columns="y", batch_size=8
+        ),
+        initial_epoch=checkpointed_epoch(),
+        epochs=9,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            ReportCallback(),
+            keras.callbacks.EarlyStopping(monitor="loss", min_delta=100.0, patience=3),
+            Dies(),
+        ],
+    )
+    dies_in_attempt(1)
+    polytrain.report({"epochs": fitted.epoch})
+
+
+def test_a_fit_that_was_ended_stays_so(quiet: RunConfig) -> None:
+    """And a callback counts on, where an attempt ended."""
+    result = make_trainer(
+        "tensorflow",
+        stops_early,
+        train_loop_config={},
+        datasets={"train": DATA},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=2)),
+    ).fit()
+    assert result.restarts == 2
+    assert [report.get("epoch") for report in result.history] == [1, 2, 3, 4, None]
+    assert result.metrics["epochs"] == []
 
 
 def test_one_worker_is_enough(quiet: RunConfig) -> None:

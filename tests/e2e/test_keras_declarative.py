@@ -143,7 +143,9 @@ def test_another_order_of_columns_changes_nothing(quiet: RunConfig) -> None:
 
 @pytest.mark.parametrize("model", [build, with_state])
 def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig, model: Any) -> None:
-    undisturbed, killed = fit(quiet, model=model), fit(quiet, model=model, callbacks=[Dies()])
+    slower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+    undisturbed = fit(quiet, model=model, callbacks=[slower])
+    killed = fit(quiet, model=model, callbacks=[slower, Dies()])
     assert killed.restarts == 1
     with keras.utils.custom_object_scope({"Doubled": Doubled}):
         np.testing.assert_allclose(

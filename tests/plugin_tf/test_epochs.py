@@ -7,9 +7,12 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
+import tensorflow as tf
 
 from polytrain.workers.metrics import plain_metrics
 from polytrain_tf.epochs import EpochCallback
+from polytrain_tf.watched_fit import fit_watched
 
 
 class Tells(EpochCallback):
@@ -31,3 +34,38 @@ def test_metrics_of_several_numbers_are_lists() -> None:
     assert isinstance(metrics["loss"], float)
     assert len(metrics["f1_score"]) == 3
     assert plain_metrics(metrics) == metrics
+
+
+class Watches(Tells):
+    """What it finds when it is told."""
+
+    def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
+        rate = float(self.model.optimizer.learning_rate)
+        self.told.append(
+            (epochs, {"rate": rate, "weight": self.model.get_weights()[1][0]}, is_last)
+        )
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_epoch_is_told_before_the_next_begins(is_first: bool) -> None:
+    """And the last when all others have ended: wherever the callback is in the list."""
+    watches = Watches()
+    others = [
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2),
+        keras.callbacks.EarlyStopping(
+            monitor="loss", min_delta=10.0, patience=2, restore_best_weights=True
+        ),
+    ]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(optimizer=keras.optimizers.SGD(0.125), loss="mse")
+    with fit_watched(tf.distribute.get_strategy(), has_shards=lambda: False, unfit=None):
+        model.fit(
+            np.ones((4, 1)),
+            np.ones(4),
+            epochs=9,
+            verbose=0,
+            callbacks=[watches, *others] if is_first else [*others, watches],
+        )
+    assert [is_last for _, _, is_last in watches.told] == [False, False, True]
+    assert [found["rate"] for _, found, _ in watches.told] == [0.0625, 0.03125, 0.015625]
+    assert watches.told[-1][1]["weight"] == watches.told[0][1]["weight"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -14,7 +14,13 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
     """Tells of an epoch when the next begins, or training ends.
 
     By then every callback has seen the epoch's end, and whether it ended training shows.
+
+    `fit` has to be given the callbacks that `arranged` returns: what others do as the next epoch
+    begins, such as setting its learning rate, would be done once more by whoever goes on from here.
     """
+
+    others: Sequence[Any] = ()
+    """The callbacks beside it, once they are arranged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,6 +36,16 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
             is_last: whether training has ended with it.
         """
 
+    def is_over(self, epochs: int) -> bool:
+        """Whether a fit that was to go on after so many epochs had been ended by a callback."""
+        return False
+
+    def arranged(self, callbacks: Sequence[Any]) -> list[Any]:
+        """Callbacks, this one among them, in an order in which it begins epochs before all others,
+        and ends them after all others."""
+        self.others = [each for each in callbacks if each is not self]
+        return [_Begins(self), *self.others, self]
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._tell(is_last=False)
 
@@ -43,6 +59,17 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
         if self._untold is not None:
             (epochs, metrics), self._untold = self._untold, None
             self.tell(epochs, metrics, is_last=is_last)
+
+
+class _Begins(keras.callbacks.Callback):  # type: ignore[misc]  # as above
+    """Has another callback begin an epoch, which it does once."""
+
+    def __init__(self, one: EpochCallback) -> None:
+        super().__init__()
+        self._one = one
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._one.on_epoch_begin(epoch, logs)
 
 
 def _plain(value: Any) -> Any:

@@ -69,23 +69,22 @@ class Fitting:
             # The shard has an order of its own.
             shuffle=False,
             verbose=0,
-            # The last: another may give the model other weights when training ends.
-            callbacks=[*self.callbacks, _Companion(self.callbacks, self._checkpoint, tell)],
+            # The watched fit, which this is, arranges them.
+            callbacks=[*self.callbacks, _Companion(self._checkpoint, tell)],
         )
 
 
 class _Companion(EpochCallback):
     """Gives the others back what they had seen, and tells of epochs."""
 
-    def __init__(self, others: Sequence[Any], checkpoint: Path | None, tell: Tell) -> None:
+    def __init__(self, checkpoint: Path | None, tell: Tell) -> None:
         super().__init__()
-        self._others = others
         self._checkpoint = checkpoint
         self._told = tell
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._checkpoint is not None:
-            load_callbacks(self._others, self._checkpoint)
+            load_callbacks(self.others, self._checkpoint)
 
     def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         self._told(Progress(epochs=epochs, is_over=self.model.stop_training), metrics)

@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import polytrain
+from polytrain_tf.callback_state import load_callbacks, save_callbacks
 from polytrain_tf.epochs import EpochCallback
-from polytrain_tf.saved import Progress, load, progress_of, save
+from polytrain_tf.saved import Progress, has_progress, load, progress_of, save
 
 
 class ReportCallback(EpochCallback):
     """Reports the metrics of every epoch, and a checkpoint every so many and at the end.
 
     A checkpoint is Keras's own, `model.keras`: layers, weights, optimizer. Beside it are the random
-    numbers of layers that draw, which Keras begins anew when it loads a model.
+    numbers of layers that draw, which Keras begins anew when it loads a model, and what the other
+    callbacks have seen. A fit that begins at `checkpointed_epoch()` goes on with that.
     """
 
     def __init__(self, *, checkpoint_frequency: int = 1) -> None:
@@ -34,6 +36,22 @@ class ReportCallback(EpochCallback):
         super().__init__()
         self._frequency = checkpoint_frequency
 
+    def is_over(self, epochs: int) -> bool:
+        checkpoint = _gone_on_with(epochs)
+        return checkpoint is not None and progress_of(checkpoint).is_over
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._has_begun = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # Not as training begins: it isn't known then whether it goes on from the checkpoint.
+        if not self._has_begun:
+            self._has_begun = True
+            checkpoint = _gone_on_with(epoch)
+            if checkpoint is not None:
+                load_callbacks(self.others, checkpoint)
+        super().on_epoch_begin(epoch, logs)
+
     def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
         is_due = self._frequency > 0 and epochs % self._frequency == 0
         if not (is_due or is_last):
@@ -41,7 +59,9 @@ class ReportCallback(EpochCallback):
             return
         with tempfile.TemporaryDirectory() as directory:
             # By every rank: a strategy sums some of a model's variables when they are read.
-            save(self.model, Path(directory), Progress(epochs=epochs))
+            progress = Progress(epochs=epochs, is_over=self.model.stop_training)
+            save(self.model, Path(directory), progress)
+            save_callbacks(self.others, Path(directory))
             is_kept = polytrain.get_context().get_world_rank() == 0
             polytrain.report(
                 {"epoch": epochs, **metrics},
@@ -69,3 +89,12 @@ def checkpointed_epoch() -> int:
     """
     checkpoint = polytrain.get_checkpoint()
     return 0 if checkpoint is None else progress_of(Path(checkpoint.path)).epochs
+
+
+def _gone_on_with(epochs: int) -> Path | None:
+    """The checkpoint that a fit which begins after so many epochs goes on with."""
+    checkpoint = polytrain.get_checkpoint()
+    if checkpoint is None or not has_progress(Path(checkpoint.path)):
+        return None
+    path = Path(checkpoint.path)
+    return path if progress_of(path).epochs == epochs else None

@@ -65,6 +65,11 @@ def load_into(model: Any, directory: Path) -> None:
     _load_seeds(model, directory)
 
 
+def has_progress(directory: Path) -> bool:
+    """Whether it is known: a training function may have written the model alone."""
+    return (directory / _PROGRESS_FILE).exists()
+
+
 def progress_of(directory: Path) -> Progress:
     """How far training had come."""
     return Progress(**json.loads((directory / _PROGRESS_FILE).read_text()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from polytrain_tf.data import TensorFlowShard
+from polytrain_tf.epochs import EpochCallback
 
 logger = logging.getLogger(__name__)
 
@@ -35,27 +37,46 @@ def fit_watched(
     """
     is_alone = strategy.num_replicas_in_sync == 1
     own_fit = keras.Model.fit
+    signature = inspect.signature(own_fit)
 
     @functools.wraps(own_fit)
-    def fit(self: Any, x: Any = None, *args: Any, callbacks: Any = None, **kwargs: Any) -> Any:
-        shard = getattr(x, "polytrain_shard", None)
+    def fit(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        shard = getattr(given["x"], "polytrain_shard", None)
         if not is_alone:
             if unfit is not None:
                 raise unfit
-            _refuse_outsider(self, strategy)
+            _refuse_outsider(given["self"], strategy)
             if shard is None and has_shards():
                 _tell_of_splitting()
-        if shard is None or not isinstance(callbacks, list | tuple | None):
-            return own_fit(self, x, *args, callbacks=callbacks, **kwargs)
-        with shard.telling():
-            told = [_Used(shard), *(callbacks or ())]
-            return own_fit(self, x, *args, callbacks=told, **kwargs)
+        with contextlib.ExitStack() as stack:
+            if not isinstance(given["callbacks"], keras.callbacks.CallbackList):
+                _arrange(given)
+                if shard is not None:
+                    stack.enter_context(shard.telling())
+                    given["callbacks"] = [_Used(shard), *given["callbacks"]]
+            return own_fit(*bound.args, **bound.kwargs)
 
     keras.Model.fit = fit
     try:
         yield
     finally:
         keras.Model.fit = own_fit
+
+
+def _arrange(given: dict[str, Any]) -> None:
+    """Put the callbacks that tell of epochs where they have to be; and leave no epochs of a fit
+    that had been ended before a restart."""
+    callbacks = given["callbacks"]
+    # Keras takes one alone as well, and lists of lists.
+    given["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
+    for each in given["callbacks"]:
+        if isinstance(each, EpochCallback):
+            given["callbacks"] = each.arranged(given["callbacks"])
+            if each.is_over(given["initial_epoch"]):
+                given["epochs"] = given["initial_epoch"]
 
 
 class _Used(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
