@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -172,6 +173,19 @@ def test_a_callback_that_ends_training_ends_it_everywhere(quiet: RunConfig) -> N
     assert len(result.history) == 4
     first = fit(quiet, epochs=1, frequency=0, model=with_state)
     np.testing.assert_allclose(weights(result.load_model()), weights(first.load_model()), atol=1e-6)
+
+
+def test_files_of_callbacks_are_written_once(quiet: RunConfig, tmp_path: Path) -> None:
+    """By rank 0; the others would be at the same file."""
+    written = tmp_path / "written"
+    written.mkdir()
+    callbacks = [
+        keras.callbacks.ModelCheckpoint(written / "best.keras", save_best_only=True),
+        keras.callbacks.CSVLogger(written / "log.csv"),
+    ]
+    fit(quiet, model=with_state, epochs=3, callbacks=callbacks)
+    assert len((written / "log.csv").read_text().splitlines()) == 1 + 3
+    assert keras.models.load_model(written / "best.keras").optimizer.iterations > 0
 
 
 def test_one_worker_is_enough(quiet: RunConfig) -> None:

@@ -58,7 +58,7 @@ def test_an_epoch_is_told_before_the_next_begins(is_first: bool) -> None:
     ]
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(optimizer=keras.optimizers.SGD(0.125), loss="mse")
-    with fit_watched(tf.distribute.get_strategy(), has_shards=lambda: False, unfit=None):
+    with fit_watched(tf.distribute.get_strategy(), rank=0, has_shards=lambda: False, unfit=None):
         model.fit(
             np.ones((4, 1)),
             np.ones(4),

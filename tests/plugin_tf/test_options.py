@@ -93,6 +93,11 @@ def test_options_for_fit_without_a_problem() -> None:
         ({"callbacks": 3}, "callbacks", "neither a list"),
         ({"callbacks": keras.callbacks.TerminateOnNaN}, "callbacks", "Pass [TerminateOnNaN(…)]"),
         ({"callbacks": [keras.callbacks.EarlyStopping]}, "callbacks", "Pass [EarlyStopping(…)]"),
+        (
+            {"callbacks": [keras.callbacks.BackupAndRestore("backup")]},
+            "callbacks",
+            "checkpoint_frequency=1",
+        ),
         ({"callbacks": ["EarlyStopping"]}, "callbacks", "is no keras.callbacks.Callback"),
     ],
 )

@@ -28,7 +28,7 @@ def fit() -> list[float]:
 def test_a_keras_that_can_not_fit_on_several_workers_says_so_at_once() -> None:
     why = RuntimeError("Keras 99")
     with (
-        fit_watched(strategy(2), has_shards=lambda: False, unfit=why),
+        fit_watched(strategy(2), rank=0, has_shards=lambda: False, unfit=why),
         pytest.raises(RuntimeError, match="Keras 99"),
     ):
         fit()
@@ -36,7 +36,7 @@ def test_a_keras_that_can_not_fit_on_several_workers_says_so_at_once() -> None:
 
 def test_one_worker_fits_whatever_it_likes() -> None:
     own = keras.Model.fit
-    with fit_watched(strategy(1), has_shards=lambda: True, unfit=None):
+    with fit_watched(strategy(1), rank=0, has_shards=lambda: True, unfit=None):
         assert len(fit()) == 1
     assert keras.Model.fit is own
 

@@ -115,7 +115,7 @@ class TensorFlow(Backend):
         yield from number_problems(job, label=self.label, weight=self.weight)
         yield from feature_problems(self.features, [self.label, self.weight], job)
         yield from validation_problems(job)
-        yield from callback_problems(self.callbacks)
+        yield from callback_problems(self.callbacks, job)
 
     def demand(self, job: Job) -> Demand:
         return Demand(

@@ -68,7 +68,12 @@ class TensorFlowEngine(Engine[Any]):
                 # It leaves no trace in the process, so an inline run can be repeated.
                 _strategy = tf.distribute.get_strategy()
             stack.enter_context(
-                fit_watched(_strategy, has_shards=lambda: self._has_shards, unfit=unfit)
+                fit_watched(
+                    _strategy,
+                    rank=world.me.rank,
+                    has_shards=lambda: self._has_shards,
+                    unfit=unfit,
+                )
             )
             try:
                 yield

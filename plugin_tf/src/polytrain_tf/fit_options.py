@@ -145,7 +145,7 @@ def validation_problems(job: Job) -> Iterator[Problem]:
         )
 
 
-def callback_problems(callbacks: Any) -> Iterator[Problem]:
+def callback_problems(callbacks: Any, job: Job) -> Iterator[Problem]:
     """What isn't callbacks."""
     if is_instance_of(callbacks, "keras", "Callback"):
         yield Problem(
@@ -156,6 +156,12 @@ def callback_problems(callbacks: Any) -> Iterator[Problem]:
     elif isinstance(callbacks, list | tuple | type):
         for callback in [callbacks] if isinstance(callbacks, type) else callbacks:
             yield from _no_callback(callback)
+            if job.num_workers > 1 and is_instance_of(callback, "keras", "BackupAndRestore"):
+                yield Problem(
+                    field="callbacks",
+                    what="BackupAndRestore goes on beside the run's checkpoints, on each worker",
+                    remedy="Use CheckpointConfig(checkpoint_frequency=1) instead",
+                )
     elif not callable(callbacks):
         yield Problem(
             field="callbacks",

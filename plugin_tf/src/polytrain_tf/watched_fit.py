@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.epochs import EpochCallback
+from polytrain_tf.rank_files import written_by_rank_0
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 def fit_watched(
     strategy: tf.distribute.Strategy,
     *,
+    rank: int,
     has_shards: Callable[[], bool],
     unfit: RuntimeError | None,
 ) -> Iterator[None]:
@@ -32,6 +34,7 @@ def fit_watched(
 
     Args:
         strategy: of the workers. One alone may fit whatever it likes.
+        rank: of this worker.
         has_shards: whether the training function has asked for a shard.
         unfit: why this Keras can't fit anything on several workers; None if it can.
     """
@@ -54,6 +57,9 @@ def fit_watched(
         with contextlib.ExitStack() as stack:
             if not isinstance(given["callbacks"], keras.callbacks.CallbackList):
                 _arrange(given)
+                given["callbacks"] = stack.enter_context(
+                    written_by_rank_0(given["callbacks"], is_alone=is_alone, rank=rank)
+                )
                 if shard is not None:
                     stack.enter_context(shard.telling())
                     given["callbacks"] = [_Used(shard), *given["callbacks"]]
