@@ -175,6 +175,22 @@ def test_a_callback_that_ends_training_ends_it_everywhere(quiet: RunConfig) -> N
     np.testing.assert_allclose(weights(result.load_model()), weights(first.load_model()), atol=1e-6)
 
 
+@pytest.mark.parametrize("limit", ["clipnorm", "global_clipnorm", "clipvalue"])
+def test_gradients_are_clipped_as_a_whole(quiet: RunConfig, limit: str) -> None:
+    """Two workers end where one does."""
+
+    def fitted(workers: int) -> Any:
+        def compiled() -> dict[str, Any]:
+            optimizer = keras.optimizers.SGD(0.5, **{limit: 0.01})
+            return {"optimizer": optimizer, "loss": COMPILE["loss"]}
+
+        result = fit(quiet, workers=workers, epochs=1, compile=compiled)
+        with keras.utils.custom_object_scope({"Doubled": Doubled}):
+            return weights(result.load_model())
+
+    np.testing.assert_allclose(fitted(2), fitted(1), atol=1e-5)
+
+
 def test_files_of_callbacks_are_written_once(quiet: RunConfig, tmp_path: Path) -> None:
     """By rank 0; the others would be at the same file."""
     written = tmp_path / "written"

@@ -8,10 +8,15 @@ import pytest
 from polytrain_tf.keras_fit import CHECKED_KERAS, keras_trainer_patched, patch_keras_trainer
 
 
-def patched_functions() -> tuple[object, object]:
+def patched_functions() -> tuple[object, ...]:
     from keras.src.backend.tensorflow import trainer
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
 
-    return trainer.TensorFlowTrainer._maybe_symbolic_build, trainer.reduce_per_replica
+    return (
+        trainer.TensorFlowTrainer._maybe_symbolic_build,
+        trainer.reduce_per_replica,
+        BaseOptimizer._clip_gradients,
+    )
 
 
 def test_the_patch_is_gone_after_its_block() -> None:
@@ -20,6 +25,7 @@ def test_the_patch_is_gone_after_its_block() -> None:
         inside = patched_functions()
         assert inside[0] is not own[0]
         assert inside[1] is not own[1]
+        assert inside[2] is not own[2]
     assert patched_functions() == own
 
 

@@ -1,6 +1,7 @@
 """Make Keras 3's ``model.fit`` work under ``MultiWorkerMirroredStrategy``.
 
-Keras 3.15's TensorFlow trainer breaks on more than one worker in two places:
+Keras 3.15's TensorFlow trainer breaks on more than one worker in two places, and means something
+else in a third:
 
 * ``_maybe_symbolic_build`` wants one batch's shapes to build the model from and calls
   ``strategy.reduce("MEAN", batch, axis=None)`` on the whole ``(x, y)`` structure.  The multi-worker
@@ -10,8 +11,11 @@ Keras 3.15's TensorFlow trainer breaks on more than one worker in two places:
 * ``reduce_per_replica`` calls ``strategy.reduce("MEAN", value, axis=0)`` on every output of a step.
   ``axis=0`` averages over a replica's first dimension as well, and the outputs are scalar metric
   results that have none.  The mean over replicas alone is ``axis=None``.
+* ``_clip_gradients`` clips what each worker has, before it is summed: the sum is another one than
+  that of a clipped whole, and may be larger than the limit.  Summed first, and divided by the
+  number of workers afterwards, gradients make the clipped whole in the sum that follows.
 
-The patch replaces these two and nothing else, and refuses a Keras it was not checked against.
+The patch replaces these three and nothing else, and refuses a Keras it was not checked against.
 Only more than one worker takes the new paths; in a world of one Keras's own code runs.
 """
 
@@ -23,6 +27,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 __all__ = ["CHECKED_KERAS", "keras_trainer_patched", "patch_keras_trainer"]
 
@@ -47,7 +52,9 @@ def patch_keras_trainer() -> Callable[[], None]:
 
     # Keras's private modules move between versions, so they wait for the check.
     from keras.src.backend.tensorflow import trainer
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+    own_clip = BaseOptimizer._clip_gradients
     own_build = trainer.TensorFlowTrainer._maybe_symbolic_build
     own_reduce = trainer.reduce_per_replica
     is_multi_worker = trainer._collective_all_reduce_multi_worker
@@ -74,15 +81,28 @@ def patch_keras_trainer() -> Callable[[], None]:
             lambda value: strategy.reduce("MEAN", value, axis=None), values
         )
 
+    @functools.wraps(own_clip)
+    def clip(self: Any, grads: Any) -> Any:
+        limits = self.clipnorm, self.global_clipnorm, self.clipvalue
+        replica = tf.distribute.get_replica_context()
+        if not any(limits) or replica is None or not is_multi_worker(replica.strategy):
+            return own_clip(self, grads)
+        present = [grad for grad in grads if grad is not None]
+        summed = iter(replica.all_reduce(tf.distribute.ReduceOp.SUM, present))
+        whole = [None if grad is None else next(summed) for grad in grads]
+        return [_part(grad, replica.num_replicas_in_sync) for grad in own_clip(self, whole)]
+
     def undo() -> None:
         global _undo
         if _undo is undo:
             trainer.TensorFlowTrainer._maybe_symbolic_build = own_build
             trainer.reduce_per_replica = own_reduce
+            BaseOptimizer._clip_gradients = own_clip
             _undo = None
 
     trainer.TensorFlowTrainer._maybe_symbolic_build = build
     trainer.reduce_per_replica = reduce
+    BaseOptimizer._clip_gradients = clip
     _undo = undo
     return undo
 
@@ -97,6 +117,13 @@ def keras_trainer_patched() -> Iterator[None]:
     finally:
         if not was_patched:
             undo()
+
+
+def _part(grad: Any, replicas: int) -> Any:
+    """One replica's of a gradient that all have."""
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(grad.values / replicas, grad.indices, grad.dense_shape)
+    return None if grad is None else grad / replicas
 
 
 def _check_keras() -> None:
