@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from polytrain.workers.metrics import plain_metrics
-from polytrain_tf.watched_fit import fit_watched
+from polytrain_tf.watched_fit import _tell_of_splitting, fit_watched
 
 
 def strategy(replicas: int) -> Any:
@@ -48,3 +49,69 @@ def test_its_tensors_are_metrics() -> None:
     }
     with pytest.raises(TypeError, match=r"'losses'.*its mean"):
         plain_metrics({"losses": tf.constant([1.5, 2.5])})
+
+
+def shared_model(shared: Any, optimizer: Any = "sgd") -> Any:
+    """As if it were built in the scope of a strategy."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(optimizer=optimizer, loss="mse")
+    model._distribute_strategy = shared
+    return model
+
+
+def from_a_shard() -> Any:
+    return SimpleNamespace(polytrain_shard=SimpleNamespace(telling=contextlib.nullcontext))
+
+
+def test_loss_scaling_on_several_workers_is_refused() -> None:
+    """Each would decide by its own gradients whether there is a step."""
+    shared = strategy(2)
+    model = shared_model(shared, keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()))
+    with (
+        fit_watched(shared, rank=0, has_shards=lambda: False, unfit=None),
+        pytest.raises(ValueError, match="mixed_bfloat16"),
+    ):
+        model.fit(np.ones((4, 1)), np.ones(4))
+
+
+def test_class_weights_of_a_shard_are_refused() -> None:
+    shared = strategy(2)
+    with (
+        fit_watched(shared, rank=0, has_shards=lambda: True, unfit=None),
+        pytest.raises(ValueError, match=r"class_weight.*weight_column"),
+    ):
+        shared_model(shared).fit(from_a_shard(), class_weight={0: 1.0, 1: 2.0})
+
+
+@pytest.mark.parametrize("is_split", [True, False])
+def test_arrays_for_validation_are_split_too(
+    is_split: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fits(
+        self: Any,
+        x: Any = None,
+        epochs: int = 1,
+        callbacks: Any = None,
+        validation_data: Any = None,
+        class_weight: Any = None,
+        initial_epoch: int = 0,
+    ) -> None:
+        """It takes anything."""
+
+    monkeypatch.setattr(keras.Model, "fit", fits)
+    shared = strategy(2)
+    valid = (np.ones((4, 1)), np.ones(4)) if is_split else from_a_shard()
+    _tell_of_splitting.cache_clear()
+    with fit_watched(shared, rank=0, has_shards=lambda: True, unfit=None):
+        shared_model(shared).fit(from_a_shard(), validation_data=valid)
+    assert ("is split already" in caplog.text) == is_split
+
+
+def test_one_callback_needs_no_list() -> None:
+    seen: list[int] = []
+    one = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(loss="mse")
+    with fit_watched(strategy(1), rank=0, has_shards=lambda: True, unfit=None):
+        model.fit(np.ones((4, 1)), np.ones(4), verbose=0, callbacks=one)
+    assert seen == [0]

@@ -52,8 +52,14 @@ def fit_watched(
             if unfit is not None:
                 raise unfit
             _refuse_outsider(given["self"], strategy)
-            if shard is None and has_shards():
+            _refuse_loss_scaling(given["self"])
+            if has_shards() and any(map(_is_split, (given["x"], given["validation_data"]))):
                 _tell_of_splitting()
+            if shard is not None and given["class_weight"] is not None:
+                raise ValueError(
+                    "class_weight: TensorFlow can't apply it to data of several workers. Give each "
+                    "row its weight, in a column: shard.to_tf(…, weight_column='w')."
+                )
         with contextlib.ExitStack() as stack:
             if not isinstance(given["callbacks"], keras.callbacks.CallbackList):
                 _arrange(given)
@@ -112,6 +118,24 @@ def _refuse_outsider(model: Any, strategy: tf.distribute.Strategy) -> None:
             "The model was built outside the run's strategy: every worker would train one of "
             "its own. Build and compile it in `with polytrain_tf.strategy().scope():`."
         )
+
+
+def _refuse_loss_scaling(model: Any) -> None:
+    """Raise if workers could disagree about whether there is a step.
+
+    Raises:
+        ValueError: the model's optimizer leaves steps out whose gradients are infinite.
+    """
+    if isinstance(getattr(model, "optimizer", None), keras.optimizers.LossScaleOptimizer):
+        raise ValueError(
+            "mixed_float16: its LossScaleOptimizer leaves out a step if a worker's own gradients "
+            "overflow, and the others wait for it for ever. Use the policy 'mixed_bfloat16', which "
+            "scales no loss."
+        )
+
+
+def _is_split(data: Any) -> bool:
+    return data is not None and not hasattr(data, "polytrain_shard")
 
 
 @functools.cache
