@@ -35,6 +35,7 @@ class ReportCallback(EpochCallback):
         """
         super().__init__()
         self._frequency = checkpoint_frequency
+        self._has_begun = False
 
     def is_over(self, epochs: int) -> bool:
         checkpoint = _gone_on_with(epochs)

@@ -44,6 +44,7 @@ def prepare_model(model: Any) -> Any:
             "The model isn't built, so there are no weights to share. Begin it with keras.Input, "
             "or call model.build(input_shape)."
         )
+    model.fit = partial(_fit_together, model.fit)
     if dist.get_world_size() == 1:
         return model
     for tensor in (*model.parameters(), *model.buffers()):
@@ -52,7 +53,6 @@ def prepare_model(model: Any) -> Any:
         if parameter.requires_grad:
             group = gradient_group(parameter.device)
             parameter.register_post_accumulate_grad_hook(partial(_average, group))
-    model.fit = partial(_fit_together, model.fit)
     return model
 
 
