@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.plugin_torch.conftest import Run
 
-from polytrain import RunConfig, ScalingConfig, make_trainer
 from polytrain.testing.local_world import run_world
 from polytrain_torch import Torch
 
@@ -236,7 +236,7 @@ def test_the_length_is_the_number_of_batches(ranks: Any) -> None:
         assert all(said == given for said, given in known.values()), known
 
 
-def test_a_schedule_by_the_length_is_the_same_after_a_restart(tmp_path: Path) -> None:
+def test_a_schedule_by_the_length_is_the_same_after_a_restart(run: Run) -> None:
     """What is left of an epoch is less than its length."""
 
     def train() -> None:
@@ -252,15 +252,30 @@ def test_a_schedule_by_the_length_is_the_same_after_a_restart(tmp_path: Path) ->
             if is_first and given == 4:
                 break
 
-    def fit(**options: Any) -> Any:
-        return make_trainer(
-            "torch",
-            train,
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(storage_path=tmp_path, progress=False),
-            **options,
-        ).fit()
-
-    first = fit()
+    first = run(train)
     assert first.metrics == {"length": 6, "given": 4}
-    assert fit(restore_from=first.checkpoint).metrics == {"length": 6, "given": 2}
+    assert run(train, restore_from=first.checkpoint).metrics == {"length": 6, "given": 2}
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+def test_an_epoch_that_was_ended_is_followed_by_a_whole_one(
+    run: Run, batch_size: int | None
+) -> None:
+    """Also if nobody has asked whether there is another batch."""
+
+    def train() -> None:
+        from torch.utils.data import DataLoader
+
+        from polytrain_torch import TrainingState, prepare_data_loader
+
+        state = TrainingState()
+        state.restore()
+        loader = prepare_data_loader(DataLoader([*range(12)], batch_size=batch_size))
+        left = loader.batches_left()
+        for given, _ in enumerate(loader, start=1):
+            if given == len(loader):
+                loader.end_epoch()
+                state.report({"left": left, "length": len(loader)}, begun=True)
+
+    resumed = run(train, restore_from=run(train).checkpoint)
+    assert resumed.metrics["left"] == resumed.metrics["length"]

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.plugin_torch.conftest import Run
 
 import polytrain
-from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+from polytrain import TrainingFailedError
 from polytrain_torch import TrainingState, prepare_model, seed_everything
 from polytrain_torch.safely import loaded, save_safely
-
-Run = Callable[..., Any]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    def fit(function: Callable[[], None], **options: Any) -> Any:
-        return make_trainer(
-            "torch",
-            function,
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(storage_path=tmp_path, progress=False),
-            **options,
-        ).fit()
-
-    return fit
 
 
 def layer() -> torch.nn.Linear:

@@ -102,6 +102,7 @@ class PlannedItems(EpochSampler):
         self.stops = self._batches.stops
 
     def begin(self, epoch: Epoch) -> None:
+        super().begin(epoch)
         self._batches.begin(epoch)
 
     def __iter__(self) -> Iterator[int]:

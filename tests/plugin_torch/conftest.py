@@ -1,0 +1,27 @@
+"""Runs of torch's in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def fit(function: Callable[[], None], **options: Any) -> Any:
+        return make_trainer(
+            "torch",
+            function,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path=tmp_path, progress=False),
+            **options,
+        ).fit()
+
+    return fit
