@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,7 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
 
     By then every callback has seen the epoch's end, and whether it ended training shows.
 
-    `fit` has to be given the callbacks that `arranged` returns: what others do as the next epoch
+    `fit` has to be given what `arrange` makes of its arguments: what others do as the next epoch
     begins, such as setting its learning rate, would be done once more by whoever goes on from here.
     """
 
@@ -40,11 +40,17 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
         """Whether a fit that was to go on after so many epochs had been ended by a callback."""
         return False
 
-    def arranged(self, callbacks: Sequence[Any]) -> list[Any]:
-        """Callbacks, this one among them, in an order in which it begins epochs before all others,
-        and ends them after all others."""
-        self.others = [each for each in callbacks if each is not self]
-        return [_Begins(self), *self.others, self]
+    def arrange(self, given: MutableMapping[str, Any]) -> None:
+        """Change the arguments of a `fit` that has this callback.
+
+        It begins epochs before all others then, and ends them after all others. A fit that had been
+        ended before a restart has no epochs left.
+        """
+        self.others = [each for each in given["callbacks"] if each is not self]
+        given["callbacks"] = [_Begins(self), *self.others, self]
+        begins = given.get("initial_epoch", 0)
+        if self.is_over(begins):
+            given["epochs"] = begins
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._tell(is_last=False)

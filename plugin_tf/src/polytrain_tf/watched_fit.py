@@ -79,16 +79,13 @@ def fit_watched(
 
 
 def _arrange(given: dict[str, Any]) -> None:
-    """Put the callbacks that tell of epochs where they have to be; and leave no epochs of a fit
-    that had been ended before a restart."""
+    """Have the callbacks that tell of epochs arrange a fit's arguments."""
     callbacks = given["callbacks"]
     # Keras takes one alone as well, and lists of lists.
     given["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
     for each in given["callbacks"]:
         if isinstance(each, EpochCallback):
-            given["callbacks"] = each.arranged(given["callbacks"])
-            if each.is_over(given["initial_epoch"]):
-                given["epochs"] = given["initial_epoch"]
+            each.arrange(given)
 
 
 class _Used(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types

@@ -7,9 +7,10 @@ from polytrain.workers.context import Context
 
 
 class Calls:
-    """Counts those of one kind in each attempt."""
+    """Counts those of one function in each attempt."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: str) -> None:
+        self._function = function
         self._context: Context | None = None
         self._count = 0
 
@@ -20,3 +21,17 @@ class Calls:
         self._count = self._count + 1 if self._context is context else 1
         self._context = context
         return self._count
+
+    def goes_on(self, call: int, *, made_by: int) -> bool:
+        """Whether a call goes on from the checkpoint that one has made: a later one begins.
+
+        Raises:
+            ValueError: it was an earlier call.
+        """
+        if call < made_by:
+            raise ValueError(
+                f"This is {self._function} number {call} of the training function, and the newest "
+                f"checkpoint is of number {made_by}: what the earlier one has trained isn't kept. "
+                "Give each a run of its own, and the next one the model by restore_from."
+            )
+        return call == made_by

@@ -58,14 +58,12 @@ def prepare_model(model: Any) -> Any:
 
 def _fit_together(own_fit: Any, *args: Any, callbacks: Any = None, **options: Any) -> Any:
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = [] if callbacks is None else keras.tree.flatten(callbacks)
-        for each in callbacks:
+        listed = options["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
+        for each in listed:
             # One that reports has to begin epochs before all others, and end them after all.
-            if hasattr(each, "arranged"):
-                callbacks = each.arranged(callbacks)
-                if each.is_over(options.get("initial_epoch", 0)):
-                    options["epochs"] = options["initial_epoch"]
-        callbacks = [_Together(), *callbacks]
+            if hasattr(each, "arrange"):
+                each.arrange(options)
+        callbacks = [_Together(), *options.pop("callbacks")]
     return own_fit(*args, callbacks=callbacks, **options)
 
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 _CHECKPOINT = "lightning.ckpt"
 _FIT_FILE = "fit"
 
-_fits = Calls()
+_fits = Calls("fit()")
 
 
 class Trainer(lightning.Trainer):
@@ -309,13 +309,7 @@ def _checkpoint_of(fit: int) -> Path | None:
     file = directory / _FIT_FILE
     # One without may be from elsewhere.
     made_by = int(file.read_text()) if file.exists() else fit
-    if made_by > fit:
-        raise ValueError(
-            f"This is fit() number {fit} of the training function, and the newest checkpoint is of "
-            f"number {made_by}: what the earlier one has trained isn't kept. Give each a run of "
-            "its own."
-        )
-    return directory if made_by == fit else None
+    return directory if _fits.goes_on(fit, made_by=made_by) else None
 
 
 def _refuse_unsafe(saved: Path) -> None:

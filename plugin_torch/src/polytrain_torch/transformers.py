@@ -20,8 +20,7 @@ with needed("transformers"):
 _FILE = "trained_by.json"
 """In a checkpoint, beside what the trainer has saved: by which call, and how."""
 
-_calls = Calls()
-"""Of `train()`."""
+_calls = Calls("train()")
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:
@@ -107,15 +106,10 @@ def _is_gone_on_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
         # Made by a trainer elsewhere.
         return True
     made_by = json.loads(file.read_text())
-    if call < made_by["call"]:
-        raise ValueError(
-            f"This is train() number {call} of the training function, and the newest checkpoint is "
-            f"of number {made_by['call']}: what the earlier one has trained isn't kept. Give each "
-            "a run of its own, and the next one the model by restore_from or from_pretrained."
-        )
-    if call == made_by["call"]:
+    goes_on = _calls.goes_on(call, made_by=made_by["call"])
+    if goes_on:
         _refuse_other_steps(made_by, args)
-    return call == made_by["call"]
+    return goes_on
 
 
 def _refuse_other_steps(made_by: Mapping[str, int], args: Any) -> None:
