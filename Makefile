@@ -1,7 +1,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+UNIT := .venv-unit
+LINT := .venv-lint
 ARGS ?=
+# Processes that run tests at once.
+JOBS ?= 2
 
 # The versions of a development environment are pinned for one Python minor version at a time.
 PINS := .ci/constraints-py$(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])').txt
@@ -12,14 +16,16 @@ REQUIREMENTS := .ci/requirements
 export POLYTRAIN_REQUIRED_BACKENDS := torch,xgboost,lightgbm,tensorflow,reference
 MEMBERS := plugins core plugin_torch plugin_xgboost plugin_lightgbm plugin_tf
 # Bytecode is written by the first import instead of for thousands of files that nobody imports.
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --no-compile -c $(CONSTRAINTS)
+# $(1): the environment.
+pip_install = $(1)/bin/python -m pip install --quiet --no-compile -c $(CONSTRAINTS)
+PIP_INSTALL := $(call pip_install,$(VENV))
 
 # With this set, every worker process of every run would compile its framework again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint test conformance crash chaos bench-startup bench-report bench-recovery bench-recovery-agent \
+.PHONY: help install demo lint fix unit test sweep conformance crash chaos bench-startup bench-report bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index \
 	bench-boosters bench-torch booster-table clean
 
@@ -31,18 +37,31 @@ install: $(VENV)/.stamp-install ## a virtual environment with all members, frame
 demo: install ## the shortest complete run
 	@$(BIN)/python examples/demo.py
 
-lint: install ## style, import contracts, types
-	@status=0; \
-	for check in "ruff check" "ruff format --check" "lint-imports --no-logo" mypy; do \
-		$(BIN)/$$check || status=1; \
-	done; \
-	exit $$status
+# $(1): where the tools are. All of them have their say.
+define check_code
+status=0; \
+for check in "ruff check" "ruff format --check" "lint-imports --no-logo" mypy; do \
+	$(1)/$$check || status=1; \
+done
+endef
+
+lint: $(LINT)/.stamp-install ## style, import contracts, types; needs no framework
+	@$(call check_code,$(LINT)/bin); exit $$status
+
+fix: $(LINT)/.stamp-install ## format, and repair what can be repaired
+	@$(LINT)/bin/ruff check --fix; status=$$?; $(LINT)/bin/ruff format; exit $$status
+
+unit: $(UNIT)/.stamp-install ## the tests that need neither Ray nor a framework
+	@POLYTRAIN_REQUIRED_BACKENDS= $(UNIT)/bin/pytest tests/unit -n $(JOBS) --dist worksteal $(ARGS)
 
 # The tests run whatever lint says: one run tells everything, and pytest has the last line.
 test: install ## lint, then every test (ARGS="-k name" to choose)
-	@lint=0; $(MAKE) --no-print-directory lint || lint=$$?; \
-	$(BIN)/pytest $(ARGS) || exit $$?; \
-	exit $$lint
+	@$(call check_code,$(BIN)); \
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 $(ARGS) || exit $$?; \
+	exit $$status
+
+sweep: install ## all cases of the tests of which `make test` runs a selection
+	@$(BIN)/pytest --sweep -m "sweep or only_in_sweep" -n $(JOBS) --dist loadfile --durations=20 $(ARGS)
 
 conformance: install ## the conformance kit over every backend
 	@$(BIN)/pytest tests/conformance $(ARGS)
@@ -51,7 +70,7 @@ crash: install ## runs killed at every line that deals with checkpoints, each go
 	@$(BIN)/python -m tests.crash.run $(ARGS)
 
 chaos: install ## every fault in every backend, and by chance (ARGS="--minutes 30 --seed 1 --backend torch")
-	@$(BIN)/python -m polytrain.testing.chaos_run tests/conformance $(ARGS)
+	@$(BIN)/python -m polytrain.testing.chaos_cli tests/conformance $(ARGS)
 
 bench-startup: $(VENV)/.stamp-bench ## time to the first distributed step, against Ray Train
 	@$(BIN)/python tests/benchmarks/bench_startup.py $(ARGS)
@@ -96,19 +115,19 @@ booster-table: install ## hashes of models that should be the same, for docs/boo
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/booster_table.py $(ARGS)
 
 clean: ## remove the environment, the caches and what was built
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(UNIT) $(LINT) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian splits ensurepip into a package of its own: without it, the interpreter's pip puts one in.
-$(VENV)/.stamp-venv:
+%/.stamp-venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "polytrain needs Python 3.11 or newer: make install PYTHON=python3.11" >&2; exit 1; }
-	@rm -rf $(VENV)
+	@rm -rf $*
 	@if $(PYTHON) -c 'import ensurepip' 2>/dev/null; then \
-		$(PYTHON) -m venv $(VENV); \
+		$(PYTHON) -m venv $*; \
 	else \
-		$(PYTHON) -m venv --without-pip $(VENV) && \
-		$(PYTHON) -m pip --python $(BIN)/python install --quiet --no-compile pip || \
+		$(PYTHON) -m venv --without-pip $* && \
+		$(PYTHON) -m pip --python $*/bin/python install --quiet --no-compile pip || \
 		{ echo "neither ensurepip nor pip: install python3-venv or python3-pip" >&2; exit 1; }; \
 	fi
 	@touch $@
@@ -123,6 +142,18 @@ $(VENV)/.stamp-install: $(VENV)/.stamp-build $(MEMBERS:=/pyproject.toml) \
 	@echo "installing polytrain, four frameworks and the tools into $(VENV)"
 	@$(PIP_INSTALL) --no-build-isolation $(addprefix -r $(REQUIREMENTS)/,members.txt frameworks.txt libraries.txt dev.txt)
 	@$(PIP_INSTALL) --no-deps -r $(REQUIREMENTS)/alone.txt
+	@touch $@
+
+# The members without what they ask for: Ray is among it.
+$(UNIT)/.stamp-install: $(UNIT)/.stamp-venv $(REQUIREMENTS)/build.txt $(REQUIREMENTS)/unit.txt $(MEMBERS:=/pyproject.toml)
+	@$(call pip_install,$(UNIT)) $(addprefix -r $(REQUIREMENTS)/,build.txt unit.txt)
+	@$(call pip_install,$(UNIT)) --no-deps --no-build-isolation $(addprefix -e ./,$(MEMBERS))
+	@touch $@
+
+$(LINT)/.stamp-install: $(LINT)/.stamp-venv $(REQUIREMENTS)/build.txt $(REQUIREMENTS)/lint.txt $(MEMBERS:=/pyproject.toml)
+	@$(call pip_install,$(LINT)) -r $(REQUIREMENTS)/build.txt
+	@$(call pip_install,$(LINT)) --no-build-isolation -e ./plugins -e ./core -r $(REQUIREMENTS)/lint.txt
+	@$(call pip_install,$(LINT)) --no-deps --no-build-isolation $(addprefix -e ./,$(MEMBERS))
 	@touch $@
 
 $(VENV)/.stamp-bench: $(VENV)/.stamp-install $(REQUIREMENTS)/bench.txt

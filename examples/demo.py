@@ -16,9 +16,10 @@ from typing import Any
 # Before TensorFlow is imported anywhere: its C++ side announces itself otherwise.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+# Two workers share a machine's only CPU, if need be.
+os.environ.setdefault("POLYTRAIN_LOCAL_CPUS", "2")
 
 import pandas as pd
-import ray
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -37,7 +38,7 @@ from polytrain import (
 
 EPOCHS = 8
 ROUNDS = 40
-TWO_WORKERS = ScalingConfig(num_workers=2)
+TWO_WORKERS = ScalingConfig(num_workers=2, cluster="local")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,23 +58,13 @@ def main() -> None:
     """Run everything, and print the table."""
     cancer = split(load_breast_cancer(as_frame=True).frame)
     digits = split(load_digits(as_frame=True).frame)
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    try:
-        with tempfile.TemporaryDirectory() as storage:
-            rows = [
-                boosted("xgboost", {"objective": "binary:logistic"}, cancer, storage),
-                boosted("lightgbm", {"objective": "binary"}, cancer, storage),
-                with_function("torch", train_torch, torch_accuracy, digits, storage, kill_rank=1),
-                with_function("tensorflow", train_keras, keras_accuracy, digits, storage),
-            ]
-    finally:
-        ray.shutdown()
+    with tempfile.TemporaryDirectory() as storage:
+        rows = [
+            boosted("xgboost", {"objective": "binary:logistic"}, cancer, storage),
+            boosted("lightgbm", {"objective": "binary"}, cancer, storage),
+            with_function("torch", train_torch, torch_accuracy, digits, storage, kill_rank=1),
+            with_function("tensorflow", train_keras, keras_accuracy, digits, storage),
+        ]
     show(rows)
 
 

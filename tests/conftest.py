@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
 
 from polytrain_plugins import backend_names
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "tests.machine", "tests.minutes", "tests.problems", "tests.sweeps"]
+
+# A busy machine makes an example slow without making it wrong; the suite's own timeout remains.
+settings.register_profile("polytrain", deadline=None)
+settings.load_profile("polytrain")
 
 REQUIRED = "POLYTRAIN_REQUIRED_BACKENDS"
 
+LONGEST_FIRST = ("e2e", "conformance", "plugin_torch", "core")
+"""Folders of real runs: at the end of a test run, short tests keep all processes busy."""
 
-def pytest_configure() -> None:
+
+def pytest_configure(config: pytest.Config) -> None:
     """Refuse to run without the backends that must be there: a run can't silently test nothing."""
+    config.addinivalue_line("markers", "on_ray: the test's runs have their workers on Ray")
+    # Runs on this machine have as many workers as tests want, however many CPUs it has.
+    os.environ.setdefault("POLYTRAIN_LOCAL_CPUS", "4")
     # What a shell starts in the background ignores it; tests, and scripts of theirs, don't.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     required = {name for name in os.environ.get(REQUIRED, "").split(",") if name}
@@ -22,3 +36,14 @@ def pytest_configure() -> None:
         raise RuntimeError(
             f"{REQUIRED} names backends that are not installed: {', '.join(missing)}"
         )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> tuple[int, Path, bool]:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    place = LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
+    # A Ray that is there would be used by the tests that don't ask for it.
+    return place, item.path, item.get_closest_marker("on_ray") is not None

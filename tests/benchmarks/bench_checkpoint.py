@@ -59,13 +59,13 @@ def measure_ours(megabytes: float, products: int, directory: Path) -> Told:
     assert len(result.best_checkpoints) == STEPS // EVERY
     assert result.checkpoint is not None
     result.checkpoint.verify()
-    return _told(directory)
+    return _reported(directory)
 
 
 def measure_copy(megabytes: float, products: int, directory: Path) -> Told:
     """Run ours with a training function that copies its files itself."""
     _fit_ours(_copying(), megabytes, products, directory)
-    return _told(directory)
+    return _reported(directory)
 
 
 def measure_ray_train(mode: str, megabytes: float, products: int, directory: Path) -> Told:
@@ -86,7 +86,7 @@ def measure_ray_train(mode: str, megabytes: float, products: int, directory: Pat
     settle()
     result = trainer.fit()
     assert len(result.best_checkpoints) == STEPS // EVERY
-    return _told(directory)
+    return _reported(directory)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -150,7 +150,7 @@ def _fit_ours(report: Report, megabytes: float, products: int, directory: Path) 
     return trainer.fit()
 
 
-def _told(directory: Path) -> Told:
+def _reported(directory: Path) -> Told:
     told = json.loads((directory / "told.json").read_text())
     return Told(
         stall=statistics.median(told["stalls"]),

@@ -16,9 +16,8 @@ from operator import methodcaller
 
 from harness import OURS, Bound, Figure, conclude, durations, event_rates, parse, take_turns
 
-from polytrain.errors import Failure, FailureKind
-from polytrain.policy.failure import FailurePolicy
-from polytrain.run.events import (
+from polytrain.common.errors import Failure, FailureKind
+from polytrain.common.events import (
     AgentsPlaced,
     Done,
     Event,
@@ -28,6 +27,7 @@ from polytrain.run.events import (
     Offered,
     Reported,
 )
+from polytrain.policy.failure import FailurePolicy
 from polytrain.run.machine import begin, step
 from polytrain.run.states import Concluded, State
 from polytrain_plugins import Offer
@@ -145,31 +145,31 @@ def _events(world_size: int) -> Iterator[tuple[str, Sequence[Event]]]:
     yield "placed", [AgentsPlaced(nodes=("node",) * world_size)]
     yield from _training(0, world_size)
     lost, *others = range(world_size)
-    yield "lost", [Exited(generation=0, rank=lost, how="killed by SIGKILL", killed=False)]
-    yield "raised", [Failed(generation=0, failure=_consequence(rank)) for rank in others]
+    yield "lost", [Exited(attempt=0, rank=lost, how="killed by SIGKILL", killed=False)]
+    yield "raised", [Failed(attempt=0, failure=_consequence(rank)) for rank in others]
     yield (
         "killed",
-        [Exited(generation=0, rank=rank, how="killed by SIGKILL", killed=True) for rank in others],
+        [Exited(attempt=0, rank=rank, how="killed by SIGKILL", killed=True) for rank in others],
     )
     yield from _training(1, world_size)
     ranks = range(world_size)
-    yield "done", [Done(generation=1, rank=rank) for rank in ranks]
+    yield "done", [Done(attempt=1, rank=rank) for rank in ranks]
     yield (
         "left",
-        [Exited(generation=1, rank=rank, how="exited with code 0", killed=False) for rank in ranks],
+        [Exited(attempt=1, rank=rank, how="exited with code 0", killed=False) for rank in ranks],
     )
 
 
-def _training(generation: int, world_size: int) -> Iterator[tuple[str, Sequence[Event]]]:
+def _training(attempt: int, world_size: int) -> Iterator[tuple[str, Sequence[Event]]]:
     ranks = range(world_size)
     offer = Offer(host="host", port=1)
-    yield "offered", [Offered(generation=generation, rank=rank, offer=offer) for rank in ranks]
-    yield "joined", [Joined(generation=generation, rank=rank) for rank in ranks]
+    yield "offered", [Offered(attempt=attempt, rank=rank, offer=offer) for rank in ranks]
+    yield "joined", [Joined(attempt=attempt, rank=rank) for rank in ranks]
     for done in range(1, _STEPS + 1):
         yield (
             "reported",
             [
-                Reported(generation=generation, rank=rank, step=done, metrics={"loss": 1.0})
+                Reported(attempt=attempt, rank=rank, step=done, metrics={"loss": 1.0})
                 for rank in ranks
             ],
         )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness import OURS, Bound, Figure, conclude, parse, take_turns
 
-from polytrain.checkpoint.manifest import Attempt, Manifest
+from polytrain.checkpoint.manifest import AttemptId, Manifest
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.storage.location import Location
 
@@ -24,13 +24,13 @@ def make_index(directory: Path, count: int) -> None:
     """Commit checkpoints of one small file each."""
     store = CheckpointStore(location=Location.of(directory))
     for number in range(count):
-        attempt = Attempt(claim=1, generation=number // 1000)
+        attempt_id = AttemptId(token=1, attempt=number // 1000)
         staged = directory / "made" / str(number)
         staged.mkdir(parents=True)
         (staged / "model").write_bytes(os.urandom(64))
         manifest = Manifest(
             number=number,
-            attempt=attempt,
+            attempt_id=attempt_id,
             step=number,
             metrics={"loss": 1 / (number + 1)},
             backend="torch",
@@ -49,7 +49,7 @@ def find(directory: Path) -> float:
     """Seconds until the index is read and its newest checkpoint verified."""
     store = CheckpointStore(location=Location.of(directory))
     begun = time.perf_counter()
-    found = store.find(since_claim=0)
+    found = store.find(since_token=0)
     assert not store.damage(found.manifests[-1])
     taken = time.perf_counter() - begun
     assert not found.damaged

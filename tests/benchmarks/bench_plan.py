@@ -13,7 +13,7 @@ from itertools import count
 
 from harness import OURS, Bound, Figure, conclude, durations, parse, sizes
 
-from polytrain.data.plan import Plan, Shuffle
+from polytrain.data.plan.row_plan import Plan, Shuffle
 
 _ROWS = 10**9
 _SHARDS = 8

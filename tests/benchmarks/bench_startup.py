@@ -26,7 +26,7 @@ from harness import (
 )
 
 from polytrain import RunConfig, ScalingConfig, make_trainer
-from polytrain.workers.warm import let_go
+from polytrain.workers.processes.cache import let_go
 
 _WORLD_SIZES = (2, 4)
 _AGAIN = "… again"

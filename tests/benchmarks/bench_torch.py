@@ -43,7 +43,7 @@ from harness import (
 from teams import Team
 
 from polytrain import RunConfig, ScalingConfig, make_trainer
-from polytrain.workers.warm import let_go
+from polytrain.workers.processes.cache import let_go
 
 _WORKERS = 2
 _WARM_UP = 10

@@ -225,7 +225,7 @@ def running_ray(num_cpus: int) -> Iterator[None]:
     try:
         yield
     finally:
-        from polytrain.workers.warm import let_go
+        from polytrain.workers.processes.cache import let_go
 
         # The zygote that is kept would outlive the block by a minute.
         let_go()

@@ -37,7 +37,7 @@ def our_function() -> Callable[[dict[str, Any]], None]:
         directory, rank = Path(config["directory"]), os.environ["RANK"]
         shard = polytrain.get_dataset_shard("train")
         wanted = {"batch_size": config["batch_size"]}
-        batches = shard.iter_batches(**wanted)
+        batches = iter(shard.iter_batches(**wanted))
         if polytrain.get_checkpoint() is not None:
             ids = next(batches)["id"].tolist()
             note = {"time": time.time(), "ids": ids}

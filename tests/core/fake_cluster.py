@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polytrain.config import ScalingConfig
-from polytrain.errors import FailureKind
-from polytrain.run.events import AgentLost, AgentsPlaced, DrainWanted, Event, PlacementFailed
-from polytrain.workers.crew import Crew
-from polytrain.workers.placement import Place
-from polytrain.workers.recruits import Gone, Recruit
+from polytrain.common.config import ScalingConfig
+from polytrain.common.errors import FailureKind
+from polytrain.common.events import AgentLost, AgentsPlaced, DrainWanted, Event, PlacementFailed
+from polytrain.common.placement import NodeAddress
+from polytrain.workers.agent_handle import AgentHandle, Gone
+from polytrain.workers.worker_pool import WorkerPool
 
 
 class FakeCluster:
@@ -23,24 +23,24 @@ class FakeCluster:
         """
         self.nodes = dict(nodes)
         self.now = 0.0
-        self.waiting: dict[Recruit, frozenset[str]] = {}
+        self.waiting: dict[AgentHandle, frozenset[str]] = {}
         """Agents that have no place yet, with the nodes on which they mustn't be."""
 
-        self.placed: list[Recruit] = []
+        self.placed: list[AgentHandle] = []
         """Agents that have one and live."""
 
-        self.dismissed: list[Recruit] = []
+        self.dismissed: list[AgentHandle] = []
         self.told: list[Event] = []
         """What the crew has said."""
 
         self._bundles: list[str | None] = []
         """Where room is held; what was held on a node that is gone is to be held elsewhere."""
 
-    def crew(self, num_workers: int | tuple[int, int], **scaling: Any) -> Crew:
+    def pool(self, num_workers: int | tuple[int, int], **scaling: Any) -> WorkerPool:
         """A crew of this cluster."""
-        return Crew(
+        return WorkerPool(
             ScalingConfig(num_workers=num_workers, **scaling),
-            recruiter=self,
+            launcher=self,
             cluster=self,
             first_node="a",
             tell=self.told.append,
@@ -57,45 +57,48 @@ class FakeCluster:
         self._bundles = [None] * bundles
         self._hold_room()
 
-    def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> Recruit:
-        recruit = Recruit(actor=None, bundle=bundle)
-        self.waiting[recruit] = avoid
-        return recruit
+    def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
+        agent_handle = AgentHandle(call=lambda method, *arguments: None, bundle=bundle)
+        self.waiting[agent_handle] = avoid
+        return agent_handle
 
-    def dismiss(self, recruit: Recruit) -> None:
-        self.dismissed.append(recruit)
-        self.waiting.pop(recruit, None)
-        if recruit in self.placed:
-            self.placed.remove(recruit)
+    def dismiss(self, agent_handle: AgentHandle) -> None:
+        self.dismissed.append(agent_handle)
+        self.waiting.pop(agent_handle, None)
+        if agent_handle in self.placed:
+            self.placed.remove(agent_handle)
 
-    def settle(self, crew: Crew) -> None:
+    def settle(self, pool: WorkerPool) -> None:
         """Everybody who finds a place arrives, until nobody does any more."""
         self._hold_room()
         while arriving := next(
             ((r, node) for r in self.waiting if (node := self._place_of(r)) is not None), None
         ):
-            self.arrive(crew, *arriving)
+            self.arrive(pool, *arriving)
 
-    def arrive(self, crew: Crew, recruit: Recruit, node: str) -> None:
+    def arrive(self, pool: WorkerPool, agent_handle: AgentHandle, node: str) -> None:
         """An agent is there."""
-        self.waiting.pop(recruit, None)
-        self.placed.append(recruit)
-        crew.arrived(recruit, Place(node_id=node, host=node))
+        self.waiting.pop(agent_handle, None)
+        self.placed.append(agent_handle)
+        pool.arrived(agent_handle, NodeAddress(node_id=node, host=node))
 
     def lose(
-        self, crew: Crew, recruit: Recruit, kind: FailureKind = FailureKind.AGENT_LOST
+        self,
+        pool: WorkerPool,
+        agent_handle: AgentHandle,
+        kind: FailureKind = FailureKind.AGENT_LOST,
     ) -> AgentLost | None:
         """An agent is gone."""
-        if recruit in self.placed:
-            self.placed.remove(recruit)
-        self.waiting.pop(recruit, None)
-        return crew.lost(Gone(recruit=recruit, kind=kind, reason="it has died"))
+        if agent_handle in self.placed:
+            self.placed.remove(agent_handle)
+        self.waiting.pop(agent_handle, None)
+        return pool.lost(Gone(agent_handle=agent_handle, kind=kind, reason="it has died"))
 
-    def lose_node(self, crew: Crew, name: str) -> list[AgentLost]:
+    def lose_node(self, pool: WorkerPool, name: str) -> list[AgentLost]:
         """A node is gone, with all agents on it."""
         del self.nodes[name]
-        there = [recruit for recruit in self.placed if recruit.place.node_id == name]
-        told = [self.lose(crew, recruit, FailureKind.NODE_LOST) for recruit in there]
+        there = [agent_handle for agent_handle in self.placed if agent_handle.place.node_id == name]
+        told = [self.lose(pool, agent_handle, FailureKind.NODE_LOST) for agent_handle in there]
         return [event for event in told if event is not None]
 
     def sizes(self) -> list[int]:
@@ -120,10 +123,10 @@ class FakeCluster:
         outside = [r for r in self.placed if r.place.node_id == node and r.bundle is None]
         return self.nodes[node] - len(outside) - self._bundles.count(node)
 
-    def _place_of(self, recruit: Recruit) -> str | None:
-        if recruit.bundle is not None:
-            node = self._bundles[recruit.bundle]
-            is_taken = any(placed.bundle == recruit.bundle for placed in self.placed)
+    def _place_of(self, agent_handle: AgentHandle) -> str | None:
+        if agent_handle.bundle is not None:
+            node = self._bundles[agent_handle.bundle]
+            is_taken = any(placed.bundle == agent_handle.bundle for placed in self.placed)
             return node if node in self.nodes and not is_taken else None
-        avoid = self.waiting[recruit]
+        avoid = self.waiting[agent_handle]
         return next((n for n in self.nodes if n not in avoid and self._free(n) > 0), None)

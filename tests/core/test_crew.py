@@ -7,47 +7,47 @@ import logging
 import pytest
 from tests.core.fake_cluster import FakeCluster
 
-from polytrain.errors import FailureKind
-from polytrain.run.events import AgentsPlaced, DrainWanted, Purpose
-from polytrain.workers.crew import Crew
+from polytrain.common.errors import FailureKind
+from polytrain.common.events import AgentsPlaced, DrainWanted, Purpose
+from polytrain.workers.worker_pool import WorkerPool
 
 NOBODY = frozenset[str]()
 NO_RANK = frozenset[int]()
 
 
-def begin(crew: Crew, cluster: FakeCluster) -> None:
+def begin(pool: WorkerPool, cluster: FakeCluster) -> None:
     """Place the first generation."""
-    crew.place(avoid=NOBODY, without=NO_RANK)
-    cluster.settle(crew)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
 
 
-def nodes(crew: Crew) -> list[str]:
-    return [recruit.place.node_id for recruit in crew.ranked]
+def nodes(pool: WorkerPool) -> list[str]:
+    return [agent_handle.place.node_id for agent_handle in pool.ranked]
 
 
 def test_ranks_are_numbered_node_by_node_from_the_drivers_on() -> None:
     cluster = FakeCluster(b=2, a=2)
-    crew = cluster.crew(4)
-    begin(crew, cluster)
+    pool = cluster.pool(4)
+    begin(pool, cluster)
     assert cluster.told == [AgentsPlaced(nodes=("a", "a", "b", "b"))]
-    assert nodes(crew) == ["a", "a", "b", "b"]
+    assert nodes(pool) == ["a", "a", "b", "b"]
     assert cluster.waiting == {}
 
 
 def test_a_fixed_number_is_waited_for() -> None:
     cluster = FakeCluster(a=2)
-    crew = cluster.crew(3)
-    begin(crew, cluster)
+    pool = cluster.pool(3)
+    begin(pool, cluster)
     assert cluster.told == []
     cluster.nodes["b"] = 1
-    cluster.settle(crew)
+    cluster.settle(pool)
     assert cluster.sizes() == [3]
 
 
 def test_an_elastic_run_begins_with_those_that_there_is_room_for() -> None:
     cluster = FakeCluster(a=2, b=1)
-    crew = cluster.crew((1, 8))
-    begin(crew, cluster)
+    pool = cluster.pool((1, 8))
+    begin(pool, cluster)
     assert cluster.sizes() == [3]
     # The others are waited for all the time, by nobody's looking.
     assert len(cluster.waiting) == 5
@@ -56,36 +56,36 @@ def test_an_elastic_run_begins_with_those_that_there_is_room_for() -> None:
 def test_what_is_left_over_on_nodes_is_no_room() -> None:
     """Half a worker on each of two nodes: nobody waits for it to arrive."""
     cluster = FakeCluster(a=3, b=3)
-    crew = cluster.crew((1, 8), resources_per_worker={"CPU": 2})
-    crew.place(avoid=NOBODY, without=NO_RANK)
+    pool = cluster.pool((1, 8), resources_per_worker={"CPU": 2})
+    pool.place(avoid=NOBODY, without=NO_RANK)
     assert len(cluster.waiting) == 8
     arriving = list(cluster.waiting)[:2]
-    for recruit, node in zip(arriving, "ab", strict=True):
+    for agent_handle, node in zip(arriving, "ab", strict=True):
         assert cluster.sizes() == []
-        cluster.arrive(crew, recruit, node)
+        cluster.arrive(pool, agent_handle, node)
     assert cluster.sizes() == [2]
 
 
 def test_a_run_grows_to_all_that_came_at_its_next_checkpoint() -> None:
     cluster = FakeCluster(a=2)
-    crew = cluster.crew((1, 4))
-    begin(crew, cluster)
+    pool = cluster.pool((1, 4))
+    begin(pool, cluster)
     cluster.nodes["b"] = 2
-    cluster.settle(crew)
+    cluster.settle(pool)
     drains = [event for event in cluster.told if isinstance(event, DrainWanted)]
     assert {drain.purpose for drain in drains} == {Purpose.RESIZE}
     assert "4 workers" in drains[-1].reason
     # It is the same run until then.
-    assert nodes(crew) == ["a", "a"]
-    crew.place(avoid=NOBODY, without=NO_RANK)
+    assert nodes(pool) == ["a", "a"]
+    pool.place(avoid=NOBODY, without=NO_RANK)
     assert cluster.sizes() == [2, 4]
-    assert nodes(crew) == ["a", "a", "b", "b"]
+    assert nodes(pool) == ["a", "a", "b", "b"]
 
 
 def test_a_run_of_its_greatest_size_has_nothing_to_gain() -> None:
     cluster = FakeCluster(a=8)
-    crew = cluster.crew((1, 4), standby=1)
-    begin(crew, cluster)
+    pool = cluster.pool((1, 4), standby=1)
+    begin(pool, cluster)
     assert cluster.sizes() == [4]
     assert cluster.growths() == []
     assert len(cluster.placed) == 5
@@ -93,100 +93,100 @@ def test_a_run_of_its_greatest_size_has_nothing_to_gain() -> None:
 
 def test_standbys_are_not_used_to_grow() -> None:
     cluster = FakeCluster(a=2)
-    crew = cluster.crew((1, 4), standby=1)
-    begin(crew, cluster)
+    pool = cluster.pool((1, 4), standby=1)
+    begin(pool, cluster)
     cluster.nodes["b"] = 1
-    cluster.settle(crew)
+    cluster.settle(pool)
     assert cluster.growths() == []
     cluster.nodes["b"] = 2
-    cluster.settle(crew)
+    cluster.settle(pool)
     assert len(cluster.growths()) == 1
     assert "3 workers" in cluster.growths()[0]
 
 
 def test_a_loss_makes_an_elastic_run_smaller_at_once() -> None:
     cluster = FakeCluster(a=2, b=2)
-    crew = cluster.crew((1, 4))
-    begin(crew, cluster)
-    lost = cluster.lose_node(crew, "b")
+    pool = cluster.pool((1, 4))
+    begin(pool, cluster)
+    lost = cluster.lose_node(pool, "b")
     assert [(event.rank, event.kind) for event in lost] == [
         (2, FailureKind.NODE_LOST),
         (3, FailureKind.NODE_LOST),
     ]
-    crew.place(avoid=NOBODY, without=NO_RANK)
+    pool.place(avoid=NOBODY, without=NO_RANK)
     assert cluster.sizes() == [4, 2]
     cluster.nodes["c"] = 2
-    cluster.settle(crew)
-    crew.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    pool.place(avoid=NOBODY, without=NO_RANK)
     assert cluster.sizes() == [4, 2, 4]
 
 
 def test_fewer_than_the_least_are_no_run() -> None:
     cluster = FakeCluster(a=1, b=2)
-    crew = cluster.crew((2, 4))
-    begin(crew, cluster)
-    cluster.lose_node(crew, "b")
-    crew.place(avoid=NOBODY, without=NO_RANK)
+    pool = cluster.pool((2, 4))
+    begin(pool, cluster)
+    cluster.lose_node(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
     assert cluster.sizes() == [3]
     cluster.nodes["c"] = 1
-    cluster.settle(crew)
+    cluster.settle(pool)
     assert cluster.sizes() == [3, 2]
 
 
 @pytest.mark.parametrize("num_workers", [3, (1, 3)])
 def test_a_standby_takes_the_lost_rank_and_nobody_elses(num_workers: int | tuple[int, int]) -> None:
     cluster = FakeCluster(a=3, b=1)
-    crew = cluster.crew(num_workers, standby=1)
-    begin(crew, cluster)
+    pool = cluster.pool(num_workers, standby=1)
+    begin(pool, cluster)
     if num_workers != 3:
         # An elastic run begins with all that it finds: its standby comes later.
         cluster.nodes["b"] = 2
-        cluster.settle(crew)
-    [spare] = set(cluster.placed) - set(crew.ranked)
-    before = list(crew.ranked)
-    lost = cluster.lose(crew, before[1])
+        cluster.settle(pool)
+    [spare] = set(cluster.placed) - set(pool.ranked)
+    before = list(pool.ranked)
+    lost = cluster.lose(pool, before[1])
     assert lost is not None
     assert lost.rank == 1
-    crew.place(avoid=NOBODY, without=NO_RANK)
+    pool.place(avoid=NOBODY, without=NO_RANK)
     assert cluster.sizes() == [3, 3]
-    assert crew.ranked == [before[0], spare, before[2]]
+    assert pool.ranked == [before[0], spare, before[2]]
     # Another one takes the standby's place.
-    cluster.settle(crew)
+    cluster.settle(pool)
     assert len(cluster.placed) == 4
 
 
 def test_a_standby_is_on_a_node_without_workers_if_there_is_one() -> None:
     cluster = FakeCluster(a=4, b=1)
-    crew = cluster.crew(2, standby=1)
-    begin(crew, cluster)
-    [spare] = set(cluster.placed) - set(crew.ranked)
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
+    [spare] = set(cluster.placed) - set(pool.ranked)
     assert spare.place.node_id == "b"
 
 
 def test_a_standby_is_beside_the_workers_if_nobody_else_has_room() -> None:
     cluster = FakeCluster(a=4)
-    crew = cluster.crew(2, standby=1)
-    begin(crew, cluster)
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
     assert len(cluster.placed) == 3
 
 
 def test_the_loss_of_a_standby_is_no_failure_and_is_made_good() -> None:
     cluster = FakeCluster(a=3)
-    crew = cluster.crew(2, standby=1)
-    begin(crew, cluster)
-    [spare] = set(cluster.placed) - set(crew.ranked)
-    assert cluster.lose(crew, spare) is None
-    cluster.settle(crew)
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
+    [spare] = set(cluster.placed) - set(pool.ranked)
+    assert cluster.lose(pool, spare) is None
+    cluster.settle(pool)
     assert len(cluster.placed) == 3
     assert cluster.sizes() == [2]
 
 
 def test_who_is_lost_while_others_are_placed_is_asked_for_again() -> None:
     cluster = FakeCluster(a=3)
-    crew = cluster.crew(3)
-    crew.place(avoid=NOBODY, without=NO_RANK)
-    assert cluster.lose(crew, next(iter(cluster.waiting))) is None
-    cluster.settle(crew)
+    pool = cluster.pool(3)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert cluster.lose(pool, next(iter(cluster.waiting))) is None
+    cluster.settle(pool)
     assert cluster.sizes() == [3]
     assert len(cluster.placed) == 3
 
@@ -194,59 +194,59 @@ def test_who_is_lost_while_others_are_placed_is_asked_for_again() -> None:
 def test_agents_of_before_may_be_lost_all_at_once_while_others_are_placed() -> None:
     """A node takes many with it; that says nothing about those that are asked for."""
     cluster = FakeCluster(a=1, b=9)
-    crew = cluster.crew(10)
-    begin(crew, cluster)
-    cluster.lose(crew, crew.ranked[0])
+    pool = cluster.pool(10)
+    begin(pool, cluster)
+    cluster.lose(pool, pool.ranked[0])
     cluster.nodes["a"] = 0
-    crew.place(avoid=NOBODY, without=NO_RANK)
-    assert cluster.lose_node(crew, "b") == []
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert cluster.lose_node(pool, "b") == []
     assert cluster.failures() == []
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 12])
 def test_agents_that_never_come_end_the_run(num_workers: int) -> None:
     cluster = FakeCluster(a=12)
-    crew = cluster.crew(num_workers)
-    crew.place(avoid=NOBODY, without=NO_RANK)
+    pool = cluster.pool(num_workers)
+    pool.place(avoid=NOBODY, without=NO_RANK)
     asked = 0
     while not cluster.failures():
         asked += 1
-        cluster.lose(crew, next(iter(cluster.waiting)))
+        cluster.lose(pool, next(iter(cluster.waiting)))
     assert cluster.failures() == ["agents don't stay: it has died"]
     assert asked <= num_workers + 4
 
 
 def test_standbys_that_never_come_are_not_asked_for_for_ever() -> None:
     cluster = FakeCluster(a=3)
-    crew = cluster.crew(2, standby=1)
-    crew.place(avoid=NOBODY, without=NO_RANK)
+    pool = cluster.pool(2, standby=1)
+    pool.place(avoid=NOBODY, without=NO_RANK)
     while cluster.sizes() == []:
-        recruit = next(iter(cluster.waiting))
-        cluster.arrive(crew, recruit, "a")
+        agent_handle = next(iter(cluster.waiting))
+        cluster.arrive(pool, agent_handle, "a")
     asked = 0
     while cluster.waiting:
         asked += 1
-        cluster.lose(crew, next(iter(cluster.waiting)))
+        cluster.lose(pool, next(iter(cluster.waiting)))
     assert asked <= 5
     assert cluster.failures() == []
     # A worker that is lost later is another matter.
-    cluster.lose(crew, crew.ranked[0])
-    crew.place(avoid=NOBODY, without=NO_RANK)
-    cluster.settle(crew)
+    cluster.lose(pool, pool.ranked[0])
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
     assert cluster.sizes() == [2, 2]
 
 
 def test_workers_leave_the_nodes_that_they_should() -> None:
     cluster = FakeCluster(a=2, b=2)
-    crew = cluster.crew(2)
-    begin(crew, cluster)
-    before = list(crew.ranked)
-    crew.place(avoid=frozenset("a"), without=NO_RANK)
+    pool = cluster.pool(2)
+    begin(pool, cluster)
+    before = list(pool.ranked)
+    pool.place(avoid=frozenset("a"), without=NO_RANK)
     assert set(cluster.dismissed) == set(before)
-    cluster.settle(crew)
-    assert nodes(crew) == ["b", "b"]
+    cluster.settle(pool)
+    assert nodes(pool) == ["b", "b"]
     # They were sent away: that they are gone is nobody's loss.
-    assert [cluster.lose(crew, recruit) for recruit in before] == [None, None]
+    assert [cluster.lose(pool, agent_handle) for agent_handle in before] == [None, None]
     assert cluster.sizes() == [2, 2]
 
 
@@ -254,27 +254,27 @@ def test_workers_stay_where_they_are_if_no_other_node_holds_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = FakeCluster(a=2, b=1)
-    crew = cluster.crew(2)
-    begin(crew, cluster)
-    before = list(crew.ranked)
+    pool = cluster.pool(2)
+    begin(pool, cluster)
+    before = list(pool.ranked)
     with caplog.at_level(logging.WARNING):
-        crew.place(avoid=frozenset("a"), without=NO_RANK)
+        pool.place(avoid=frozenset("a"), without=NO_RANK)
     assert cluster.sizes() == [2, 2]
-    assert crew.ranked == before
+    assert pool.ranked == before
     assert "no others can hold the workers" in caplog.text
 
 
 def test_the_room_of_a_node_that_went_as_it_had_said_is_used_where_it_is_held_now() -> None:
     """Two workers on nodes of their own, and exactly as much room as they need."""
     cluster = FakeCluster(a=1, b=1)
-    crew = cluster.crew(2)
-    begin(crew, cluster)
-    cluster.lose_node(crew, "b")
+    pool = cluster.pool(2)
+    begin(pool, cluster)
+    cluster.lose_node(pool, "b")
     cluster.nodes["c"] = 1
-    crew.place(avoid=frozenset("b"), without=NO_RANK)
-    cluster.settle(crew)
+    pool.place(avoid=frozenset("b"), without=NO_RANK)
+    cluster.settle(pool)
     assert cluster.sizes() == [2, 2]
-    assert nodes(crew) == ["a", "c"]
+    assert nodes(pool) == ["a", "c"]
 
 
 @pytest.mark.parametrize("num_workers", [2, (2, 3)])
@@ -282,65 +282,65 @@ def test_workers_return_if_the_nodes_that_seemed_to_have_room_have_none(
     num_workers: int | tuple[int, int],
 ) -> None:
     cluster = FakeCluster(a=2)
-    crew = cluster.crew(num_workers)
-    begin(crew, cluster)
+    pool = cluster.pool(num_workers)
+    begin(pool, cluster)
     cluster.nodes["b"] = 2
-    crew.place(avoid=frozenset("a"), without=NO_RANK)
+    pool.place(avoid=frozenset("a"), without=NO_RANK)
     # Somebody else takes it before they arrive.
     cluster.nodes["b"] = 0
-    cluster.settle(crew)
+    cluster.settle(pool)
     assert cluster.sizes() == [2]
     cluster.now = 10.0
-    crew.look_at_the_clock()
-    cluster.settle(crew)
+    pool.look_at_the_clock()
+    cluster.settle(pool)
     assert cluster.sizes() == [2, 2]
-    assert nodes(crew) == ["a", "a"]
+    assert nodes(pool) == ["a", "a"]
     assert cluster.failures() == []
 
 
 def test_an_elastic_run_leaves_a_node_if_its_least_number_finds_room_elsewhere() -> None:
     cluster = FakeCluster(a=2, b=1)
-    crew = cluster.crew((1, 3))
-    begin(crew, cluster)
-    crew.place(avoid=frozenset("a"), without=NO_RANK)
+    pool = cluster.pool((1, 3))
+    begin(pool, cluster)
+    pool.place(avoid=frozenset("a"), without=NO_RANK)
     assert cluster.sizes() == [3, 1]
-    assert nodes(crew) == ["b"]
-    cluster.settle(crew)
+    assert nodes(pool) == ["b"]
+    cluster.settle(pool)
     assert cluster.growths() == []
 
 
 def test_who_arrives_late_on_a_node_to_be_left_is_sent_on() -> None:
     cluster = FakeCluster(a=1, b=1)
-    crew = cluster.crew((1, 3))
-    begin(crew, cluster)
+    pool = cluster.pool((1, 3))
+    begin(pool, cluster)
     late = next(iter(cluster.waiting))
     cluster.nodes.update(a=3, b=3)
-    crew.place(avoid=frozenset("a"), without=NO_RANK)
-    cluster.arrive(crew, late, "a")
-    cluster.settle(crew)
+    pool.place(avoid=frozenset("a"), without=NO_RANK)
+    cluster.arrive(pool, late, "a")
+    cluster.settle(pool)
     assert late in cluster.dismissed
-    crew.place(avoid=frozenset("a"), without=NO_RANK)
-    assert nodes(crew) == ["b", "b", "b"]
+    pool.place(avoid=frozenset("a"), without=NO_RANK)
+    assert nodes(pool) == ["b", "b", "b"]
 
 
 def test_a_rank_that_is_to_be_replaced_is_if_somebody_stands_by() -> None:
     cluster = FakeCluster(a=3)
-    crew = cluster.crew(2, standby=1)
-    begin(crew, cluster)
-    [spare] = set(cluster.placed) - set(crew.ranked)
-    first, second = crew.ranked
-    crew.place(avoid=NOBODY, without=frozenset({0, 1}))
-    assert crew.ranked == [spare, second]
+    pool = cluster.pool(2, standby=1)
+    begin(pool, cluster)
+    [spare] = set(cluster.placed) - set(pool.ranked)
+    first, second = pool.ranked
+    pool.place(avoid=NOBODY, without=frozenset({0, 1}))
+    assert pool.ranked == [spare, second]
     assert cluster.dismissed == [first]
 
 
 def test_a_rank_that_nobody_can_replace_stays() -> None:
     cluster = FakeCluster(a=2)
-    crew = cluster.crew(2)
-    begin(crew, cluster)
-    before = list(crew.ranked)
-    crew.place(avoid=NOBODY, without=frozenset({0}))
-    assert crew.ranked == before
+    pool = cluster.pool(2)
+    begin(pool, cluster)
+    before = list(pool.ranked)
+    pool.place(avoid=NOBODY, without=frozenset({0}))
+    assert pool.ranked == before
     assert cluster.dismissed == []
 
 
@@ -348,49 +348,49 @@ def test_it_is_told_who_is_waited_for_and_in_the_end_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = FakeCluster(a=1)
-    crew = cluster.crew(2, start_timeout_s=60.0)
-    begin(crew, cluster)
-    assert crew.deadline == 10.0
+    pool = cluster.pool(2, start_timeout_s=60.0)
+    begin(pool, cluster)
+    assert pool.deadline == 10.0
     cluster.now = 9.9
-    crew.look_at_the_clock()
+    pool.look_at_the_clock()
     assert caplog.text == ""
     cluster.now = 10.0
-    crew.look_at_the_clock()
+    pool.look_at_the_clock()
     assert "2 workers of 1 CPU each; the cluster has 1 CPU free" in caplog.text
-    assert crew.deadline == 60.0
+    assert pool.deadline == 60.0
     caplog.clear()
     cluster.now = 59.9
-    crew.look_at_the_clock()
+    pool.look_at_the_clock()
     assert (caplog.text, cluster.told) == ("", [])
     cluster.now = 60.0
-    crew.look_at_the_clock()
+    pool.look_at_the_clock()
     [reason] = cluster.failures()
     assert "could not be placed within 60 s" in reason
     assert "start_timeout_s" in reason
-    assert crew.deadline is None
+    assert pool.deadline is None
     cluster.now = 1000.0
-    crew.look_at_the_clock()
+    pool.look_at_the_clock()
     assert len(cluster.told) == 1
 
 
 def test_an_elastic_run_begins_with_less_than_there_seemed_to_be_room_for_after_a_while() -> None:
     """Others have taken it meanwhile."""
     cluster = FakeCluster(a=4)
-    crew = cluster.crew((1, 4))
-    crew.place(avoid=NOBODY, without=NO_RANK)
+    pool = cluster.pool((1, 4))
+    pool.place(avoid=NOBODY, without=NO_RANK)
     cluster.nodes["a"] = 2
-    cluster.settle(crew)
+    cluster.settle(pool)
     assert cluster.sizes() == []
     cluster.now = 10.0
-    crew.look_at_the_clock()
+    pool.look_at_the_clock()
     assert cluster.sizes() == [2]
 
 
 def test_a_crew_that_is_complete_waits_for_nothing() -> None:
     cluster = FakeCluster(a=2)
-    crew = cluster.crew(2)
-    begin(crew, cluster)
-    assert crew.deadline is None
+    pool = cluster.pool(2)
+    begin(pool, cluster)
+    assert pool.deadline is None
     cluster.now = 1e6
-    crew.look_at_the_clock()
+    pool.look_at_the_clock()
     assert cluster.sizes() == [2]

@@ -18,11 +18,18 @@ import pytest
 import ray
 import ray.data
 
-from polytrain.data.dealing import Leg
-from polytrain.data.formats import column_to_numpy
-from polytrain.data.ray_pipeline import cpu_shortage, stream_schema
-from polytrain.data.ray_stream import End, StreamError, SupersededError, read_part, start_stream
-from polytrain.data.sources.errors import SourceError
+from polytrain.common.data_errors import ReadError, SourceError
+from polytrain.data.plan.stream_partitioner import Segment
+from polytrain.data.shards.formats import column_to_numpy
+from polytrain.data.sources.ray_data import from_ray_data
+from polytrain.data.streams.ray_pipeline import cpu_shortage, stream_schema
+from polytrain.data.streams.ray_stream import (
+    End,
+    StreamError,
+    SupersededError,
+    read_part,
+    start_stream,
+)
 
 ROWS = 103
 """A prime number: no world size divides it."""
@@ -56,18 +63,18 @@ class Ranks:
         self.actor = start_stream("train", dataset, held or {}, notice_after_s=3)
 
     def begin(
-        self, *, generation: int = 0, epoch: int = 0, legs: tuple[Leg, ...] = (), world_size: int
+        self, *, attempt: int = 0, epoch: int = 0, legs: tuple[Segment, ...] = (), world_size: int
     ) -> None:
-        ray.get(self.actor.begin.remote(generation, epoch, legs, world_size))
+        ray.get(self.actor.begin.remote(attempt, epoch, legs, world_size))
 
-    def ask(self, rank: int, index: int, *, generation: int = 0, epoch: int = 0) -> Any:
-        return self.actor.next_part.remote(generation, epoch, rank, index)
+    def ask(self, rank: int, index: int, *, attempt: int = 0, epoch: int = 0) -> Any:
+        return self.actor.next_part.remote(attempt, epoch, rank, index)
 
     def rest(
         self,
         rank: int,
         *,
-        generation: int = 0,
+        attempt: int = 0,
         epoch: int = 0,
         first: int = 0,
         schema: pa.Schema = SCHEMA,
@@ -75,7 +82,7 @@ class Ranks:
         """All that is left of the epoch for one rank."""
         tables = [schema.empty_table()]
         for index in count(first):
-            part = ray.get(self.ask(rank, index, generation=generation, epoch=epoch))
+            part = ray.get(self.ask(rank, index, attempt=attempt, epoch=epoch))
             if isinstance(part, End):
                 break
             tables.append(read_part(part, schema))
@@ -85,15 +92,13 @@ class Ranks:
         self,
         world_size: int,
         *,
-        legs: tuple[Leg, ...] = (),
+        legs: tuple[Segment, ...] = (),
         epoch: int = 0,
-        generation: int = 0,
+        attempt: int = 0,
     ) -> list[list[int]]:
         """The ids that each rank gets."""
-        self.begin(generation=generation, epoch=epoch, legs=legs, world_size=world_size)
-        shards = [
-            self.rest(rank, generation=generation, epoch=epoch)[0] for rank in range(world_size)
-        ]
+        self.begin(attempt=attempt, epoch=epoch, legs=legs, world_size=world_size)
+        shards = [self.rest(rank, attempt=attempt, epoch=epoch)[0] for rank in range(world_size)]
         return [shard.column("id").to_pylist() for shard in shards]
 
 
@@ -134,11 +139,11 @@ def test_every_row_reaches_one_rank_and_the_epoch_goes_on_anywhere(make: Any) ->
     assert max(map(len, whole)) - min(map(len, whole)) <= 1
 
     # The same world goes on as if nothing had happened; another gets what is left.
-    assert stream.epoch(3, legs=(Leg(3, 4),), generation=1) == [rank[4:] for rank in whole]
+    assert stream.epoch(3, legs=(Segment(3, 4),), attempt=1) == [rank[4:] for rank in whole]
     consumed = [row for rank in whole for row in rank[:4]]
-    half = stream.epoch(2, legs=(Leg(3, 4),), generation=2)
+    half = stream.epoch(2, legs=(Segment(3, 4),), attempt=2)
     consumed += [row for rank in half for row in rank[:5]]
-    rest = stream.epoch(4, legs=(Leg(3, 4), Leg(2, 5)), generation=3)
+    rest = stream.epoch(4, legs=(Segment(3, 4), Segment(2, 5)), attempt=3)
     assert Counter(chain(consumed, *rest)) == expected
 
 
@@ -163,7 +168,7 @@ def test_a_reseeding_shuffle_depends_on_the_epoch_alone() -> None:
     first, second = stream.epoch(2), stream.epoch(2, epoch=1)
     assert first != second
     # A restart begins to count anew.
-    assert stream.epoch(2, epoch=1, generation=1) == second
+    assert stream.epoch(2, epoch=1, attempt=1) == second
 
 
 def test_the_users_dataset_is_left_as_it_was() -> None:
@@ -232,7 +237,7 @@ def test_a_new_generation_ends_what_runs(tmp_path: Path) -> None:
     stream.begin(world_size=1)
     waiting = stream.ask(0, 1)
     wait_until_stuck(tmp_path, waiting)
-    assert len(list(chain(*stream.epoch(2, generation=1)))) == 50
+    assert len(list(chain(*stream.epoch(2, attempt=1)))) == 50
     for late in (waiting, stream.ask(0, 0)):
         with pytest.raises(SupersededError):
             ray.get(late)
@@ -300,6 +305,36 @@ def test_tensors_need_no_ray_to_be_read() -> None:
     assert np.array_equal(tensors[:, 1, 2], range(first, first + len(tensors)))
     assert tensors.shape == (len(part[0]), 2, 3)
     assert read_part((), schema).schema == schema
+
+
+def ragged(batch: dict[str, Any]) -> dict[str, Any]:
+    """Tensors of one shape in each block, and another in the next."""
+    return {"x": np.stack([np.full((2, 1 + row // 5), row) for row in batch["id"]])}
+
+
+def test_tensors_of_different_shapes_are_nested_lists() -> None:
+    rows = [{"x": np.full((2, n + 1), n)} for n in range(6)]
+    within_blocks = ray.data.from_items(rows, override_num_blocks=2)
+    across_blocks = ray.data.range(10, override_num_blocks=2).map_batches(ragged, batch_size=5)
+    lists = pa.large_list(pa.large_list(pa.int64()))
+    for dataset, widths in ((within_blocks, range(1, 7)), (across_blocks, [1] * 5 + [2] * 5)):
+        pieces = from_ray_data(dataset.materialize(), None)
+        assert pieces.schema == pa.schema([("x", lists)])
+        table = pa.concat_tables([piece.read(0, piece.rows) for piece in pieces.pieces])
+        assert [row.shape for row in column_to_numpy(table["x"])] == [(2, w) for w in widths]
+    assert stream_schema(within_blocks) == pa.schema([("x", lists)])
+    stream = Ranks(within_blocks)
+    stream.begin(world_size=1)
+    table, _ = stream.rest(0, schema=pa.schema([("x", lists)]))
+    assert [np.shape(row) for row in table["x"].to_pylist()] == [(2, n + 1) for n in range(6)]
+
+
+def test_another_shape_than_the_first_rows_is_told_with_the_remedy() -> None:
+    dataset = ray.data.range(10, override_num_blocks=2).map_batches(ragged, batch_size=5)
+    stream = Ranks(dataset)
+    stream.begin(world_size=1)
+    with pytest.raises(ReadError, match=r"'x' .*shape is \(2, 2\).*dataset\.materialize\(\)"):
+        stream.rest(0, schema=stream_schema(dataset))
 
 
 def test_a_schema_costs_as_little_as_it_can(tmp_path: Path) -> None:

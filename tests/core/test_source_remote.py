@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from tests.object_storage import Bucket
 
+from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.sources.describe import Source, describe
-from polytrain.data.sources.errors import ReadError, SourceError
-from polytrain.data.sources.filesystems import find
 from polytrain.data.sources.parquet_files import RowGroupPiece
+from polytrain.storage.filesystems import find
 
 
 def parquet(*, row_group_size: int = 2, **columns: Any) -> bytes:
@@ -164,7 +164,7 @@ def test_a_process_has_its_own_file_systems(filled: Bucket) -> None:
 
 
 def _has_another_than(place: str, known: int) -> bool:
-    from polytrain.data.sources import filesystems
+    from polytrain.storage import filesystems
 
     hits = filesystems._arrow.cache_info().hits
     another = find(place).filesystem

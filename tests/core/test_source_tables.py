@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.formats import column_to_numpy
+from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.sources.describe import describe
 from polytrain.data.sources.parquet_files import RowGroupPiece
 from polytrain.data.sources.pieces import TablePiece

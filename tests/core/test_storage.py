@@ -146,7 +146,7 @@ def test_names_that_look_like_patterns_are_names(storage: Storage, tmp_path: Pat
 def test_a_local_file_is_stored_with_its_digest(storage: Storage, file: Path) -> None:
     content = file.read_bytes()
     storage.write("c/model", b"what was there before")
-    assert storage.put(file, "c/model", give_up=False) == digest(content)
+    assert storage.put(file, "c/model", move=False) == digest(content)
     assert file.read_bytes() == content
     assert storage.read("c/model") == content
     assert storage.digest("c/model") == digest(content)
@@ -154,7 +154,7 @@ def test_a_local_file_is_stored_with_its_digest(storage: Storage, file: Path) ->
 
 def test_a_local_file_that_nobody_needs_is_stored_too(storage: Storage, file: Path) -> None:
     content = file.read_bytes()
-    assert storage.put(file, f"c/{ODD}", give_up=True) == digest(content)
+    assert storage.put(file, f"c/{ODD}", move=True) == digest(content)
     assert storage.read(f"c/{ODD}") == content
     assert storage.list("c") == {f"c/{ODD}": len(content)}
 
@@ -164,14 +164,14 @@ def test_a_file_with_another_name_is_not_given_up(storage: Storage, file: Path) 
     content = file.read_bytes()
     other = file.with_name("other")
     other.hardlink_to(file)
-    assert storage.put(file, "c/model", give_up=True) == digest(content)
+    assert storage.put(file, "c/model", move=True) == digest(content)
     other.write_bytes(b"written later")
     assert storage.read("c/model") == content
 
 
 def test_an_empty_file_is_stored(storage: Storage, file: Path) -> None:
     file.write_bytes(b"")
-    assert storage.put(file, "c/model", give_up=True) == digest(b"")
+    assert storage.put(file, "c/model", move=True) == digest(b"")
     assert storage.list("") == {"c/model": 0}
 
 
@@ -179,20 +179,20 @@ def test_a_stored_file_is_fetched_with_its_digest(
     storage: Storage, file: Path, tmp_path: Path
 ) -> None:
     content = file.read_bytes()
-    storage.put(file, "c/model", give_up=False)
+    storage.put(file, "c/model", move=False)
     assert storage.get("c/model", tmp_path / "copy") == digest(content)
     assert (tmp_path / "copy").read_bytes() == content
 
 
 def test_a_file_is_created_once(storage: Storage, location: Location) -> None:
-    path = storage.create("claims/000001", b"first")
+    path = storage.create("leases/000001", b"first")
     assert path is not None
-    assert path.startswith("claims/000001")
-    assert location.open().create("claims/000001", b"second") is None
-    assert storage.create("claims/000001", b"third") is None
-    assert storage.list("claims") == {path: 5}
+    assert path.startswith("leases/000001")
+    assert location.open().create("leases/000001", b"second") is None
+    assert storage.create("leases/000001", b"third") is None
+    assert storage.list("leases") == {path: 5}
     assert storage.read(path) == b"first"
-    assert storage.create("claims/000002", b"next") is not None
+    assert storage.create("leases/000002", b"next") is not None
 
 
 def test_of_many_who_create_a_file_at_once_at_most_one_succeeds(location: Location) -> None:
@@ -204,11 +204,11 @@ def test_of_many_who_create_a_file_at_once_at_most_one_succeeds(location: Locati
         return storage.create(name, str(number).encode())
 
     with ThreadPoolExecutor(8) as threads:
-        for attempt in range(5):
-            name = f"claims/{attempt:06d}"
+        for attempt_id in range(5):
+            name = f"leases/{attempt_id:06d}"
             got = [path for path in threads.map(partial(create, name=name), range(8)) if path]
             assert len(got) <= 1
-            left = [path for path in location.open().list("claims") if path.startswith(name)]
+            left = [path for path in location.open().list("leases") if path.startswith(name)]
             assert left == got, "who gives way takes away what he has written"
 
 
@@ -303,7 +303,7 @@ def test_threads_share_a_log(storage: Storage) -> None:
 def test_a_log_keeps_what_could_not_be_written(tmp_path: Path) -> None:
     filesystem = FaultyFileSystem(tmp_path)
     faults = filesystem.faults
-    with Location.of("runs", filesystem, patience_s=0).open().open_log("l", series="1") as log:
+    with Location.of("runs", filesystem, retry_s=0).open().open_log("l", series="1") as log:
         log.write("one\n")
         log.sync()
         log.write("two\n")
@@ -323,7 +323,7 @@ def test_a_log_keeps_what_could_not_be_written(tmp_path: Path) -> None:
 
 def test_the_end_of_a_log_is_not_waited_for_twice(tmp_path: Path) -> None:
     filesystem = FaultyFileSystem(tmp_path)
-    with Location.of("runs", filesystem, patience_s=0).open().open_log("l", series="1") as log:
+    with Location.of("runs", filesystem, retry_s=0).open().open_log("l", series="1") as log:
         log.write("one\n")
         filesystem.faults.fault = FromThenOn(0)
         with pytest.raises(OSError, match=ERROR):
@@ -363,11 +363,11 @@ def test_nobody_waits_for_what_only_the_user_can_change(
     with bucket.server.asking_for_credentials() as right:
         for name, value in right.items():
             monkeypatch.setenv(name, value)
-        storage = Location.of(mistake(bucket, monkeypatch), patience_s=600).open()
+        storage = Location.of(mistake(bucket, monkeypatch), retry_s=600).open()
         asked: tuple[Callable[[], object], ...] = (
             lambda: storage.read("a"),
             lambda: storage.write("a", b"content"),
-            lambda: storage.put(file, "a", give_up=False),
+            lambda: storage.put(file, "a", move=False),
             lambda: storage.digest("a"),
             lambda: storage.create("a", b"content"),
         )

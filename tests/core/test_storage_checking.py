@@ -9,11 +9,11 @@ import fsspec
 import pyarrow.fs as pafs
 import pytest
 from fsspec.implementations.dirfs import DirFileSystem
-from tests.core.test_location import SECRET, WITH_A_SECRET
+from tests.addresses import SECRET, WITH_A_SECRET
 from tests.faulty_storage import ERROR, Faults, FaultyFileSystem, FromThenOn
 from tests.object_storage import Bucket
 
-from polytrain import InvalidJobError, RunConfig, ScalingConfig, make_trainer
+from polytrain import InvalidJobError, RunConfig, ScalingConfig, Trainer, make_trainer
 
 INLINE = ScalingConfig(num_workers=0)
 DATA = {"x0": [0.0, 1.0], "label": [0.0, 1.0]}
@@ -178,3 +178,27 @@ def test_looking_leaves_nothing_behind(bucket: Bucket, tmp_path: Path, problems:
     objects = bucket.client.list_objects_v2(Bucket="bucket").get("Contents", [])
     # Arrow marks the directory of what it has deleted.
     assert [found["Key"] for found in objects if not found["Key"].endswith("/")] == []
+
+
+def inline_run(path: str) -> Trainer:
+    return make_trainer(
+        "reference",
+        label="label",
+        datasets={"train": DATA},
+        scaling_config=INLINE,
+        run_config=RunConfig(storage_path=path, progress=False),
+    )
+
+
+def test_a_bucket_that_is_not_there_is_told(problems: Any, bucket: Bucket) -> None:
+    found = problems.of(lambda: inline_run("s3://another-bucket/runs").fit())
+    assert "'s3://another-bucket/runs' can't be written to" in (
+        found.only("RunConfig.storage_path").what
+    )
+
+
+def test_trying_out_a_bucket_leaves_no_file_in_it(bucket: Bucket) -> None:
+    inline_run(f"s3://{bucket.name}/runs")
+    found = bucket.client.list_objects_v2(Bucket=bucket.name).get("Contents", ())
+    # Arrow marks directories by empty objects.
+    assert [entry["Key"] for entry in found if not entry["Key"].endswith("/")] == []

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 from tests.committed import intact_checkpoints
-from tests.core.test_training_faults import Run
+from tests.core.faulty_runs import Run
 from tests.faulty_storage import ERROR, Call, FaultyFileSystem, FromThenOn, Once, Short
 
 from polytrain import Result, RunOwnedError
-from polytrain.checkpoint.manifest import Attempt, Manifest, StoredFile, directory_name
+from polytrain.checkpoint.manifest import AttemptId, Manifest, StoredFile, directory_name
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.errors import CheckpointError
+from polytrain.common.errors import CheckpointError
 from polytrain.storage.location import Location
 
 FILES = {"model": b"weights" * 1000, "deep/state": b"momenta" * 10}
@@ -29,7 +29,7 @@ FILES = {"model": b"weights" * 1000, "deep/state": b"momenta" * 10}
 def manifest(number: int, *files: StoredFile) -> Manifest:
     return Manifest(
         number=number,
-        attempt=Attempt(claim=1, generation=0),
+        attempt_id=AttemptId(token=1, attempt=0),
         step=number,
         metrics={"loss": float("nan")},
         backend="reference",
@@ -45,11 +45,11 @@ def manifest(number: int, *files: StoredFile) -> Manifest:
 class Scene:
     """A run with two checkpoints, and the files of a third, in a storage that can fail."""
 
-    def __init__(self, root: Path, *, patience_s: float = 0) -> None:
+    def __init__(self, root: Path, *, retry_s: float = 0) -> None:
         self.run = root / "run"
         self.staged = root / "staged"
         self.filesystem = FaultyFileSystem(root)
-        location = Location.of("run", self.filesystem, patience_s=patience_s)
+        location = Location.of("run", self.filesystem, retry_s=retry_s)
         self.store = CheckpointStore(location=location)
         self.committed = [self._stored(number) for number in (0, 1)]
         for made in self.committed:
@@ -65,7 +65,7 @@ class Scene:
 
     def _stored(self, number: int) -> Manifest:
         self._stage()
-        directory = directory_name(number, Attempt(claim=1, generation=0))
+        directory = directory_name(number, AttemptId(token=1, attempt=0))
         return manifest(number, *self.store.store_part(directory, 0, self.staged, {}))
 
     def store_part(self) -> object:
@@ -75,7 +75,7 @@ class Scene:
         return self.store.commit(self.third)
 
     def find(self) -> object:
-        found = self.store.find(since_claim=1)
+        found = self.store.find(since_token=1)
         return [made.number for made in found.manifests], dict(found.damaged), found.uncommitted
 
     def damage(self) -> object:
@@ -86,7 +86,7 @@ class Scene:
         return None
 
     def sweep(self) -> object:
-        self.store.sweep(before=Attempt(claim=2, generation=0))
+        self.store.sweep(before=AttemptId(token=2, attempt=0))
         return None
 
     def there(self) -> dict[str, bytes]:
@@ -125,7 +125,7 @@ def undisturbed(operation: Operation, tmp_path: Path) -> tuple[object, dict[str,
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polytrain.storage.patience._FIRST_WAIT_S", 0)
+    monkeypatch.setattr("polytrain.storage.retry._FIRST_WAIT_S", 0)
 
 
 def scenes(tmp_path: Path, calls: int, **how: Any) -> Iterator[tuple[int, Scene]]:
@@ -140,7 +140,7 @@ def assert_only_what_is_asked_for_is_lost(scene: Scene, operation: Operation) ->
         kept.remove(scene.committed[0].directory)
     intact = intact_checkpoints(scene.run)
     assert kept <= intact
-    found = scene.store.find(since_claim=0).manifests
+    found = scene.store.find(since_token=0).manifests
     assert {made.directory for made in found if not scene.store.damage(made)} <= intact
 
 
@@ -165,7 +165,7 @@ def test_a_passing_error_is_not_noticed(
     operation: Operation, undisturbed: tuple[object, dict[str, bytes], int], tmp_path: Path
 ) -> None:
     answer, left, calls = undisturbed
-    for at, scene in scenes(tmp_path, calls, patience_s=600):
+    for at, scene in scenes(tmp_path, calls, retry_s=600):
         scene.filesystem.faults.fault = Once(at)
         assert operation(scene) == answer
         assert scene.there() == left
@@ -190,7 +190,7 @@ def test_what_was_silently_cut_off_is_not_committed(tmp_path: Path) -> None:
         with pytest.raises((OSError, CheckpointError), match=r"bytes instead of \d+"):
             scene.store.commit(manifest(3, *files))
         assert "checkpoint_000003-1.0" not in intact_checkpoints(scene.run)
-        found = scene.store.find(since_claim=0)
+        found = scene.store.find(since_token=0)
         assert [made.number for made in found.manifests] == [0, 1]
 
 

@@ -4,106 +4,29 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from tests.committed import Committed, intact_checkpoints
+from tests.committed import intact_checkpoints
+from tests.core.faulty_runs import KEPT, ROUNDS, Run
 from tests.faulty_storage import (
     ERROR,
     Call,
     Fault,
-    FaultyFileSystem,
     FromThenOn,
     Kind,
     Once,
     Short,
     full,
-    never,
 )
+from tests.sweeps import Selected
 
 from polytrain import (
-    CheckpointConfig,
-    FailureConfig,
     InvalidJobError,
     Result,
-    RunConfig,
-    ScalingConfig,
-    Trainer,
     TrainingFailedError,
-    make_trainer,
 )
-from polytrain.checkpoint.store import CheckpointStore
-from polytrain.storage.location import Location
-from polytrain.testing.contract import kit_table
-
-ROUNDS = 3
-KEPT = 2
-
-
-@dataclass
-class Run:
-    """One run on a file system that can be made to fail."""
-
-    root: Path
-    patience_s: float = 0.0
-    max_failures: int = 0
-
-    def __post_init__(self) -> None:
-        self.filesystem = FaultyFileSystem(self.root)
-        self.committed = Committed()
-        self.directory = self.root / "runs" / "one"
-
-    def trainer(self) -> Trainer:
-        return make_trainer(
-            "reference",
-            rounds=ROUNDS,
-            label="label",
-            datasets={"train": kit_table()},
-            scaling_config=ScalingConfig(num_workers=0),
-            run_config=RunConfig(
-                name="one",
-                storage_path="runs",
-                storage_filesystem=self.filesystem,
-                storage_timeout_s=self.patience_s,
-                failure_config=FailureConfig(max_failures=self.max_failures),
-                checkpoint_config=CheckpointConfig(num_to_keep=KEPT, checkpoint_frequency=1),
-                observers=(self.committed,),
-                progress=False,
-            ),
-        )
-
-    def fit(self, fault: Fault = never) -> Result:
-        """Train. Calls of the file system count from here on."""
-        trainer, faults = self.trainer(), self.filesystem.faults
-        faults.calls.clear()
-        faults.fault = fault
-        try:
-            return trainer.fit()
-        finally:
-            faults.fault = never
-
-    def accepted(self) -> set[str]:
-        """What somebody else takes for checkpoints now."""
-        run = Location.of("runs/one", FaultyFileSystem(self.root))
-        store = CheckpointStore(location=run)
-        found = store.find(since_claim=0).manifests
-        return {manifest.directory for manifest in found if not store.damage(manifest)}
-
-    def assert_nothing_is_lost(self) -> None:
-        """What was committed is there, and what is taken for a checkpoint is one."""
-        intact = intact_checkpoints(self.directory)
-        assert self.accepted() <= intact
-        for told in self.committed.directories:
-            newer = [directory for directory in intact if age(directory) > age(told)]
-            assert told in intact or len(newer) >= KEPT, f"{told} is missing"
-
-
-def age(directory: str) -> list[int]:
-    """Sorts checkpoints by what came first: driver, attempt, number."""
-    number, attempt = directory.removeprefix("checkpoint_").split("-")
-    return [*map(int, attempt.split(".")), int(number)]
 
 
 def outcome(result: Result) -> object:
@@ -120,7 +43,7 @@ def countable() -> Iterator[None]:
         patch.setattr("polytrain.checkpoint.store._READERS", 1)
         patch.setattr("polytrain.storage.remote._READERS", 1)
         # On a slow machine there would be one more now and then.
-        patch.setattr("polytrain.run.claim._BEAT_EVERY_S", 3600)
+        patch.setattr("polytrain.run.lease._BEAT_EVERY_S", 3600)
         yield
 
 
@@ -169,8 +92,8 @@ def resumed(interrupted: Path, root: Path, **how: Any) -> Run:
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask again at once; and don't wait for whoever has left half a claim."""
-    monkeypatch.setattr("polytrain.storage.patience._FIRST_WAIT_S", 0)
-    monkeypatch.setattr("polytrain.run.claim._DEAD_AFTER_S", 0)
+    monkeypatch.setattr("polytrain.storage.retry._FIRST_WAIT_S", 0)
+    monkeypatch.setattr("polytrain.run.lease._DEAD_AFTER_S", 0)
 
 
 Runs = Callable[..., Iterator[tuple[int, Call, Run]]]
@@ -183,15 +106,19 @@ def runs(
     interrupted: Path,
     calls: list[Call],
     calls_of_resuming: list[Call],
+    selected: Selected,
 ) -> Runs:
-    """As many runs as there are calls to the storage: in each, another one is to fail."""
+    """As many runs as there are calls to the storage: in each, another one is to fail.
 
-    def new(**how: Any) -> Iterator[tuple[int, Call, Run]]:
-        for at, call in enumerate(calls):
+    With `one_in`, only for one call in so many, unless it is a sweep.
+    """
+
+    def new(*, one_in: int = 1, **how: Any) -> Iterator[tuple[int, Call, Run]]:
+        for at, call in selected(enumerate(calls), one_in):
             yield at, call, Run(tmp_path / str(at), **how)
 
-    def again(**how: Any) -> Iterator[tuple[int, Call, Run]]:
-        for at, call in enumerate(calls_of_resuming):
+    def again(*, one_in: int = 1, **how: Any) -> Iterator[tuple[int, Call, Run]]:
+        for at, call in selected(enumerate(calls_of_resuming), one_in):
             yield at, call, resumed(interrupted, tmp_path / str(at), **how)
 
     return new if request.param == "new" else again
@@ -212,8 +139,9 @@ def fitted_or_told(run: Run, fault: Fault, cause: str) -> Result | None:
     return None
 
 
+@pytest.mark.sweep
 def test_a_passing_error_of_any_call_changes_nothing(runs: Runs, expected: object) -> None:
-    for at, call, run in runs(patience_s=600):
+    for at, call, run in runs(one_in=4, retry_s=600):
         if is_looked_at_first(call):
             with pytest.raises(InvalidJobError, match=ERROR):
                 run.fit(Once(at))
@@ -235,6 +163,7 @@ def full_from_then_on(at: int) -> Fault:
     return FromThenOn(at, full, kinds=frozenset(["create", "mkdir", "write"]))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("make", "cause", "kinds"),
     [
@@ -249,7 +178,7 @@ def full_from_then_on(at: int) -> Fault:
 def test_whatever_fails_for_good_is_told_and_nothing_is_lost(
     runs: Runs, expected: object, make: Callable[[int], Fault], cause: str, kinds: list[Kind]
 ) -> None:
-    for at, call, run in runs():
+    for at, call, run in runs(one_in=4):
         if call.kind not in kinds:
             continue
         result = fitted_or_told(run, make(at), cause)
@@ -297,8 +226,9 @@ def test_nobody_trains_on_what_was_cut_off_on_its_way(
         assert outcome(run.fit()) == expected
 
 
+@pytest.mark.sweep
 def test_a_run_that_is_interrupted_at_any_call_goes_on(runs: Runs, expected: object) -> None:
-    for at, call, run in runs():
+    for at, call, run in runs(one_in=4):
         with pytest.raises(KeyboardInterrupt):
             run.fit(Once(at, KeyboardInterrupt))
         run.assert_nothing_is_lost()

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from polytrain import FailureConfig, RunConfig, ScalingConfig, Trainer, make_trainer
+from polytrain.api.validation import missing_options
 from polytrain.testing.reference import Reference
-from polytrain.validation import missing_options
 
 TREES = ["xgboost", "lightgbm"]
 DATA = {name: [float(row) for row in range(8)] for name in ("x0", "x1", "label")}

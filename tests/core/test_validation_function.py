@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from polytrain import make_trainer
+import polytrain
+from polytrain import RunConfig, ScalingConfig, make_trainer
 
 TREES = ["xgboost", "lightgbm"]
 
@@ -41,7 +43,6 @@ class TakesTwo:
         (takes_nothing, {}),
         (takes_two, None),
         (takes_two, {}),
-        (functools.partial(takes_two, 1), None),
         (TakesTwo(), {}),
     ],
 )
@@ -56,8 +57,32 @@ def test_a_function_takes_its_config_and_nothing_else(
 
 @pytest.mark.parametrize("config", [None, {}, {"lr": 1}])
 def test_any_callable_that_fits_is_fine(config: Any) -> None:
-    bound = (1, 2) if config is None else (1,)
-    make_trainer("reference", functools.partial(takes_two, *bound), train_loop_config=config)
+    for bound in [(1,), (1, 2)] if config is None else [(1,)]:
+        make_trainer("reference", functools.partial(takes_two, *bound), train_loop_config=config)
+
+
+@pytest.mark.parametrize(
+    ("function", "config", "called_with"),
+    [
+        (lambda config: polytrain.report({"with": config}), None, {}),
+        (lambda config: polytrain.report({"with": config}), {"lr": 1}, {"lr": 1}),
+        (lambda config="default": polytrain.report({"with": config}), None, "default"),
+        (lambda config="default": polytrain.report({"with": config}), {}, {}),
+        (lambda: polytrain.report({"with": "nothing"}), None, "nothing"),
+    ],
+    ids=["needs one", "is given one", "has a default", "is given an empty one", "takes none"],
+)
+def test_a_function_that_needs_a_config_is_called_with_one(
+    tmp_path: Path, function: Any, config: Any, called_with: Any
+) -> None:
+    result = make_trainer(
+        "reference",
+        function,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, progress=False),
+    ).fit()
+    assert result.metrics == {"with": called_with}
 
 
 def test_a_function_that_cannot_travel_names_the_culprit(problems: Any) -> None:

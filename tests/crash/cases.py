@@ -71,7 +71,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class AvailableClusters:
     """What runs with processes of their own need; inline runs need nothing."""
 
     connect: Callable[[], None] | None = None
@@ -84,7 +84,7 @@ class Surroundings:
     """Waits until no process of a run is left; returns those that stay."""
 
 
-NOTHING = Surroundings()
+NOTHING = AvailableClusters()
 
 
 def judged(
@@ -92,7 +92,7 @@ def judged(
     directory: Path,
     *,
     expected: Ending | None,
-    around: Surroundings = NOTHING,
+    around: AvailableClusters = NOTHING,
     record: Path | None = None,
 ) -> Verdict:
     """Carry a case out.
@@ -117,7 +117,7 @@ class _Judge:
         case: Case,
         directory: Path,
         expected: Ending | None,
-        around: Surroundings,
+        around: AvailableClusters,
         record: Path | None,
     ) -> None:
         self.verdict = Verdict(case=case, directory=directory)
@@ -197,9 +197,9 @@ class _Judge:
             of_trainer = (
                 turn < len(self._case.points)
                 and self._case.points[turn].line.role.startswith("trainer")
-                and entry["generation"] > 0
+                and entry["attempt"] > 0
             )
-            if of_trainer and entry["step"] < entry["handed_in"]:
+            if of_trainer and entry["step"] < entry["part_staged"]:
                 self._complain(f"what trainers had handed over was lost: {entry}")
 
     def _look_for_losses(self, after: Evidence) -> None:

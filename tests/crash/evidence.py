@@ -35,7 +35,7 @@ class Committed:
 class Start:
     """What a driver's first attempt has begun with, according to the journal."""
 
-    claim: int
+    token: int
     step: int
     checkpoint: str | None
     """Name of its directory."""
@@ -80,14 +80,14 @@ class Evidence:
         """Of each driver that has come to launch trainers."""
         found: dict[int, Start] = {}
         for entry in self._journal():
-            if entry["event"] == "Launched" and entry["claim"] not in found:
+            if entry["event"] == "Launched" and entry["token"] not in found:
                 start = entry["start"]
-                found[entry["claim"]] = Start(
-                    claim=entry["claim"],
+                found[entry["token"]] = Start(
+                    token=entry["token"],
                     step=entry["step"],
                     checkpoint=start.rpartition("/")[2] if start else None,
                 )
-        return [found[claim] for claim in sorted(found)]
+        return [found[token] for token in sorted(found)]
 
     @property
     def is_concluded(self) -> bool:
@@ -121,10 +121,10 @@ class Evidence:
             content = self.files.get(f"checkpoints/{directory}/{file['name']}")
             if content is None or _sha256(content) != file["sha256"]:
                 return None
-        attempt = manifest["attempt"]
+        attempt = manifest["attempt_id"]
         return Committed(
             directory=directory,
-            order=(attempt["claim"], attempt["generation"], manifest["number"]),
+            order=(attempt["token"], attempt["attempt"], manifest["number"]),
             step=manifest["step"],
             metrics=manifest["metrics"],
             positions=manifest["positions"],

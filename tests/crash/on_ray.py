@@ -12,7 +12,7 @@ from random import Random
 
 import psutil
 import ray
-from tests.crash.cases import Case, Ending, Surroundings, Verdict, judged
+from tests.crash.cases import AvailableClusters, Case, Ending, Verdict, judged
 from tests.crash.points import chosen_points, spread
 from tests.crash.scenarios import Scenario
 from tests.crash.services import cluster
@@ -39,7 +39,7 @@ class OnRay:
     """For everything that the cases write."""
 
     random: Random
-    around: Surroundings
+    around: AvailableClusters
     wrong: list[Verdict] = field(default_factory=list)
     """Runs that nobody has killed, which went wrong all the same."""
 
@@ -87,7 +87,7 @@ class OnRay:
 
 
 @contextmanager
-def ray_around(directory: Path) -> Iterator[Surroundings]:
+def ray_around(directory: Path) -> Iterator[AvailableClusters]:
     """A cluster whose processes look for a plan when they start.
 
     Args:
@@ -119,14 +119,14 @@ def ray_around(directory: Path) -> Iterator[Surroundings]:
             os.environ.update(environment)
             ray.init(address=address, log_to_driver=False, logging_level=40)
 
-        yield Surroundings(connect=connect, tell=tell, orphans=lambda: _orphans(str(plan)))
+        yield AvailableClusters(connect=connect, tell=tell, orphans=lambda: _orphans(str(plan)))
 
 
 def _orphans(plan: str) -> list[str]:
     def left() -> list[str]:
         below = psutil.Process().children(recursive=True)
         # Ray writes its titles over the environment: agents are known by whose they are.
-        agents = [process for process in below if "ray::Agent" in title(process)]
+        agents = [process for process in below if "ray::RayAgent" in title(process)]
         others = [process for process in psutil.process_iter() if _is_worker(process, plan)]
         return [f"{title(process)} ({process.pid})" for process in agents + others]
 

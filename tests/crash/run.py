@@ -53,7 +53,7 @@ def main() -> int:
     wrong = [verdict for verdict in verdicts if verdict.wrong]
     for verdict in wrong[:_SHOWN]:
         print(f"\n{verdict.case}, in {verdict.directory}")
-        print("\n".join(f"  {complaint}" for complaint in verdict.wrong))
+        print("\n".join(f"  {overdue}" for overdue in verdict.wrong))
     print(f"\nseed {arguments.seed}, {time.monotonic() - began:.0f} s")
     if not wrong:
         shutil.rmtree(directory)

@@ -104,10 +104,10 @@ class _Witness:
         given = attempt.checkpoint
         self._diary.write(
             "started",
-            generation=attempt.generation,
+            attempt=attempt.number,
             checkpoint=given.rpartition("/")[2] if given else None,
             newest=newest.directory if newest else None,
-            handed_in=self._handed_in(),
+            part_staged=self._handed_in(),
             step=newest.step if newest else 0,
         )
 
@@ -157,10 +157,10 @@ def fit(scenario: Scenario, directory: Path) -> None:
         run_config=config,
     ).fit()
     read = Result.from_path(result.path, checkpoint_config=config.checkpoint_config)
-    Diary.of(directory).write("ended", result=_told(result), read=_told(read))
+    Diary.of(directory).write("ended", result=_reported(result), read=_reported(read))
 
 
-def _told(result: Result) -> dict[str, Any]:
+def _reported(result: Result) -> dict[str, Any]:
     def directory(checkpoint: Checkpoint | None) -> str | None:
         return checkpoint.path.rpartition("/")[2] if checkpoint else None
 

@@ -38,15 +38,15 @@ _WATCHED = (
     "workers/agent.py",
     "workers/inline_group.py",
     "workers/session.py",
-    "result.py",
-    "trainer.py",
+    "api/result.py",
+    "api/trainer.py",
 )
 _LIBRARY = {module.__file__: f"{module.__name__}.py" for module in (shutil, hashlib)}
 
 _FUNCTION_BODY = 1
 """CO_OPTIMIZED: what modules and classes do while they are imported lacks it."""
 
-_TELL_RANK = ("prepare", "run_trainer")
+_TELL_RANK = ("prepare", "run_worker")
 """Functions of agents and trainers in which they come to know their rank."""
 
 _WRITES = re.compile(r"\.write\((data|text|chunk)\)|copyfile\(")
@@ -143,7 +143,7 @@ def watch_at_start() -> None:
     command = " ".join(sys.orig_argv)
     if path is None:
         return
-    if "polytrain.workers.zygote" in command:
+    if "polytrain.workers.processes.zygote" in command:
         os.register_at_fork(after_in_child=lambda: _watch_as(path, "trainer"))
     elif "default_worker.py" in command:
         sys.meta_path.insert(0, _OnImport("polytrain.workers.agent", path, "agent"))

@@ -1,27 +1,44 @@
-"""One Ray for all tests that train in this process."""
+"""Where the runs of these tests have their workers: in this process, unless a test is about Ray."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
 
 from polytrain import RunConfig
 
 
+@pytest.fixture(scope="module")
+def running_ray() -> Iterator[None]:
+    """A Ray with 4 CPUs, for the module's tests from here on."""
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=4,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def local_ray() -> None:
-    """A local Ray with 4 CPUs, unless another module has left one."""
-    if not ray.is_initialized():
-        ray.init(
-            address="local",
-            num_cpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+def ray_of_module(request: pytest.FixtureRequest) -> None:
+    """Have Ray for a module that is marked: before its own fixtures."""
+    if request.node.get_closest_marker("on_ray"):
+        request.getfixturevalue("running_ray")
+
+
+@pytest.fixture(autouse=True)
+def ray_of_test(request: pytest.FixtureRequest) -> None:
+    """Have Ray for a test that is marked. Those of its module that aren't have come before."""
+    if request.node.get_closest_marker("on_ray"):
+        request.getfixturevalue("running_ray")
 
 
 @pytest.fixture

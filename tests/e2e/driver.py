@@ -10,19 +10,23 @@ from pathlib import Path
 PREAMBLE = """
 import os, signal, sys, time
 import polytrain
-import ray
 from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
+"""
 
+WITH_RAY = f"""{PREAMBLE}
+import ray
 ray.init(
     address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=40
 )
 """
 
 
-def start_driver(directory: Path, script: str, *, name: str = "script.py") -> subprocess.Popen[str]:
-    """Start a script that begins with the preamble; its directory is the working directory."""
+def start_driver(
+    directory: Path, script: str, *, preamble: str = PREAMBLE, name: str = "script.py"
+) -> subprocess.Popen[str]:
+    """Start a script that begins with a preamble; its directory is the working directory."""
     path = directory / name
-    path.write_text(PREAMBLE + textwrap.dedent(script))
+    path.write_text(preamble + textwrap.dedent(script))
     return subprocess.Popen(
         [sys.executable, "-u", path],
         cwd=directory,
@@ -32,8 +36,10 @@ def start_driver(directory: Path, script: str, *, name: str = "script.py") -> su
     )
 
 
-def run_driver(directory: Path, script: str, *, seconds: float = 120) -> tuple[int, str, str]:
+def run_driver(
+    directory: Path, script: str, *, preamble: str = PREAMBLE, seconds: float = 120
+) -> tuple[int, str, str]:
     """Run such a script to its end; return its exit code and what it wrote."""
-    process = start_driver(directory, script)
+    process = start_driver(directory, script, preamble=preamble)
     output, errors = process.communicate(timeout=seconds)
     return process.returncode, output, errors

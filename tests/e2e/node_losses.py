@@ -31,8 +31,8 @@ from polytrain import (
     ScalingConfig,
     make_trainer,
 )
+from polytrain.common.ray_state import free_resources, living_nodes
 from polytrain.testing.processes import eventually, title
-from polytrain.workers.cluster import free_resources, living_nodes
 from polytrain_plugins import hookimpl
 
 
@@ -129,7 +129,7 @@ def train(config: dict[str, Any]) -> None:
 
 def agents() -> list[int]:
     below = psutil.Process().children(recursive=True)
-    return [process.pid for process in below if "ray::Agent" in title(process)]
+    return [process.pid for process in below if "ray::RayAgent" in title(process)]
 
 
 def places(run: str) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from polytrain import (
     RunConfig,
     TrainingFailedError,
 )
+
+fit_with_library = partial(torch_runs.fit, libraries=("accelerate", "polytrain_torch.accelerate"))
 
 
 def train(config: dict[str, Any]) -> None:
@@ -62,7 +65,7 @@ def train(config: dict[str, Any]) -> None:
 
 
 def fit(quiet: RunConfig, *, dies_in: int = -1, **changes: Any) -> Result:
-    return torch_runs.fit(quiet, train, {"dies_in": dies_in}, **changes)
+    return fit_with_library(quiet, train, {"dies_in": dies_in}, **changes)
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
@@ -100,4 +103,4 @@ def names_its_checkpoints(config: dict[str, Any]) -> None:
 
 def test_accelerates_own_names_are_refused(quiet: RunConfig) -> None:
     with pytest.raises(TrainingFailedError, match=r"automatic_checkpoint_naming.*Leave it out"):
-        torch_runs.fit(quiet, names_its_checkpoints, {})
+        fit_with_library(quiet, names_its_checkpoints, {})

@@ -14,6 +14,7 @@ def nothing() -> None:
     pass
 
 
+@pytest.mark.on_ray
 def test_more_workers_than_the_cluster_holds(quiet: RunConfig) -> None:
     with pytest.raises(InvalidJobError) as caught:
         make_trainer(
@@ -28,6 +29,7 @@ def test_more_workers_than_the_cluster_holds(quiet: RunConfig) -> None:
     )
 
 
+@pytest.mark.on_ray
 def test_resource_that_the_cluster_lacks(quiet: RunConfig) -> None:
     scaling = ScalingConfig(num_workers=1, resources_per_worker={"unobtainium": 1})
     with pytest.raises(InvalidJobError, match="0 unobtainium"):
@@ -43,6 +45,7 @@ def test_directory_that_is_no_run(quiet: RunConfig, tmp_path: Path) -> None:
     assert (tmp_path / "higgs" / "precious").read_text() == "data"
 
 
+@pytest.mark.on_ray
 def test_start_that_takes_too_long(quiet: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
     """The cluster could hold the workers, but somebody else has the CPUs."""
     taken = ray.util.placement_group([{"CPU": 3}])

@@ -1,5 +1,7 @@
 """The benchmarks run: once, with little data and no other trainer, and every row has its figure.
 
+One of each kind each time (no worker, reports, rows), and all of them in a sweep.
+
 Of what they require nothing is asked, on whatever machine is at hand.
 """
 
@@ -11,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.sweeps import only_in_sweep
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -59,10 +62,14 @@ PEERS = {
     "torch": ["torchrun"],
     "ingest": ["DataLoader", "… no worker", "bare scan"],
 }
+EACH_TIME = ("control_plane", "plan", "index", "report", "resume")
 FIGURE = r"-?[\d.]+(e[+-]\d+)? ((s|ms|µs|ns|[Mk]?/s|[GMk]B)\b|%)"
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "name", [name if name in EACH_TIME else only_in_sweep(name) for name in ROWS]
+)
 def test_quick(name: str) -> None:
     run = subprocess.run(
         [sys.executable, BENCHMARKS / f"bench_{name}.py", "--quick"],

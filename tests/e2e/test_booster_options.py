@@ -5,8 +5,10 @@ A model is the same at any number of workers with these too, and after a run has
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import lightgbm
@@ -30,6 +32,7 @@ from tests.e2e.boosters import (
 import polytrain_xgboost
 from polytrain import (
     FailureKind,
+    Result,
     RunConfig,
     TrainingFailedError,
     get_context,
@@ -120,6 +123,82 @@ def test_a_callback_gets_the_metrics_of_all_rounds(quiet: RunConfig, table: pa.T
     ours = same_everywhere(quiet, table, backend="xgboost", **options)
     plain = trained(quiet, table, 1, backend="xgboost", num_boost_round=MANY_ROUNDS)
     assert ours != plain
+
+
+class Notes:
+    """A callback that somebody has written for LightGBM: it keeps what it sees, in a file."""
+
+    order = 30
+
+    def __init__(self, path: Path, records: dict[str, Any]) -> None:
+        self._path = path
+        self._records = records
+
+    def __call__(self, env: lightgbm.callback.CallbackEnv) -> None:
+        """Keep one round, as a line."""
+        results = [
+            (data, metric, value, maximize, result.metric_std_dev, result.is_cv_result())
+            for result in env.evaluation_result_list
+            for data, metric, value, maximize in [result]
+        ]
+        with self._path.open("a") as file:
+            file.write(json.dumps([env.iteration, results]) + "\n")
+        self._path.with_suffix(".records").write_text(json.dumps(self._records))
+
+
+def test_lightgbms_callbacks_see_what_they_see_in_lightgbm(
+    quiet: RunConfig, table: pa.Table, tmp_path: Path
+) -> None:
+    """Its own and a stranger's, also where a run begins with the rounds of another."""
+
+    def callbacks(path: Path) -> list[Any]:
+        records: dict[str, Any] = {}
+        own = [lightgbm.log_evaluation(5), lightgbm.record_evaluation(records)]
+        return [*own, Notes(path, records)]
+
+    features, label = table.select(["x0", "x1", "x2"]).to_pandas(), table.column("y").to_numpy()
+    params = {"objective": "binary", "metric": ["auc", "binary_logloss"], "verbose": -1}
+    train = lightgbm.Dataset(features, label)
+    lightgbm.train(
+        params,
+        train,
+        MANY_ROUNDS,
+        valid_sets=[lightgbm.Dataset(features[:500], label[:500], reference=train)],
+        valid_names=["valid"],
+        callbacks=callbacks(tmp_path / "theirs"),
+    )
+    rows = table.select(["x0", "x1", "x2", "y"])
+
+    def ours_for(rounds: int, **options: Any) -> Result:
+        return fit(
+            quiet,
+            rows,
+            2,
+            backend="lightgbm",
+            params=params,
+            num_boost_round=rounds,
+            eval_train=False,
+            datasets={"valid": rows[:500]},
+            callbacks=callbacks(tmp_path / "ours"),
+            **options,
+        )
+
+    first = ours_for(4)
+    history = first.history + ours_for(MANY_ROUNDS, restore_from=first.checkpoint).history
+    theirs, ours = (read_notes(tmp_path / name) for name in ("theirs", "ours"))
+    assert ours.keys() == theirs.keys() == set(range(MANY_ROUNDS))
+    for round_, expected in theirs.items():
+        for mine, its in zip(ours[round_], expected, strict=True):
+            assert mine[:2] + mine[3:] == its[:2] + its[3:]
+            assert mine[2] == history[round_][f"valid-{mine[1]}"]
+    [of_valid] = json.loads((tmp_path / "ours.records").read_text()).values()
+    assert of_valid.keys() == {"auc", "binary_logloss"}
+    assert of_valid["auc"][-1] == ours[MANY_ROUNDS - 1][0][2]
+
+
+def read_notes(path: Path) -> dict[int, Any]:
+    """Round to what was seen of it; each rank has kept it, and some rounds were made twice."""
+    return dict(json.loads(line) for line in path.read_text().splitlines())
 
 
 @pytest.mark.parametrize("num_workers", [0, 3])
@@ -272,8 +351,11 @@ def raising(backend: str, what: str) -> dict[str, Any]:
     }[what]
 
 
-@both
-@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("backend", "num_workers"),
+    # One worker of LightGBM's trains on two threads, one of XGBoost's as one of several does.
+    [("xgboost", 0), ("xgboost", 3), ("lightgbm", 0), ("lightgbm", 1), ("lightgbm", 3)],
+)
 @pytest.mark.parametrize("what", ["objective", "metric", "callback"])
 def test_what_a_user_raises_ends_the_run(
     quiet: RunConfig, table: pa.Table, backend: str, what: str, num_workers: int

@@ -269,6 +269,7 @@ def test_a_run_that_is_killed_ends_in_the_same_model(
     assert result.history == undisturbed.history
 
 
+@pytest.mark.on_ray
 @both
 def test_a_run_that_loses_a_worker_and_gets_another_ends_in_the_same_model(
     quiet: RunConfig, table: pa.Table, backend: str

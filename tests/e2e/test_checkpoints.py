@@ -82,7 +82,7 @@ def test_parts_that_contradict_each_other_end_the_run(quiet: RunConfig) -> None:
 
     with pytest.raises(TrainingFailedError, match="Ranks 0 and 1 both wrote 'model'") as raised:
         fit(quiet, report, {}, written_by="every_rank")
-    assert raised.value.failures[0].kind is FailureKind.UNMATCHED_PARTS
+    assert raised.value.failures[0].kind is FailureKind.CHECKPOINT_MISMATCH
     assert raised.value.result is not None
     assert raised.value.result.checkpoint is None
 
@@ -131,6 +131,48 @@ def test_a_synchronous_report_returns_when_the_checkpoint_is_committed(quiet: Ru
     assert len(result.best_checkpoints) == 3
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_get_checkpoint_after_a_report_returns_what_was_reported(
+    quiet: RunConfig, workers: int
+) -> None:
+    """Committed by then: it can be read, and outlives the caller's own files."""
+
+    def train() -> None:
+        assert polytrain.get_checkpoint() is None
+        rank = polytrain.get_context().get_world_rank()
+        for step in range(4):
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, "step").write_text(str(step))
+                made = Checkpoint.from_directory(directory)
+                polytrain.report({}, checkpoint=None if rank else made)
+            newest = polytrain.get_checkpoint()
+            if rank:
+                assert newest is None
+                continue
+            assert newest is not None
+            newest.verify()
+            with newest.as_directory() as found:
+                assert Path(found, "step").read_text() == str(step)
+
+    result = make_trainer(
+        "reference", train, scaling_config=ScalingConfig(num_workers=workers), run_config=quiet
+    ).fit()
+    assert len(result.history) == 4
+
+
+def test_get_checkpoint_says_so_where_a_rank_s_own_is_not_kept(quiet: RunConfig) -> None:
+    def train() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "model").write_text("the same everywhere")
+            polytrain.report({}, checkpoint=Checkpoint.from_directory(directory))
+        polytrain.get_checkpoint()
+
+    with pytest.raises(TrainingFailedError, match="can't return what rank 1 has reported"):
+        make_trainer(
+            "torch", train, scaling_config=ScalingConfig(num_workers=2), run_config=quiet
+        ).fit()
+
+
 def test_the_callers_directory_is_its_own(quiet: RunConfig) -> None:
     def train(config: Mapping[str, Any]) -> None:
         directory = Path(config["directory"])
@@ -164,9 +206,12 @@ def test_what_is_not_a_checkpoint_is_refused_at_the_report(quiet: RunConfig) -> 
     def train(config: Mapping[str, Any]) -> None:
         gone = Checkpoint.from_directory(tempfile.mkdtemp())
         os.rmdir(gone.path)
-        polytrain.report({}, checkpoint=gone if config["gone"] else "a path")  # type: ignore[arg-type]
+        anothers = type("Checkpoint", (), {"__module__": "ray.train"})()
+        polytrain.report({}, checkpoint=gone if config["gone"] else anothers)
 
     with pytest.raises(TrainingFailedError, match="Report it before it is deleted"):
         fit(quiet, train, {"gone": True})
-    with pytest.raises(TrainingFailedError, match=r"Pass Checkpoint\.from_directory"):
+    with pytest.raises(
+        TrainingFailedError, match=r"polytrain\.Checkpoint, not ray\.train\.Checkpoint"
+    ):
         fit(dataclasses.replace(quiet, storage_path=f"{quiet.storage_path}/2"), train, {"gone": 0})

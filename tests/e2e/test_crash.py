@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-INLINE, IN_BUCKET, WITH_WORKERS = 60, 4, 4
+INLINE, IN_BUCKET, WITH_WORKERS = 30, 2, 2
 
 
 def test_whoever_dies_wherever_the_run_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from ast import literal_eval
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +114,8 @@ SOURCES = {
         ("map-style", True),
         ("partitioned files", "window"),
         ("arrow dataset", True),
-        ("ray", False),
-        ("ray, computed", True),
+        pytest.param("ray", False, marks=pytest.mark.on_ray),
+        pytest.param("ray, computed", True, marks=pytest.mark.on_ray),
     ],
 )
 def test_every_row_is_on_one_worker(
@@ -273,6 +274,7 @@ def note_and_fail(config: Any) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.on_ray
 @pytest.mark.parametrize("workers", [2, 3])
 def test_a_stream_goes_on_after_a_crash(quiet: RunConfig, tmp_path: Path, workers: int) -> None:
     """An ordered pipeline: exactly once, at the same number of workers and at another."""
@@ -308,6 +310,7 @@ def test_a_stream_goes_on_after_a_crash(quiet: RunConfig, tmp_path: Path, worker
     assert sorted(used) == list(range(ROWS))
 
 
+@pytest.mark.on_ray
 def test_a_stream_that_fails_says_why(quiet: RunConfig, tmp_path: Path) -> None:
     def explode(batch: dict[str, Any]) -> dict[str, Any]:
         if 50 in batch["id"]:
@@ -325,6 +328,7 @@ def test_a_stream_that_fails_says_why(quiet: RunConfig, tmp_path: Path) -> None:
         trainer.fit()
 
 
+@pytest.mark.on_ray
 def test_without_a_spare_cpu_a_pipeline_runs_first(
     quiet: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -338,6 +342,7 @@ def test_without_a_spare_cpu_a_pipeline_runs_first(
     assert "'train' is computed first: its pipeline needs a CPU" in caplog.text
 
 
+@pytest.mark.on_ray
 def test_a_stream_is_not_shuffled_here(quiet: RunConfig, tmp_path: Path) -> None:
     with pytest.raises(InvalidJobError, match=r"random_shuffle.*materialize"):
         make_trainer(
@@ -363,19 +368,30 @@ def test_files_that_change_stop_the_run(quiet: RunConfig, tmp_path: Path) -> Non
         trainer.fit()
 
 
-def test_workers_hold_tables_of_the_driver_once(quiet: RunConfig) -> None:
-    """The object store's own memory, mapped by every worker: nobody has a copy."""
+@pytest.mark.parametrize("cluster", ["local", pytest.param("ray", marks=pytest.mark.on_ray)])
+def test_workers_hold_tables_of_the_driver_once(
+    cluster: Any, quiet: RunConfig, tmp_path: Path
+) -> None:
+    """Every worker maps the same memory, Ray's own where there is one: nobody has a copy."""
+    rows = 1_000_000
 
     def train() -> None:
         polytrain.get_dataset_shard("train").to_arrow()
-        maps = Path("/proc/self/maps").read_text().splitlines()
-        polytrain.report({"plasma": sum("plasma" in line for line in maps)})
+        large = []
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            addresses, _, _, device, inode, *_ = line.split()
+            start, stop = (int(address, 16) for address in addresses.split("-"))
+            if stop - start >= 8 * rows and inode != "0":
+                large.append((device, inode))
+        rank = polytrain.get_context().get_world_rank()
+        (tmp_path / f"rank-{rank}").write_text(repr(large))
 
-    result = make_trainer(
+    make_trainer(
         "reference",
         train,
-        datasets={"train": pd.DataFrame({"x": np.arange(1_000_000.0)})},
-        scaling_config=WORKERS,
+        datasets={"train": pd.DataFrame({"x": np.arange(float(rows))})},
+        scaling_config=ScalingConfig(num_workers=2, cluster=cluster),
         run_config=quiet,
     ).fit()
-    assert result.metrics["plasma"] >= 1
+    first, second = (set(literal_eval((tmp_path / f"rank-{rank}").read_text())) for rank in (0, 1))
+    assert first & second

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from tests.e2e import torch_runs
 from tests.e2e.torch_runs import equal
+from tests.sweeps import only_in_sweep
 
 from polytrain import CheckpointConfig, Result, RunConfig
+
+fit_with_library = partial(torch_runs.fit, libraries=("deepspeed", "polytrain_torch.deepspeed"))
 
 
 def train(config: dict[str, Any]) -> None:
@@ -53,12 +57,13 @@ def fit(
     quiet: RunConfig, stage: int, *, dies_in: int = -1, epochs: int = 4, **changes: Any
 ) -> Result:
     config = {"stage": stage, "dies_in": dies_in, "epochs": epochs}
-    return torch_runs.fit(quiet, train, config, **changes)
+    return fit_with_library(quiet, train, config, **changes)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("stage", "written_by"),
-    [(1, "rank_0"), (2, "every_rank"), (3, "every_rank")],
+    [(1, "rank_0"), only_in_sweep(2, "every_rank"), (3, "every_rank")],
 )
 def test_a_killed_run_ends_in_the_same_weights(
     quiet: RunConfig, stage: int, written_by: Any
@@ -71,7 +76,9 @@ def test_a_killed_run_ends_in_the_same_weights(
     assert equal(killed.load_model(), undisturbed.load_model())
 
 
-def test_another_number_of_workers_goes_on(quiet: RunConfig) -> None:
+@pytest.mark.sweep
+@pytest.mark.parametrize("stage", [only_in_sweep(1), only_in_sweep(2), 3])
+def test_another_number_of_workers_goes_on(quiet: RunConfig, stage: int) -> None:
     """With shards of weights and of Adam's averages as where nothing was sharded."""
 
     def on_one_worker(stage: int) -> Result:
@@ -80,9 +87,7 @@ def test_another_number_of_workers_goes_on(quiet: RunConfig) -> None:
 
     unsharded = on_one_worker(0)
     assert unsharded.metrics["steps"] == 2 * 6 + 12
-    expected = unsharded.load_model()
-    for stage in (1, 2, 3):
-        model = on_one_worker(stage).load_model()
-        assert model.keys() == expected.keys()
-        for name, tensor in model.items():
-            torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0)
+    expected, model = unsharded.load_model(), on_one_worker(stage).load_model()
+    assert model.keys() == expected.keys()
+    for name, tensor in model.items():
+        torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0)

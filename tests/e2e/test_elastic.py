@@ -23,6 +23,8 @@ from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trai
 from polytrain.testing.processes import eventually, title
 from polytrain_plugins import Report, hookimpl
 
+pytestmark = pytest.mark.on_ray
+
 
 class At:
     """An observer that does something when rank 0 reports a step for the first time."""
@@ -51,7 +53,7 @@ def kill_an_agent() -> None:
 def agents() -> list[psutil.Process]:
     """The agents of this process's runs, the oldest first."""
     below = psutil.Process().children(recursive=True)
-    found = [process for process in below if "ray::Agent" in title(process)]
+    found = [process for process in below if "ray::RayAgent" in title(process)]
     return sorted(found, key=lambda process: process.create_time())
 
 

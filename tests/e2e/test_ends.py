@@ -9,21 +9,24 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.e2e.driver import start_driver
+from tests.e2e.driver import WITH_RAY, start_driver
 
-from polytrain.testing.processes import eventually, title
+from polytrain.testing.processes import eventually, is_alive, title
 
 SCRIPT = """
 def train():
     # A process of the user's own, which must not outlive the run either.
     import subprocess
     subprocess.Popen(["sleep", "1000"])
-    polytrain.report({"started": 1})
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, "weights").write_text("1.0")
+        checkpoint = polytrain.Checkpoint.from_directory(directory)
+        polytrain.report({"started": 1}, checkpoint=checkpoint)
     time.sleep(1000)
 
 class Tell:
     @polytrain_plugins.hookimpl
-    def polytrain_reported(self):
+    def polytrain_checkpoint_committed(self):
         print("training", flush=True)
 
 try:
@@ -42,8 +45,10 @@ except KeyboardInterrupt:
 """
 
 OURS = '''
+import tempfile
+from pathlib import Path
 import psutil, polytrain_plugins
-from polytrain.workers.warm import let_go
+from polytrain.workers.processes.cache import let_go
 
 def ours(process):
     """Whether it belongs to a run: an agent, a zygote, a trainer, or what a trainer started."""
@@ -51,7 +56,7 @@ def ours(process):
         title = " ".join(process.cmdline())
     except psutil.Error:
         return False
-    return "polytrain.workers" in title or "ray::Agent" in title or "sleep 1000" in title
+    return "polytrain.workers" in title or "ray::RayAgent" in title or "sleep 1000" in title
 '''
 
 
@@ -64,7 +69,7 @@ def started(tmp_path: Path) -> Iterator[Starter]:
     drivers: list[subprocess.Popen[str]] = []
 
     def start(script: str) -> subprocess.Popen[str]:
-        drivers.append(start_driver(tmp_path, script))
+        drivers.append(start_driver(tmp_path, script, preamble=WITH_RAY))
         return drivers[-1]
 
     yield start
@@ -96,26 +101,18 @@ def test_killed_process_leaves_none_behind(started: Starter, victim: str) -> Non
     driver = started(OURS + SCRIPT)
     assert driver.stdout is not None
     assert driver.stdout.readline() == "training\n"
-    # Rank 0 has reported; rank 1 may be about to.
     assert eventually(lambda: len(_ours(driver.pid, "sleep 1000")) == 2)
     ours = _ours(driver.pid)
     if victim == "driver":
         driver.kill()
     else:
-        next(p for p in ours if "polytrain.workers.zygote" in title(p)).kill()
+        next(p for p in ours if "polytrain.workers.processes.zygote" in title(p)).kill()
     driver.communicate(timeout=60)
-    assert eventually(lambda: not [p for p in ours if _lives(p)]), [str(p) for p in ours]
+    assert eventually(lambda: not [p for p in ours if is_alive(p)]), [str(p) for p in ours]
 
 
 def _ours(driver: int, *titles: str) -> list[psutil.Process]:
     """The run's processes below a driver, or those of them that have one of these titles."""
-    titles = titles or ("polytrain.workers", "ray::Agent", "sleep 1000")
+    titles = titles or ("polytrain.workers", "ray::RayAgent", "sleep 1000")
     tree = psutil.Process(driver).children(recursive=True)
     return [process for process in tree if any(part in title(process) for part in titles)]
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

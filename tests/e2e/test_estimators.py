@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,18 @@ def test_weights_count(cls: Any) -> None:
     few = FEW if cls is PolytrainLGBMClassifier else {}
     model = cls(n_estimators=10, scaling_config=HERE, **few).fit(x, y, sample_weight=heavy)
     assert model.predict(pd.DataFrame({"x": [0.0, 1.0]})).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("cls", CLASSIFIERS)
+def test_every_fit_trains_whatever_a_run_of_this_name_has_learned(
+    quiet: RunConfig, cls: Any
+) -> None:
+    x, y = load_iris(return_X_y=True)
+    named = dataclasses.replace(quiet, name="one")
+    model = cls(n_estimators=10, scaling_config=HERE, run_config=named).fit(x, y)
+    assert (model.predict(x) == y).mean() > 0.9
+    others = (y + 1) % 3
+    assert (model.fit(x, others).predict(x) == others).mean() > 0.9
 
 
 def test_a_run_is_kept_where_one_is_wanted(quiet: RunConfig) -> None:

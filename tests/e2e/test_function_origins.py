@@ -17,7 +17,6 @@ result = make_trainer(
     run_config=RunConfig(storage_path="runs", progress=False),
 ).fit()
 print("answer", result.metrics["answer"])
-ray.shutdown()
 """
 
 

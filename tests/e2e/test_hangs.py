@@ -28,9 +28,9 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
+from polytrain.api.trainer import Trainer
 from polytrain.testing.reference import Reference, ReferenceEngine
-from polytrain.trainer import Trainer
-from polytrain.workers import ray_group
+from polytrain.workers import agent_group
 from polytrain_plugins import Member, Offer, World
 
 TIMEOUT_S = 1.5
@@ -48,11 +48,11 @@ def fit(function: Any, quiet: RunConfig, **failure: Any) -> Result:
     ).fit()
 
 
-def looked_into(quiet: RunConfig) -> list[Mapping[str, Any]]:
+def stacks_dumped(quiet: RunConfig) -> list[Mapping[str, Any]]:
     """The journal's lines about ranks that something was wrong with."""
     assert quiet.storage_path is not None
     [run] = Path(quiet.storage_path).iterdir()
-    return journal(run, "LookedInto")
+    return journal(run, "StacksDumped")
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -74,7 +74,7 @@ def test_a_stopped_rank_is_named_and_replaced(quiet: RunConfig) -> None:
     result = fit(is_stopped_once, quiet, max_failures=1)
     assert result.restarts == 1
     assert result.metrics == {"attempt": 1}
-    [found] = looked_into(quiet)
+    [found] = stacks_dumped(quiet)
     assert "rank 1: has been stopped by a signal" in found["reason"]
     assert "is_stopped_once" in found["stacks"]["1"]
 
@@ -98,7 +98,7 @@ def test_a_rank_that_fails_while_it_is_looked_into_is_not_to_blame(quiet: RunCon
     assert result.restarts == 1
     [ended] = journal(result.path, "AttemptEnded")
     assert (ended["failure"]["kind"], ended["failure"]["rank"]) == ("HANG", 1)
-    [found] = looked_into(quiet)
+    [found] = stacks_dumped(quiet)
     assert set(found["stacks"]) == {"0", "1"}
     assert "is_stopped_once" in found["stacks"]["1"]
 
@@ -130,7 +130,7 @@ def test_a_deadlock_is_explained_by_every_ranks_stack(quiet: RunConfig) -> None:
     assert re.search("no rank has made progress or spent CPU time for .* s", str(caught.value))
     assert "waits_for_itself" in str(caught.value)
     # One rank may have been without progress a moment before the other.
-    assert "waits_for_the_others" in looked_into(quiet)[-1]["stacks"]["1"]
+    assert "waits_for_the_others" in stacks_dumped(quiet)[-1]["stacks"]["1"]
 
 
 def rank_1_works_for_long() -> None:
@@ -155,7 +155,7 @@ def test_a_rank_that_works_without_progress_is_warned_about_once(
     assert re.match(r"Rank 1 has made no progress for [\d.]+ s \(it works: ", told)
     assert "polytrain.heartbeat()" in told
     assert "works (" in told
-    [found] = looked_into(quiet)
+    [found] = stacks_dumped(quiet)
     assert "rank_1_works_for_long" in found["stacks"]["1"]
 
 
@@ -170,7 +170,7 @@ def rank_1_works_and_says_so() -> None:
 def test_a_heartbeat_is_progress(quiet: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
     assert fit(rank_1_works_and_says_so, quiet).metrics == {"step": 1}
     assert warnings(caplog) == []
-    assert looked_into(quiet) == []
+    assert stacks_dumped(quiet) == []
 
 
 def rank_1_leaves_early() -> None:
@@ -280,7 +280,7 @@ def test_a_rank_that_doesnt_meet_the_others_is_named(
 def test_a_rank_that_doesnt_leave_is_killed_and_the_run_has_succeeded(
     quiet: RunConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_group, "LEAVE_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(agent_group, "LEAVE_TIMEOUT_S", TIMEOUT_S)
     with caplog.at_level(logging.WARNING):
         result = fit_stuck("leaving", quiet)
     assert result.metrics == {"step": 1}

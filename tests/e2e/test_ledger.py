@@ -22,9 +22,9 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
+from polytrain.api.trainer import Trainer
 from polytrain.run.ledger import ACCOUNTS
 from polytrain.testing.contract import kit_table
-from polytrain.trainer import Trainer
 from polytrain_plugins import Report, hookimpl
 
 KEPT_STEP, LAST_STEP = 2, 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from polytrain import (
     RunConfig,
     TrainingFailedError,
 )
+
+fit_with_library = partial(torch_runs.fit, libraries=("lightning", "polytrain_torch.lightning"))
 
 
 def train(config: dict[str, Any]) -> None:
@@ -92,7 +95,7 @@ def fit(
         "saves_every": saves_every,
         "options": options or {},
     }
-    return torch_runs.fit(quiet, train, config, **changes)
+    return fit_with_library(quiet, train, config, **changes)
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
@@ -215,7 +218,7 @@ def fits_unusually(config: dict[str, Any]) -> None:
 
 
 def fit_unusually(quiet: RunConfig, tmp_path: Path, what: str) -> Result:
-    return torch_runs.fit(quiet, fits_unusually, {"what": what, "output": str(tmp_path)})
+    return fit_with_library(quiet, fits_unusually, {"what": what, "output": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
@@ -334,7 +337,7 @@ def use_what_a_trainer_has(config: dict[str, Any]) -> None:
 
 def test_whatever_a_trainer_has_works(quiet: RunConfig, tmp_path: Path) -> None:
     """Its progress bar, data that are prepared, loaders made anew, every row predicted once."""
-    result = torch_runs.fit(quiet, use_what_a_trainer_has, {"output": str(tmp_path)})
+    result = fit_with_library(quiet, use_what_a_trainer_has, {"output": str(tmp_path)})
     first, second = result.metrics["everybodys"]
     assert (first["local_rank"], second["local_rank"]) == (0, 1)
     assert first["backend"] == "polytrain_node"

@@ -46,7 +46,7 @@ cluster.shutdown()
 
 
 def test_ranks_on_three_nodes(tmp_path: Path) -> None:
-    preamble = PREAMBLE.rpartition("ray.init")[0]
+    preamble = PREAMBLE + "import ray\n"
     path = tmp_path / "script.py"
     path.write_text(preamble + SCRIPT.replace("BACKEND", "torch"))
     run = subprocess.run(
@@ -104,7 +104,7 @@ cluster.shutdown()
 
 
 def test_a_standby_beside_the_driver_whose_workers_are_elsewhere(tmp_path: Path) -> None:
-    preamble = PREAMBLE.rpartition("ray.init")[0] + "import polytrain_plugins\n"
+    preamble = PREAMBLE + "import ray\nimport polytrain_plugins\n"
     path = tmp_path / "script.py"
     path.write_text(preamble + STANDBY_HERE)
     run = subprocess.run(

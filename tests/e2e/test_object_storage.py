@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.e2e.driver import run_driver, start_driver
+from tests.e2e.driver import WITH_RAY, run_driver, start_driver
 from tests.object_storage import Bucket, S3Server, s3_server
 
 from polytrain import Result
@@ -187,6 +187,7 @@ def test_nobody_sees_the_credentials(bucket: Bucket, tmp_path: Path) -> None:
     except TrainingFailedError as error:
         print(repr(error), error, error.result, error.failures)
     """,
+        preamble=WITH_RAY,
     )
     assert driver.stdout is not None
     logs = Path(driver.stdout.readline().strip())

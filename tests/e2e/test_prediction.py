@@ -11,11 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from tests.e2e.boosters import BACKENDS, ROWS, a_table, fit
 
-import polytrain.prediction
+import polytrain.api.prediction
 from polytrain import InvalidJobError, Result, RunConfig, make_trainer
 from polytrain_plugins import UnsupportedCapabilityError
 
 both = pytest.mark.parametrize("backend", BACKENDS)
+
+pytestmark = pytest.mark.on_ray
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def test_a_table_is_predicted_here_and_files_by_workers(
     assert np.mean((here > 0.5) == label) > 0.7
     for number in range(3):
         pq.write_table(table.slice(number * 2000, 2000), tmp_path / f"{number}.parquet")
-    monkeypatch.setattr(polytrain.prediction, "_ROWS_AT_ONCE", 900)
+    monkeypatch.setattr(polytrain.api.prediction, "_ROWS_AT_ONCE", 900)
     assert result.predict(str(tmp_path), num_workers=2).tolist() == here.tolist()
     assert result.predict(table, num_workers=2).tolist() == here.tolist()
 
@@ -77,7 +79,7 @@ def test_a_column_that_is_missing_is_named(result: Result, table: pa.Table) -> N
 def test_what_a_worker_finds_wrong_is_told_as_what_it_is(
     result: Result, table: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polytrain.prediction, "_ROWS_AT_ONCE", 3000)
+    monkeypatch.setattr(polytrain.api.prediction, "_ROWS_AT_ONCE", 3000)
     with pytest.raises(ValueError, match=r"no column 'x3', which the model needs"):
         result.predict(table.drop_columns(["x3"]), num_workers=1)
 

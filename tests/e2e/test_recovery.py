@@ -6,6 +6,8 @@ import dataclasses
 import json
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from polytrain import (
 from polytrain.testing import Fault
 from polytrain.testing.contract import kit_table
 from polytrain.testing.functions import STEPS, count_steps
+from polytrain.workers.agent_group import AgentGroup
+from polytrain.workers.agent_handle import Call
 from polytrain.workers.job import LaunchOrder
-from polytrain.workers.ray_group import RayGroup
 from polytrain_plugins import hookimpl
 
 
@@ -44,7 +47,13 @@ class KillOnReport:
             self.victim.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("title", ["ray::Agent", "polytrain.workers.zygote"])
+@pytest.mark.parametrize(
+    "title",
+    [
+        "polytrain.workers.processes.zygote",
+        pytest.param("ray::RayAgent", marks=pytest.mark.on_ray),
+    ],
+)
 def test_lost_agent_and_lost_zygote_are_replaced(quiet: RunConfig, title: str) -> None:
     killer = KillOnReport(title)
     result = make_trainer(
@@ -103,9 +112,9 @@ def test_journal_tells_the_story(quiet: RunConfig) -> None:
     entries = [json.loads(line) for line in lines]
     transitions = [entry for entry in entries if "phase" in entry]
     assert any("rank 0: killed by SIGKILL" in entry["reason"] for entry in transitions)
-    generations = [entry["generation"] for entry in transitions]
-    assert generations == sorted(generations)
-    assert set(generations) == {0, 1}
+    attempts = [entry["attempt"] for entry in transitions]
+    assert attempts == sorted(attempts)
+    assert set(attempts) == {0, 1}
     assert transitions[-1]["phase"] == "Concluded"
     assert entries[0]["event"] == "Opened"
     assert (entries[-2]["event"], entries[-2]["succeeded"]) == ("Concluded", True)
@@ -156,20 +165,25 @@ def read_a_torn_file() -> None:
     pickle.loads(b"")
 
 
+@pytest.mark.on_ray
 def test_an_agent_that_hears_of_its_rank_last_waits_for_it(
     quiet: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray may run the calls of an actor that awaits in another order than they were made in."""
-    launch = RayGroup.launch
+    launch = AgentGroup.launch
 
-    def launch_first(group: RayGroup, order: LaunchOrder) -> None:
-        for recruit in group._crew.ranked:
-            recruit.actor = LatePrepare(recruit.actor)
+    def launch_first(group: AgentGroup, order: LaunchOrder) -> None:
+        calls = [agent_handle.call for agent_handle in group._pool.ranked]
+        late: list[Callable[[], None]] = []
+        for agent_handle, call in zip(group._pool.ranked, calls, strict=True):
+            agent_handle.call = prepare_late(call, late)
         launch(group, order)
-        for recruit in group._crew.ranked:
-            recruit.actor = recruit.actor.send()
+        for prepare in late:
+            prepare()
+        for agent_handle, call in zip(group._pool.ranked, calls, strict=True):
+            agent_handle.call = call
 
-    monkeypatch.setattr(RayGroup, "launch", launch_first)
+    monkeypatch.setattr(AgentGroup, "launch", launch_first)
     result = make_trainer(
         "reference",
         count_steps,
@@ -181,19 +195,13 @@ def test_an_agent_that_hears_of_its_rank_last_waits_for_it(
     assert (result.error, result.metrics["step"]) == (None, STEPS)
 
 
-class LatePrepare:
-    """An agent's handle, for which `prepare` is sent last."""
+def prepare_late(call: Call, late: list[Callable[[], None]]) -> Call:
+    """A way to call an agent that leaves `prepare` for later."""
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-        self._prepared: list[tuple[Any, ...]] = []
-        self.launch = actor.launch
-        self.prepare = self
+    def called(method: str, /, *arguments: Any) -> Any:
+        if method == "prepare":
+            late.append(partial(call, method, *arguments))
+            return None
+        return call(method, *arguments)
 
-    def remote(self, *arguments: Any) -> None:
-        self._prepared.append(arguments)
-
-    def send(self) -> Any:
-        for arguments in self._prepared:
-            self._actor.prepare.remote(*arguments)
-        return self._actor
+    return called

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pytest
-from tests.e2e.driver import run_driver, start_driver
+from tests.e2e.driver import PREAMBLE, WITH_RAY, run_driver, start_driver
 
 import polytrain
 from polytrain import (
@@ -30,7 +30,7 @@ from polytrain import (
     ScalingConfig,
     make_trainer,
 )
-from polytrain.testing.processes import eventually, title
+from polytrain.testing.processes import eventually, is_alive, title
 
 ROWS = 64
 TABLE = pa.table({"x": list(range(ROWS))})
@@ -96,7 +96,7 @@ def test_it_goes_on_with_another_number_of_workers(quiet: RunConfig) -> None:
     assert [metrics["batches"] for metrics in result.history] == list(range(1, 17))
     manifest = json.loads(Path(result.checkpoint.path, "polytrain-manifest.json").read_text())
     assert manifest["manifest"]["world_size"] == 2
-    assert manifest["manifest"]["attempt"] == {"claim": 2, "generation": 0}
+    assert manifest["manifest"]["attempt_id"] == {"token": 2, "attempt": 0}
 
 
 def test_a_finished_run_says_so_and_returns_its_result(
@@ -104,7 +104,10 @@ def test_a_finished_run_says_so_and_returns_its_result(
 ) -> None:
     first = trainer(quiet).fit()
     again = trainer(quiet, workers=2).fit()
-    assert "is finished: its result is returned" in caplog.text
+    [message] = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"Nothing was trained: the run in {first.path} is finished")
+    assert "RunConfig(if_finished='new')" in message
+    assert "RunConfig(name=…)" in message
     assert (again.history, again.checkpoint) == (first.history, first.checkpoint)
     assert again.best_checkpoints == first.best_checkpoints
 
@@ -227,10 +230,10 @@ print(json.dumps([list(result.history), result.restarts]), flush=True)
 """
 
 
-@pytest.fixture
-def killed_driver(tmp_path: Path) -> Path:
+@pytest.fixture(params=[PREAMBLE, WITH_RAY], ids=["alone", "on Ray"])
+def killed_driver(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """The directory of a run whose driver got SIGKILL when its third checkpoint was committed."""
-    driver = start_driver(tmp_path, "STAY_AT = 4\n" + SCRIPT)
+    driver = start_driver(tmp_path, "STAY_AT = 4\n" + SCRIPT, preamble=request.param)
     try:
         assert driver.stdout is not None
         for expected in (1, 2, 3):
@@ -238,8 +241,10 @@ def killed_driver(tmp_path: Path) -> Path:
         children = psutil.Process(driver.pid).children(recursive=True)
         driver.send_signal(signal.SIGKILL)
         driver.communicate()
-        ours = [p for p in children if "polytrain.workers" in title(p) or "Agent" in title(p)]
-        eventually(lambda: not any(process.is_running() for process in ours), seconds=30)
+        ours = [
+            p for p in children if "polytrain.workers" in title(p) or "ray::RayAgent" in title(p)
+        ]
+        assert eventually(lambda: not any(map(is_alive, ours))), [str(p) for p in ours]
     finally:
         driver.kill()
     return tmp_path

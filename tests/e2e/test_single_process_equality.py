@@ -136,7 +136,10 @@ def collect_rows() -> None:
     polytrain.report({"rows": len(seen)})
 
 
-@pytest.mark.parametrize("source", ["pandas", "arrow", "numpy", "parquet", "csv", "ray"])
+@pytest.mark.parametrize(
+    "source",
+    ["pandas", "arrow", "numpy", "parquet", "csv", pytest.param("ray", marks=pytest.mark.on_ray)],
+)
 def test_every_row_is_on_one_rank(
     quiet: RunConfig,
     tmp_path_factory: pytest.TempPathFactory,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -9,10 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.driver import run_driver
+from tests.e2e.driver import WITH_RAY, run_driver
 
-from polytrain import CheckpointConfig, Result, RunConfig, ScalingConfig, make_trainer
+import polytrain
+from polytrain import (
+    CheckpointConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    make_trainer,
+)
 from polytrain.testing.contract import kit_table
+from polytrain.testing.processes import eventually
+from polytrain.testing.reference import Reference, ReferenceEngine
 from polytrain_plugins import Report, hookimpl
 
 ROUNDS = 4000
@@ -30,11 +41,39 @@ class StopAt:
             os.kill(os.getpid(), self._number)
 
 
+def stoppable(while_there_is: Path) -> Reference:
+    """A backend whose run can't be over before it is stopped, while a file is there."""
+
+    class Engine(ReferenceEngine):
+        def train(self, shards: Any, session: Any) -> Any:
+            waits = while_there_is.exists()
+            return super().train(shards, _WaitsHalfway(session) if waits else session)
+
+    class Stoppable(Reference):
+        def engine(self) -> ReferenceEngine:
+            return Engine(self)
+
+    return Stoppable(rounds=ROUNDS, label="label")
+
+
+class _WaitsHalfway:
+    """A session whose reports wait, at half of the rounds, for the request to stop."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def report(self, *, step: int, **arguments: Any) -> None:
+        if step == ROUNDS // 2:
+            assert eventually(self._session.is_checkpoint_wanted)
+        self._session.report(step=step, **arguments)
+
+
 def fit(path: Path, *, observers: tuple[Any, ...] = (), workers: int = 2) -> Result:
-    return make_trainer(
-        "reference",
-        rounds=ROUNDS,
-        label="label",
+    return Trainer(
+        stoppable(path.parent / "is stopped"),
         datasets={"train": kit_table()},
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=RunConfig(
@@ -54,6 +93,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(
 ) -> None:
     straight = fit(tmp_path / "straight", workers=workers)
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    (tmp_path / "is stopped").touch()
     stopped = fit(tmp_path / "stopped", observers=(StopAt(5, number),), workers=workers)
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert not stopped.finished
@@ -65,6 +105,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(
     told = Result.from_path(stopped.path)
     assert (told.finished, told.error) == (False, None)
 
+    (tmp_path / "is stopped").unlink()
     result = fit(tmp_path / "stopped", workers=workers)
     assert result.finished
     assert result.history[:steps] == stopped.history
@@ -110,6 +151,52 @@ def test_a_function_is_told_and_its_next_checkpoint_is_its_last(tmp_path: Path) 
     assert code == 0
 
 
+@pytest.mark.parametrize("reports", [True, False])
+def test_a_function_without_checkpoints_is_stopped_at_once(tmp_path: Path, reports: bool) -> None:
+    script = f"""
+    import pathlib, threading
+
+    def train(config):
+        pathlib.Path(config["path"]).touch()
+        while {reports}:
+            polytrain.report({{"loss": 1.0}})
+        threading.Event().wait()
+
+    def interrupt():
+        while not pathlib.Path("trains").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    result = make_trainer(
+        "reference", train, train_loop_config={{"path": os.path.abspath("trains")}},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path="runs", name="run", progress=False),
+    ).fit()
+    print(result.finished, result.checkpoint, flush=True)
+    """
+    code, output, errors = run_driver(tmp_path, script)
+    assert output.endswith("False None\n"), errors
+    assert code == 0
+
+
+def test_an_inline_function_without_checkpoints_is_interrupted(quiet: RunConfig) -> None:
+    class Interrupt:
+        @hookimpl
+        def polytrain_reported(self, report: Report) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def train() -> None:
+        while True:
+            polytrain.report({})
+
+    run = dataclasses.replace(quiet, observers=(Interrupt(),))
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(
+            "reference", train, scaling_config=ScalingConfig(num_workers=0), run_config=run
+        ).fit()
+
+
 def test_stopping_while_workers_are_waited_for_is_at_once(tmp_path: Path) -> None:
     script = """
     import pathlib, threading
@@ -132,7 +219,7 @@ def test_stopping_while_workers_are_waited_for_is_at_once(tmp_path: Path) -> Non
     ).fit()
     print(result.finished, result.checkpoint, flush=True)
     """
-    code, output, errors = run_driver(tmp_path, script)
+    code, output, errors = run_driver(tmp_path, script, preamble=WITH_RAY)
     assert output.endswith("False None\n"), errors
     assert code == 0
     lines = (tmp_path / "runs/run/journal.jsonl").read_text().splitlines()

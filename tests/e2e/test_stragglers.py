@@ -15,10 +15,13 @@ from tests.e2e.test_elastic import At, agents
 
 import polytrain
 from polytrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
-from polytrain.policy.straggler import Straggler
-from polytrain.run.pace import Pace
-from polytrain.run.signs import Load
+from polytrain.monitoring.health_events import Load
+from polytrain.monitoring.straggler_detector import StragglerDetector
+from polytrain.monitoring.straggler_policy import Straggler
 from polytrain.testing.processes import eventually
+
+# Which rank is busy is what they measure.
+pytestmark = pytest.mark.alone
 
 WINDOW_S = 0.5
 WORK_S = 0.02
@@ -131,16 +134,16 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.fixture
 def enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that is there once both ranks have told of six windows."""
-    file, take = tmp_path / "enough", Pace.take
+    file, take = tmp_path / "enough", StragglerDetector.take
     windows: dict[int, int] = {0: 0, 1: 0}
 
-    def taken(pace: Pace, load: Load) -> list[Straggler]:
+    def taken(pace: StragglerDetector, load: Load) -> list[Straggler]:
         windows[load.rank] += 1
         if min(windows.values()) == 6:
             file.touch()
         return take(pace, load)
 
-    monkeypatch.setattr(Pace, "take", taken)
+    monkeypatch.setattr(StragglerDetector, "take", taken)
     return file
 
 
@@ -154,7 +157,7 @@ def test_the_rank_that_the_other_waits_for_is_named_once(
     assert "of the last 0.5 s" in warning
     assert "FailureConfig(stragglers='replace')" in warning
     [line] = journal(tmp_path / "run", "Straggler")
-    assert (line["rank"], line["generation"]) == (1, 0)
+    assert (line["rank"], line["attempt"]) == (1, 0)
     assert line["host"] in warning
     assert line["reason"] in warning.replace("Rank", "rank", 1)
 
@@ -177,6 +180,7 @@ def test_whoever_ignores_stragglers_hears_nothing_of_them(
     assert "Straggler" not in {line["event"] for line in journal(tmp_path / "run")}
 
 
+@pytest.mark.on_ray
 def test_a_straggler_is_moved_and_nobody_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -213,18 +217,19 @@ def test_a_straggler_is_moved_and_nobody_else(
     assert [report["step"] for report in result.history] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.on_ray
 def test_a_rank_that_is_slow_on_another_agent_too_is_not_moved_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = Pace.take
+    take = StragglerDetector.take
 
-    def taken(pace: Pace, load: Load) -> list[Straggler]:
+    def taken(pace: StragglerDetector, load: Load) -> list[Straggler]:
         found = take(pace, load)
-        if found and pace.generation == 1:
+        if found and pace.attempt == 1:
             (tmp_path / "told-1").touch()
         return found
 
-    monkeypatch.setattr(Pace, "take", taken)
+    monkeypatch.setattr(StragglerDetector, "take", taken)
     for step in (MEETING, SECOND_MEETING):
         (tmp_path / f"seen-{step}").touch()
     slow = {0: HELD_UP, 1: SECOND_MEETING}
@@ -233,7 +238,7 @@ def test_a_rank_that_is_slow_on_another_agent_too_is_not_moved_again(
             moves, tmp_path, {"directory": str(tmp_path), "slow": slow}, stragglers="replace"
         )
     assert result.metrics == {"step": STEPS, "total": sum(range(STEPS))}
-    assert [line["generation"] for line in journal(tmp_path / "run", "Straggler")] == [
+    assert [line["attempt"] for line in journal(tmp_path / "run", "Straggler")] == [
         0,
         1,
     ]

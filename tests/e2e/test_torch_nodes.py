@@ -62,7 +62,7 @@ def train(config):
 
 def save(config):
     import torch.distributed as dist
-    from polytrain_torch.saved import checkpoint_of, directory_of_all, part_of
+    from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, part_of
 
     rank = dist.get_rank()
     with directory_of_all() as saved:
@@ -100,7 +100,7 @@ def test_gradients_parts_of_checkpoints_and_prepared_data(tmp_path: Path) -> Non
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     path = tmp_path / "script.py"
-    path.write_text(PREAMBLE.rpartition("ray.init")[0] + SCRIPT)
+    path.write_text(PREAMBLE + "import ray\n" + SCRIPT)
     run = subprocess.run(
         [sys.executable, path],
         cwd=tmp_path,

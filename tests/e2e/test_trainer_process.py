@@ -85,6 +85,7 @@ def ask_ray() -> None:
     print(json.dumps(ray.get(ray.remote(num_cpus=0)(lambda: 6 * 7).remote())))
 
 
+@pytest.mark.on_ray
 def test_ray_is_reachable(quiet: RunConfig, capfd: pytest.CaptureFixture[str]) -> None:
     """The same cluster, with whatever CPUs the workers leave."""
     assert run(ask_ray, quiet, capfd) == [42, 42]

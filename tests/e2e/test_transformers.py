@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,10 @@ from polytrain import (
     Result,
     RunConfig,
     TrainingFailedError,
+)
+
+fit_with_library = partial(
+    torch_runs.fit, libraries=("transformers", "polytrain_torch.transformers")
 )
 
 
@@ -97,7 +102,7 @@ def fit(
     **changes: Any,
 ) -> Result:
     config = {"output": str(output), "dies_after": dies_after, "arguments": arguments or {}}
-    return torch_runs.fit(quiet, train, config, **changes)
+    return fit_with_library(quiet, train, config, **changes)
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
@@ -205,7 +210,7 @@ def train_two(config: dict[str, Any]) -> None:
 
 def test_of_several_trainers_the_one_that_saved_goes_on(quiet: RunConfig, tmp_path: Path) -> None:
     config = {"output": str(tmp_path), "dies_in": "first"}
-    result = torch_runs.fit(quiet, train_two, config, workers=1)
+    result = fit_with_library(quiet, train_two, config, workers=1)
     assert result.restarts == 1
     # Ten each, the first's from its checkpoint on.
     assert result.metrics["steps"] == [6, 10]
@@ -216,4 +221,4 @@ def test_what_an_earlier_trainer_has_trained_is_not_taken_from_a_later_one(
 ) -> None:
     config = {"output": str(tmp_path), "dies_in": "second"}
     with pytest.raises(TrainingFailedError, match=r"train\(\) number 1 .* is of number 2: .*own"):
-        torch_runs.fit(quiet, train_two, config, workers=1)
+        fit_with_library(quiet, train_two, config, workers=1)

@@ -46,7 +46,6 @@ result = Trainer(
     ),
 ).fit()
 print("restarts", result.restarts)
-ray.shutdown()
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,8 +15,27 @@ from polytrain import (
     Result,
     RunConfig,
     ScalingConfig,
-    make_trainer,
+    Trainer,
 )
+from polytrain_plugins import Demand, Job
+from polytrain_torch import Torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchWith(Torch):
+    """torch, with libraries on top of it imported before the zygote forks.
+
+    Otherwise each worker imports them for seconds in each attempt. Examples and docs, which are
+    run too,
+    import them as users do.
+    """
+
+    libraries: tuple[str, ...]
+
+    def demand(self, job: Job) -> Demand:
+        demand = super().demand(job)
+        return dataclasses.replace(demand, preload=(*demand.preload, *self.libraries))
+
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -26,11 +46,12 @@ def fit(
     config: dict[str, Any],
     *,
     workers: int = 2,
+    libraries: tuple[str, ...] = (),
     restore_from: Checkpoint | None = None,
     **changes: Any,
 ) -> Result:
-    return make_trainer(
-        "torch",
+    return Trainer(
+        TorchWith(libraries=libraries),
         function,
         train_loop_config=config,
         restore_from=restore_from,

@@ -6,15 +6,17 @@ import math
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lightgbm.basic import EvalResult
 
-from polytrain_lightgbm.history import Evaluation, History
+from polytrain_lightgbm.history import History
 
 evaluations = st.builds(
-    Evaluation,
+    EvalResult,
     dataset_name=st.text(max_size=8),
     metric_name=st.text(max_size=8),
     metric_value=st.floats(allow_nan=False),
     maximize=st.booleans(),
+    metric_std_dev=st.none() | st.floats(allow_nan=False),
 )
 histories = st.builds(
     History,
@@ -30,11 +32,11 @@ def test_a_history_is_read_as_it_was_written(history: History) -> None:
     again = History.from_json(history.to_json())
     assert again == history
     for round_ in again.rounds:
-        assert all(isinstance(evaluation, Evaluation) for evaluation in round_)
+        assert all(isinstance(evaluation, EvalResult) for evaluation in round_)
 
 
 def test_a_metric_that_is_not_a_number_is_kept() -> None:
-    history = History(rounds=[[Evaluation("valid", "auc", math.nan, True)]])
+    history = History(rounds=[[EvalResult("valid", "auc", math.nan, True)]])
     [[evaluation]] = History.from_json(history.to_json()).rounds
     assert math.isnan(evaluation.metric_value)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from polytrain import NotInTrainerError
-from polytrain.validation import backend_problems
+from polytrain.api.validation import backend_problems
 from polytrain_lightgbm import LightGBM, network_params
-from polytrain_lightgbm.parameters import ALIASES, parallel_params
+from polytrain_lightgbm.parameters import ALIASES, OF_FEATURES, parallel_params, without
 from polytrain_plugins import DatasetInfo, Job, Problem
 
 TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
@@ -60,6 +60,27 @@ def test_what_the_run_decides_is_refused_in_every_spelling(parameter: str) -> No
     """LightGBM would take an alias silently, and train for another number of rounds, or alone."""
     accepted = {name for name in spellings(parameter) if not problems(params={name: 3})}
     assert accepted == set()
+
+
+@pytest.mark.parametrize("parameter", ["interaction_constraints", "forcedsplits_filename"])
+def test_what_several_machines_fail_with_is_refused_in_every_spelling(parameter: str) -> None:
+    for name in spellings(parameter):
+        [problem] = problems(params={name: [[0, 1]]}).values()
+        assert problem.field == f"params[{name!r}]"
+        assert "several machines" in problem.what
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        *("monotone_constraints", "feature_contri", "max_bin_by_feature", "forcedbins_filename"),
+        *("cegb_penalty_feature_lazy", "cegb_penalty_feature_coupled"),
+    ],
+)
+def test_what_is_said_of_each_feature_is_left_out_where_there_are_none(parameter: str) -> None:
+    """In every spelling; LightGBM reads memory that isn't its own otherwise."""
+    params = {name: [1, 0, 1] for name in spellings(parameter)}
+    assert without({**params, "learning_rate": 0.1}, OF_FEATURES) == {"learning_rate": 0.1}
 
 
 @pytest.mark.parametrize("parameter", list(OURS)[:6])

@@ -39,7 +39,13 @@ def training_function() -> Callable[[Any], None]:
                 return iter(range(self.rows))
 
         def two_epochs(loader: Any) -> Epochs:
-            return [[int(i) for batch in loader for i in batch.flatten()] for _ in range(2)]
+            epochs = []
+            for epoch in range(2):
+                # As scripts for torchrun do.
+                if not isinstance(loader.sampler, list):
+                    loader.sampler.set_epoch(epoch)
+                epochs.append([int(i) for batch in loader for i in batch.flatten()])
+            return epochs
 
         even, odd = torch.arange(EVEN), torch.arange(ODD)
         backwards = [10, 8, 6, 4, 2, 0]

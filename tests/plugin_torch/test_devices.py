@@ -30,7 +30,7 @@ MEMBERS = tuple(member(rank, node=rank // 2, local=rank % 2) for rank in range(4
 def world(rank: int, visible: Sequence[str]) -> World:
     """Two nodes, two workers on each, and what Ray shows to each of the four."""
     return World(
-        generation=0,
+        attempt=0,
         me=MEMBERS[rank],
         members=MEMBERS,
         offers=tuple(Offer(details={"gpus": gpus}) for gpus in visible),

@@ -13,7 +13,7 @@ from tests.plugin_torch.conftest import Run
 import polytrain
 from polytrain import TrainingFailedError
 from polytrain_torch import TrainingState, prepare_model, seed_everything
-from polytrain_torch.safely import loaded, save_safely
+from polytrain_torch.safe_serialization import loaded, save_safely
 
 
 def layer() -> torch.nn.Linear:

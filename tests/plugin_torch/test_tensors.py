@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import namedtuple
 from typing import Any
 
@@ -40,6 +41,14 @@ def test_columns_become_tensors_of_their_type_and_shape() -> None:
     assert images.tolist() == COLUMNS["image"].tolist()
 
 
+def test_batches_made_before_the_loop_over_epochs_are_an_epoch_in_each() -> None:
+    """As in the scripts that Ray Train's documentation shows."""
+    loader = shard(**COLUMNS).iter_torch_batches(batch_size=2)
+    epochs = [torch.cat([batch["n"] for batch in loader]).tolist() for _ in range(3)]
+    assert epochs == [list(range(ROWS))] * 3
+    assert len(loader) == 3
+
+
 def test_one_type_for_all_or_one_for_each() -> None:
     [batch] = shard(**COLUMNS).iter_torch_batches(dtypes=torch.float16)
     assert {tensor.dtype for tensor in batch.values()} == {torch.float16}
@@ -60,6 +69,53 @@ def test_tensors_may_be_written_to() -> None:
     for batch in train.iter_torch_batches():
         batch["x"].zero_()
     assert train.to_arrow().column("x").to_pylist() == COLUMNS["x"].tolist()
+
+
+LISTS = {"tokens": pa.array([[n, n + 1, n + 2] for n in range(ROWS)])}
+RAGGED = {"tokens": pa.array([[1] * (n + 1) for n in range(ROWS)])}
+
+
+def test_lists_of_one_length_become_a_tensor() -> None:
+    batches = list(shard(**LISTS).iter_torch_batches(batch_size=2))
+    assert torch.cat([batch["tokens"] for batch in batches]).tolist() == [
+        [n, n + 1, n + 2] for n in range(ROWS)
+    ]
+    [batch] = shard(**LISTS).iter_torch_batches(dtypes=torch.float32)
+    assert batch["tokens"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 8])
+def test_lists_of_different_lengths_are_refused_with_the_remedy(batch_size: int) -> None:
+    """Whether there are two lengths in one batch, or in one batch and the next."""
+    match = "'tokens' of the data set 'train' .*length 1, another length 2.*collate_fn="
+    with pytest.raises(TypeError, match=match):
+        list(shard(**RAGGED).iter_torch_batches(batch_size=batch_size))
+
+
+def test_a_collate_fn_makes_the_batch() -> None:
+    def padded(batch: dict[str, Any]) -> Any:
+        rows = [torch.from_numpy(row) for row in batch["tokens"]]
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), batch["n"]
+
+    data = shard(**RAGGED, n=COLUMNS["n"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's, if an array can't be written to
+        batches = list(data.iter_torch_batches(batch_size=3, collate_fn=padded))
+    assert [tuple(tokens.shape) for tokens, _ in batches] == [(3, 3), (2, 5)]
+    assert [n.tolist() for _, n in batches] == [[0, 1, 2], [3, 4]]
+
+
+def test_what_a_collate_fn_makes_goes_to_the_device() -> None:
+    made = shard(**COLUMNS).iter_torch_batches(
+        collate_fn=lambda batch: {"n": [torch.from_numpy(batch["n"])]}, device="meta"
+    )
+    [batch] = made
+    assert batch["n"][0].device.type == "meta"
+
+
+def test_types_are_the_collate_fn_s_to_choose() -> None:
+    with pytest.raises(ValueError, match=r"dtypes=torch\.float32: with collate_fn"):
+        shard(**COLUMNS).iter_torch_batches(collate_fn=dict, dtypes=torch.float32)
 
 
 def test_a_column_of_words_is_refused_by_its_name() -> None:

@@ -10,26 +10,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polytrain.api.result import Result
+    from polytrain.api.trainer import Trainer, make_trainer
     from polytrain.checkpoint.checkpoint import Checkpoint
-    from polytrain.config import (
+    from polytrain.common.config import (
         CheckpointConfig,
         DataConfig,
         FailureConfig,
         RunConfig,
         ScalingConfig,
     )
-    from polytrain.errors import (
+    from polytrain.common.errors import (
         BadDataError,
         CheckpointError,
         Failure,
         FailureKind,
         NotInTrainerError,
+        RunFormatError,
         RunNotFoundError,
         RunOwnedError,
         TrainingFailedError,
     )
-    from polytrain.result import Result
-    from polytrain.trainer import Trainer, make_trainer
     from polytrain.workers.context import Context
     from polytrain.workers.session import (
         checkpoint_requested,
@@ -56,6 +57,7 @@ __all__ = [
     "PolytrainError",
     "Result",
     "RunConfig",
+    "RunFormatError",
     "RunNotFoundError",
     "RunOwnedError",
     "ScalingConfig",
@@ -73,25 +75,26 @@ __all__ = [
 
 _HOMES = {
     "polytrain.checkpoint.checkpoint": ("Checkpoint",),
-    "polytrain.config": (
+    "polytrain.common.config": (
         "CheckpointConfig",
         "DataConfig",
         "FailureConfig",
         "RunConfig",
         "ScalingConfig",
     ),
-    "polytrain.errors": (
+    "polytrain.common.errors": (
         "BadDataError",
         "CheckpointError",
         "Failure",
         "FailureKind",
         "NotInTrainerError",
+        "RunFormatError",
         "RunNotFoundError",
         "RunOwnedError",
         "TrainingFailedError",
     ),
-    "polytrain.result": ("Result",),
-    "polytrain.trainer": ("Trainer", "make_trainer"),
+    "polytrain.api.result": ("Result",),
+    "polytrain.api.trainer": ("Trainer", "make_trainer"),
     "polytrain.workers.context": ("Context",),
     "polytrain.workers.session": (
         "checkpoint_requested",

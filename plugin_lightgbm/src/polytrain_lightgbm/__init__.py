@@ -28,7 +28,7 @@ def bin_reference(data: pa.Table, backend: LightGBM) -> lightgbm.Dataset:
         backend: the run's options.
     """
     from polytrain_lightgbm.datasets import agreed
-    from polytrain_lightgbm.star import Star
+    from polytrain_lightgbm.relay import Star
 
     params = backend.booster_params(threads=0)
     alone = agreed({"train": data}, options=backend, params=params, star=Star([]), model=None)

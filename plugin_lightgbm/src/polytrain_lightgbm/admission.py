@@ -7,18 +7,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.admission import admitted
-from polytrain.data.refusals import Labels, Rule, required, weights
+from polytrain.boosting.admission import admitted
+from polytrain.boosting.table_validation import Labels, Rule, required, weights
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.objectives import MULTICLASS, RANKING, objective_of
 from polytrain_lightgbm.parameters import value
-from polytrain_lightgbm.star import Star
+from polytrain_lightgbm.relay import Star
 
 
 def admitted_tables(
     tables: Mapping[str, pa.Table], features: Sequence[str], options: LightGBM, star: Star
 ) -> dict[str, pa.Table]:
-    """The tables, if LightGBM can train on them; see `polytrain.data.admission`."""
+    """The tables, if LightGBM can train on them; see `polytrain.boosting.admission`."""
     assert options.label is not None
     return admitted(
         tables,
@@ -26,7 +26,7 @@ def admitted_tables(
         label=options.label,
         rules=[*_rules(options)],
         gather=star.gathered,
-        speaks=star.rank == 0,
+        is_logging_rank=star.rank == 0,
     )
 
 

@@ -74,7 +74,7 @@ class LightGBM(Backend):
         declarative=True, predictive=True, exact_resume=True, exact_scaling=True
     )
     requires: ClassVar[dict[str, str]] = {"lightgbm": "pip install 'polytrain[lightgbm]'"}
-    changeable: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
+    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
 
     params: Mapping[str, Any] = field(default_factory=dict)
     """Parameters, as for `lightgbm.train`. `num_threads` is the worker's CPUs by default."""
@@ -173,7 +173,7 @@ class LightGBM(Backend):
         return {**params, **told, "objective": objective}
 
     @property
-    def told_params(self) -> dict[str, Any]:
+    def reported_params(self) -> dict[str, Any]:
         """What the model is to say of the parameters that a run changes."""
         defaults = {"num_threads": 0, "verbosity": 1, "bagging_fraction": 1.0, "bagging_freq": 0}
         told = {name: value(self.params, name, default) for name, default in defaults.items()}

@@ -10,16 +10,16 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 from lightgbm.basic import _LIB, _safe_call
-from lightgbm.callback import CallbackEnv, EarlyStopException
+from lightgbm.callback import CallbackEnv, EarlyStopException, _RecordEvaluationCallback
 
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.datasets import Agreement, agreed
 from polytrain_lightgbm.first_score import FirstScore, estimated
 from polytrain_lightgbm.history import History, StoppingRule
 from polytrain_lightgbm.network import by_itself
-from polytrain_lightgbm.parameters import parallel_params, told_by_one_machine
+from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine
+from polytrain_lightgbm.relay import Star
 from polytrain_lightgbm.rounds import Objective, RowDraws, column_seeds, evaluated
-from polytrain_lightgbm.star import Star
 
 _PARAMETERS = "\nparameters:"
 """What a model's text has behind its trees."""
@@ -44,7 +44,7 @@ class Boosting:
 
     history: History = field(default_factory=History)
     _first_score: FirstScore | None = None
-    _told_params: str = ""
+    _reported_params: str = ""
     """What LightGBM says of its parameters in the model, before a round has changed some."""
 
     def train(
@@ -71,13 +71,13 @@ class Boosting:
         if draws is not None:
             draws.prepare(datasets["train"])
         booster = _booster({**params, **parallel_params(self.machines)}, datasets, model)
-        self._told_params = booster.model_to_string().partition(_PARAMETERS)[2]
+        self._reported_params = booster.model_to_string().partition(_PARAMETERS)[2]
         self._boost(booster, datasets["train"], agreement, draws, report)
         return booster
 
     def text_of(self, booster: lightgbm.Booster) -> str:
         """The model as LightGBM writes it when one process has trained it."""
-        if not self._told_params:
+        if not self._reported_params:
             return booster.model_to_string(num_iteration=-1)
         if self._first_score is None:
             text = booster.model_to_string(num_iteration=-1)
@@ -85,7 +85,9 @@ class Boosting:
             text = self._first_score.as_text(booster)
         trees = text.partition(_PARAMETERS)[0]
         return (
-            trees + _PARAMETERS + told_by_one_machine(self._told_params, self.options.told_params)
+            trees
+            + _PARAMETERS
+            + reported_by_one_machine(self._reported_params, self.options.reported_params)
         )
 
     def _boost(
@@ -108,7 +110,8 @@ class Boosting:
             end_iteration=total,
             evaluation_result_list=None,
         )
-        for round_ in range(len(history.rounds), total):
+        first = len(history.rounds)
+        for round_ in range(first, total):
             before = replace(env, iteration=round_)
             _call(options.callbacks, before, before_iteration=True)
             self._update(booster, train, draws, round_)
@@ -118,6 +121,8 @@ class Boosting:
             history.rounds.append([e for e in evaluations if e.dataset_name != "train"])
             after = replace(before, evaluation_result_list=evaluations)
             best = None if rule is None else rule.best_if_over(after, history)
+            if round_ == first:
+                _begin_records(options.callbacks, after)
             try:
                 _call(options.callbacks, after, before_iteration=False)
             except EarlyStopException as stop:
@@ -190,6 +195,13 @@ def _booster(
         if name != "train":
             booster.add_valid(dataset, name)
     return booster
+
+
+def _begin_records(callbacks: Iterable[Any], env: CallbackEnv) -> None:
+    """Have LightGBM's own records begin with this round: of a resumed run, it isn't the first."""
+    for callback in callbacks:
+        if isinstance(callback, _RecordEvaluationCallback):
+            callback._init(env)
 
 
 def _call(callbacks: Iterable[Any], env: CallbackEnv, *, before_iteration: bool) -> None:

@@ -15,17 +15,16 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.categories import agreed_categories, codes_of, selected
-from polytrain.data.groups import group_sizes
-from polytrain.data.numbers import Numbers, floats, plainly_typed
-from polytrain.data.sampling import agreed_sample
-from polytrain.errors import BadDataError
+from polytrain.boosting.categories import agreed_categories, codes_of, selected
+from polytrain.boosting.numbers import Numbers, floats, plainly_typed
+from polytrain.boosting.sampling import agreed_sample
+from polytrain.extension import BadDataError, group_sizes
 from polytrain_lightgbm.admission import admitted_tables
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.first_score import FirstScore
 from polytrain_lightgbm.names import as_lightgbm_has_it, renamed
 from polytrain_lightgbm.network import by_itself
-from polytrain_lightgbm.star import Star
+from polytrain_lightgbm.relay import Star
 from polytrain_plugins import Problem
 
 

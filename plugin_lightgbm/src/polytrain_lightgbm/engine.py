@@ -26,7 +26,7 @@ from polytrain_lightgbm.network import (
     tiny_booster,
 )
 from polytrain_lightgbm.parameters import parallel_params
-from polytrain_lightgbm.star import Center, Star, center, star
+from polytrain_lightgbm.relay import Center, Star, center, star
 from polytrain_plugins import Engine, HeldPort, Member, Offer, Session, Shard, World, held_port
 
 MODEL_FILE = "model.txt"

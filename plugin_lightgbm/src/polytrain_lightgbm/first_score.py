@@ -14,6 +14,8 @@ from typing import Any
 import lightgbm
 import numpy as np
 
+from polytrain_lightgbm.parameters import OF_FEATURES, without
+
 _NOTHING = 1e-15
 """LightGBM adds no score that is as near to zero."""
 
@@ -73,7 +75,10 @@ def estimated(
         query_sizes: rows of each query, or None.
         params: LightGBM's.
     """
-    params = {**params, "num_threads": 1, "num_leaves": 2, "feature_pre_filter": False}
+    params = {
+        **without(params, OF_FEATURES),
+        **{"num_threads": 1, "num_leaves": 2, "feature_pre_filter": False},
+    }
     nothing = np.zeros((len(labels), 1))
     data = lightgbm.Dataset(nothing, label=labels, weight=weights, group=query_sizes, params=params)
     booster = lightgbm.Booster(params, data)

@@ -5,26 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightgbm
+from lightgbm.basic import EvalResult
 from lightgbm.callback import CallbackEnv, EarlyStopException
-
-
-class Evaluation(NamedTuple):
-    """One metric of one data set after one round, laid out as LightGBM's own."""
-
-    dataset_name: str
-    metric_name: str
-    metric_value: float
-    maximize: bool
 
 
 @dataclass(slots=True, kw_only=True)
 class History:
     """What early stopping has to remember; LightGBM's model doesn't hold it."""
 
-    rounds: list[list[Evaluation]] = field(default_factory=list)
+    rounds: list[list[EvalResult]] = field(default_factory=list)
     """Of every round, the metrics of the data sets that decide when to stop: not those of "train",
     whose last bits depend on the workers."""
 
@@ -38,7 +30,8 @@ class History:
         """The history as JSON text."""
         return json.dumps(
             {
-                "rounds": self.rounds,
+                # Without the deviation over folds, which only cross-validation has.
+                "rounds": [[list(result) for result in round_] for round_ in self.rounds],
                 "best_iteration": self.best_iteration,
                 "given_iterations": self.given_iterations,
             }
@@ -48,7 +41,7 @@ class History:
     def from_json(cls, text: str) -> History:
         """Read what `to_json` wrote."""
         fields: Mapping[str, Any] = json.loads(text)
-        rounds = [[Evaluation(*e) for e in round_] for round_ in fields["rounds"]]
+        rounds = [[EvalResult(*result) for result in round_] for round_ in fields["rounds"]]
         return cls(**{**fields, "rounds": rounds})
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import lightgbm
 import numpy as np
 
-from polytrain_lightgbm.star import Star
+from polytrain_lightgbm.relay import Star
 from polytrain_plugins import HeldPort, held_port
 
 QUIET = {"verbosity": -1}

@@ -18,8 +18,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "boosting": ("boosting_type", "boost"),
     "device_type": ("device",),
     "extra_trees": ("extra_tree",),
+    "feature_contri": ("feature_contrib", "fc", "fp", "feature_penalty"),
     "feature_fraction": ("sub_feature", "colsample_bytree"),
     "feature_fraction_bynode": ("sub_feature_bynode", "colsample_bynode"),
+    "forcedsplits_filename": (
+        *("fs", "forced_splits_filename", "forced_splits_file", "forced_splits"),
+    ),
     "lambda_l1": ("reg_alpha", "l1_regularization"),
     "lambda_l2": ("reg_lambda", "lambda", "l2_regularization"),
     "learning_rate": ("shrinkage_rate", "eta"),
@@ -30,6 +34,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "min_sum_hessian_in_leaf": (
         *("min_sum_hessian_per_leaf", "min_sum_hessian", "min_hessian", "min_child_weight"),
     ),
+    "monotone_constraints": ("mc", "monotone_constraint", "monotonic_cst"),
     "neg_bagging_fraction": ("neg_sub_row", "neg_subsample", "neg_bagging"),
     "num_class": ("num_classes",),
     "num_leaves": ("num_leaf", "max_leaves", "max_leaf", "max_leaf_nodes"),
@@ -46,6 +51,12 @@ ROW_DRAWS = (
     *("pos_bagging_fraction", "neg_bagging_fraction"),
 )
 """The parameters that say which rows a round sees."""
+
+OF_FEATURES = (
+    *("monotone_constraints", "feature_contri", "max_bin_by_feature", "forcedbins_filename"),
+    *("cegb_penalty_feature_lazy", "cegb_penalty_feature_coupled"),
+)
+"""The parameters that hold features by their numbers, or a value for each."""
 
 # The run's own, with LightGBM's aliases: parameters, why, and what to do instead.
 _OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
@@ -95,6 +106,14 @@ _REFUSED_LEARNERS = {
     "feature": "it needs all rows on every worker, and LightGBM's library refuses it here",
     "voting": "LightGBM then ends in different models on different workers",
 }
+
+_NOT_IN_PARALLEL = {
+    "interaction_constraints": (
+        "LightGBM's learner for several machines fails with it (std::bad_alloc)"
+    ),
+    "forcedsplits_filename": "LightGBM's learner for several machines takes no forced splits",
+}
+"""Parameters that its data-parallel learner refuses or crashes with, and why."""
 
 _XGBOOSTS = {
     "base_score": "boost_from_average",
@@ -162,6 +181,9 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             "LightGBM grows linear trees from the rows of one worker alone",
             "Leave it out",
         )
+    for parameter, reason in _NOT_IN_PARALLEL.items():
+        for name in (name for name in _names(parameter) if params.get(name)):
+            yield _problem(name, reason, "Leave it out; or use XGBoost, or a training function")
     for name in (name for name in _names("device_type") if name in params):
         if params[name] != "cpu":
             yield _problem(
@@ -191,7 +213,7 @@ def parallel_params(world_size: int) -> dict[str, Any]:
     return {"tree_learner": "data", "num_machines": world_size, "pre_partition": True}
 
 
-def told_by_one_machine(told: str, changes: Mapping[str, Any]) -> str:
+def reported_by_one_machine(told: str, changes: Mapping[str, Any]) -> str:
     """What a model says of its parameters, had one process trained it.
 
     Args:
@@ -200,11 +222,11 @@ def told_by_one_machine(told: str, changes: Mapping[str, Any]) -> str:
     """
     alone = {"num_machines": 1, "tree_learner": "serial", "pre_partition": 0}
     for name, its_value in {**alone, **changes}.items():
-        told = re.sub(rf"(?m)^\[{name}: .*\]$", f"[{name}: {_as_told(its_value)}]", told)
+        told = re.sub(rf"(?m)^\[{name}: .*\]$", f"[{name}: {_as_given(its_value)}]", told)
     return told
 
 
-def _as_told(its_value: Any) -> str:
+def _as_given(its_value: Any) -> str:
     if isinstance(its_value, str):
         return its_value
     return f"{float(its_value):g}" if isinstance(its_value, float) else str(int(its_value))

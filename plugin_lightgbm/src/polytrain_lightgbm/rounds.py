@@ -13,13 +13,13 @@ from typing import Any
 
 import lightgbm
 import numpy as np
+from lightgbm.basic import EvalResult
 
-from polytrain.data.draws import Mask, drawn
+from polytrain.boosting.row_draws import Mask, drawn
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.datasets import Agreement, Numbers, Rows
-from polytrain_lightgbm.history import Evaluation
 from polytrain_lightgbm.parameters import value
-from polytrain_lightgbm.star import Star
+from polytrain_lightgbm.relay import Star
 
 Objective = Callable[..., Any] | None
 """The user's own, if there is one."""
@@ -111,20 +111,21 @@ def column_seeds(options: LightGBM, round_: int) -> dict[str, Any]:
 
 def evaluated(
     booster: lightgbm.Booster, options: LightGBM, *, train_weight: float, star: Star
-) -> list[Evaluation]:
+) -> list[EvalResult]:
     """The metrics of a round, those of "train" first; the same on every rank.
 
     Data sets that are only evaluated are rank 0's, all rows of them. Of "train" each rank has its
     part: it is the mean by weight, or the root of the mean square.
     """
-    of_train = [*map(_evaluation, booster.eval_train(options.feval))] if options.eval_train else []
-    others = [*map(_evaluation, booster.eval_valid(options.feval))]
+    of_train = [*map(_plain, booster.eval_train(options.feval))] if options.eval_train else []
+    others = [*map(_plain, booster.eval_valid(options.feval))]
     everybodys = star.gathered((of_train, train_weight, others))
     weights = [weight for _, weight, _ in everybodys]
     together = []
     for index, one in enumerate(of_train):
         values = [each[index].metric_value for each, _, _ in everybodys]
-        together.append(one._replace(metric_value=_mean(one.metric_name, values, weights)))
+        mean = _mean(one.metric_name, values, weights)
+        together.append(EvalResult(one.dataset_name, one.metric_name, mean, one.maximize))
     return together + everybodys[0][2]
 
 
@@ -134,10 +135,7 @@ def _mean(metric: str, values: Sequence[float], weights: Sequence[float]) -> flo
     return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
 
 
-def _evaluation(result: Any) -> Evaluation:
-    return Evaluation(
-        dataset_name=result.dataset_name,
-        metric_name=result.metric_name,
-        metric_value=float(result.metric_value),
-        maximize=bool(result.maximize),
-    )
+def _plain(result: EvalResult) -> EvalResult:
+    """The result with plain numbers, whatever the user's own metric has returned."""
+    value, maximize = float(result.metric_value), bool(result.maximize)
+    return EvalResult(result.dataset_name, result.metric_name, value, maximize)

@@ -61,7 +61,7 @@ class TensorFlow(Backend):
     requires: ClassVar[dict[str, str]] = {
         "tensorflow": "pip install 'polytrain[tf]', or 'polytrain[tf-cpu]' without GPUs"
     }
-    changeable: ClassVar[frozenset[str]] = frozenset({"timeout_s", "epochs"})
+    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"timeout_s", "epochs"})
 
     timeout_s: float | None = None
     """Seconds after which a collective operation whose peers don't come gives up; None for no

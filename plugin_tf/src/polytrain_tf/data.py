@@ -20,7 +20,7 @@ class TensorFlowShard(ShardView):
         super().__init__(shard)
         self._strategy = strategy
         self._taken: BatchesAhead | None = None
-        self._told = False
+        self._reported = False
 
     def to_tf(
         self,
@@ -68,7 +68,7 @@ class TensorFlowShard(ShardView):
         def batches() -> Iterator[tuple[Any, ...]]:
             self._taken = taken = self.iter_ahead(**sizes)
             yield from map(parts, taken)
-            if not self._told:
+            if not self._reported:
                 # Whoever takes no notice of what it uses has used it all.
                 taken.all_used()
 
@@ -80,18 +80,18 @@ class TensorFlowShard(ShardView):
 
     def used(self, batches: int = 1) -> None:
         """So many batches more, of those that `to_tf` has given, have been trained on."""
-        self._told = True
+        self._reported = True
         if self._taken is not None:
             self._taken.used(batches)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
         """While somebody calls `used` for what it takes."""
-        told, self._told = self._told, True
+        told, self._reported = self._reported, True
         try:
             yield
         finally:
-            self._told = told
+            self._reported = told
 
 
 def features_like(shard: Shard, feature_columns: Sequence[str] | str) -> tf.TensorSpec:
@@ -107,7 +107,7 @@ def _features(batch: Any, columns: Sequence[str] | str) -> Any:
 
 def _no_rows(shard: Shard) -> dict[str, Any]:
     """A batch without rows, with the right shapes and types."""
-    from polytrain.data.formats import empty_table, to_format
+    from polytrain.extension import empty_table, to_format
 
     batch: dict[str, Any] = to_format(empty_table(shard.schema), "numpy")
     return batch

@@ -24,7 +24,7 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
 
     def __init__(self) -> None:
         super().__init__()
-        self._untold: tuple[int, Mapping[str, Any]] | None = None
+        self._unreported: tuple[int, Mapping[str, Any]] | None = None
 
     @abstractmethod
     def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
@@ -56,14 +56,17 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
         self._tell(is_last=False)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._untold = (epoch + 1, {name: _plain(value) for name, value in (logs or {}).items()})
+        self._unreported = (
+            epoch + 1,
+            {name: _plain(value) for name, value in (logs or {}).items()},
+        )
 
     def on_train_end(self, logs: Any = None) -> None:
         self._tell(is_last=True)
 
     def _tell(self, *, is_last: bool) -> None:
-        if self._untold is not None:
-            (epochs, metrics), self._untold = self._untold, None
+        if self._unreported is not None:
+            (epochs, metrics), self._unreported = self._unreported, None
             self.tell(epochs, metrics, is_last=is_last)
 
 

@@ -80,14 +80,14 @@ class _Companion(EpochCallback):
     def __init__(self, checkpoint: Path | None, tell: Tell) -> None:
         super().__init__()
         self._checkpoint = checkpoint
-        self._told = tell
+        self._reported = tell
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._checkpoint is not None:
             load_callbacks(self.others, self._checkpoint)
 
     def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
-        self._told(Progress(epochs=epochs, is_over=self.model.stop_training), metrics)
+        self._reported(Progress(epochs=epochs, is_over=self.model.stop_training), metrics)
 
 
 def _features(options: TensorFlow, columns: Sequence[str]) -> list[str]:

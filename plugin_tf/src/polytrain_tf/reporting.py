@@ -38,7 +38,7 @@ class ReportCallback(EpochCallback):
         self._has_begun = False
 
     def is_over(self, epochs: int) -> bool:
-        checkpoint = _gone_on_with(epochs)
+        checkpoint = _resumed(epochs)
         return checkpoint is not None and progress_of(checkpoint).is_over
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -48,7 +48,7 @@ class ReportCallback(EpochCallback):
         # Not as training begins: it isn't known then whether it goes on from the checkpoint.
         if not self._has_begun:
             self._has_begun = True
-            checkpoint = _gone_on_with(epoch)
+            checkpoint = _resumed(epoch)
             if checkpoint is not None:
                 load_callbacks(self.others, checkpoint)
         super().on_epoch_begin(epoch, logs)
@@ -92,7 +92,7 @@ def checkpointed_epoch() -> int:
     return 0 if checkpoint is None else progress_of(Path(checkpoint.path)).epochs
 
 
-def _gone_on_with(epochs: int) -> Path | None:
+def _resumed(epochs: int) -> Path | None:
     """The checkpoint that a fit which begins after so many epochs goes on with."""
     checkpoint = polytrain.get_checkpoint()
     if checkpoint is None or not has_progress(Path(checkpoint.path)):

@@ -16,9 +16,9 @@ from typing import Any
 
 import polytrain
 from polytrain import Checkpoint, get_checkpoint
+from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, part_of
 from polytrain_torch.libraries import needed
-from polytrain_torch.safely import loaded, save_safely
-from polytrain_torch.saved import checkpoint_of, directory_of_all, part_of
+from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("accelerate"):
     from accelerate import Accelerator

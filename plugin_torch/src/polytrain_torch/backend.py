@@ -32,7 +32,7 @@ class Torch(Backend):
     contract_version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities(devices=frozenset({Device.CPU, Device.GPU}))
     requires: ClassVar[dict[str, str]] = {"torch": "pip install 'polytrain[torch]'"}
-    changeable: ClassVar[frozenset[str]] = frozenset({"process_group", "timeout_s"})
+    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"process_group", "timeout_s"})
 
     process_group: str | None = None
     """Backend of the process group: "nccl", "gloo" or another that torch knows; by default nccl

@@ -7,10 +7,11 @@ position is the number of items drawn.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,10 +26,8 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from polytrain.data.cursor import Cursor, Epoch
-from polytrain.data.plan import Plan
-from polytrain.data.position import DataPosition
-from polytrain.workers.session import open_cursor
+from polytrain.extension import Cursor, DataPosition, Epoch, Plan, open_cursor
+from polytrain_torch.moving import moved
 from polytrain_torch.randomness import seed_of
 from polytrain_torch.streams import RanksPart, tell_once
 
@@ -239,7 +238,7 @@ class PreparedDataLoader:
         generator.manual_seed(seed_of(seed, octets=7))
 
     def _on_device(self, batch: Any) -> Any:
-        return batch if self._device is None else _moved(batch, self._device)
+        return batch if self._device is None else moved(batch, self._device)
 
 
 def sharded(
@@ -259,6 +258,7 @@ def sharded(
     """
     if isinstance(loader.sampler, DistributedSampler):
         return PreparedDataLoader(loader, device=device)
+    _let_set_epoch(loader.sampler)
     if isinstance(loader.dataset, IterableDataset):
         return _split_stream(loader, device)
     arguments = _kept(loader)
@@ -289,6 +289,20 @@ def sharded(
             "many as its worker processes have under way may come twice, or not at all."
         )
     return PreparedDataLoader(loader, device=device, split=split, sampler=sampler)
+
+
+def _let_set_epoch(sampler: Any) -> None:
+    """Let scripts call `set_epoch` as they would for a `DistributedSampler`.
+
+    It has no effect: each iteration is an epoch. A sampler that has one of its own keeps it.
+    """
+    if not hasattr(sampler, "set_epoch"):
+        with contextlib.suppress(AttributeError):  # a list, or a class with slots
+            sampler.set_epoch = _ignore_epoch
+
+
+def _ignore_epoch(epoch: int) -> None:
+    pass
 
 
 def _split_stream(loader: DataLoader[Any], device: torch.device | None) -> PreparedDataLoader:
@@ -363,17 +377,3 @@ def _seed(loader: DataLoader[Any]) -> int:
         seed = seed.cuda() if dist.get_backend() == "nccl" else seed
         dist.broadcast(seed, src=0)
     return int(seed.item())
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if hasattr(batch, "to"):  # such as Transformers' BatchEncoding, or a graph
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {key: _moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_moved(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_moved(value, device) for value in batch)
-    return batch

@@ -25,11 +25,11 @@ import torch.distributed as dist
 
 import polytrain
 from polytrain import Checkpoint, get_checkpoint, get_context
+from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, part_of
 from polytrain_torch.engine import DEEPSPEED
 from polytrain_torch.libraries import needed
 from polytrain_torch.randomness import restore_random_states, save_random_states
-from polytrain_torch.safely import loaded, save_safely
-from polytrain_torch.saved import checkpoint_of, directory_of_all, part_of
+from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("deepspeed"):
     import deepspeed

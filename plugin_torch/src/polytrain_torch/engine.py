@@ -6,7 +6,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +17,9 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
+from polytrain.extension import TensorShapes
 from polytrain_plugins import (
+    Batches,
     Engine,
     Member,
     Offer,
@@ -28,6 +30,7 @@ from polytrain_plugins import (
 )
 from polytrain_torch.backend import Torch
 from polytrain_torch.devices import offered, own_device
+from polytrain_torch.moving import moved
 from polytrain_torch.node_group import forget_group
 from polytrain_torch.sharded import is_sharded, whole_model
 
@@ -36,6 +39,11 @@ DEEPSPEED = "deepspeed"
 """The directory that is DeepSpeed's own, within a checkpoint that has one."""
 
 _SIOCGIFADDR = 0x8915
+
+_RAGGED_REMEDY = (
+    "Pass collate_fn=… to iter_torch_batches, which makes tensors of a dict of arrays, or bring "
+    "all rows to one shape by DataConfig(transform=…)."
+)
 
 
 class TorchEngine(Engine[Any]):
@@ -134,8 +142,12 @@ class TorchShard(ShardView):
         prefetch_batches: int = 1,
         dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
         device: torch.device | str | None = None,
-    ) -> Iterator[dict[str, torch.Tensor]]:
-        """Iterate over one epoch, in dicts of column name to tensor; see `Shard.iter_batches`.
+        collate_fn: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> Batches:
+        """Batches as dicts of column name to tensor, an epoch with each iteration; see
+        `Shard.iter_batches`.
+
+        A column of lists becomes a tensor `(rows, length, …)` if all lists have one shape.
 
         Args:
             batch_size: rows in a worker's batch, at most.
@@ -144,25 +156,42 @@ class TorchShard(ShardView):
             prefetch_batches: prepare this many batches ahead, on a thread, and have them on the
                 device in time.
             dtypes: type of all columns, or of each by name; otherwise that of the data.
-            device: where the tensors go; this worker's own device by default.
+            device: where the tensors go; this worker's own device by default, as with "auto".
+            collate_fn: makes the batch that is given from a dict of column name to NumPy array,
+                such as padded tensors of lists of different lengths (an array of arrays). It runs
+                on the thread that prepares batches. Tensors in dicts, lists and tuples that it
+                returns go to the device.
 
         Raises:
-            TypeError: if a column holds neither numbers nor booleans.
+            ValueError: if both `collate_fn` and `dtypes` are given.
+            TypeError: if a column holds neither numbers nor booleans, or lists that differ in
+                shape, and there is no `collate_fn`.
         """
-        target = torch.device(device) if device is not None else current_device()
+        if collate_fn is not None and dtypes is not None:
+            raise ValueError(
+                f"dtypes={dtypes!r}: with collate_fn there are no tensors yet whose type it could "
+                "say; convert them in collate_fn"
+            )
+        target = current_device() if device in (None, "auto") else torch.device(device)
+        shapes = TensorShapes(self.name, _RAGGED_REMEDY)
 
-        def tensors(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        def tensors(batch: dict[str, Any]) -> Any:
+            for name, array in batch.items():
+                shapes.check(name, array)
             return {
                 name: _on_device(_tensor(name, array, dtypes), target)
                 for name, array in batch.items()
             }
+
+        def collated(batch: dict[str, Any]) -> Any:
+            return moved(collate_fn(batch), target)
 
         return self._shard.iter_batches(
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             drop_last=drop_last,
             prefetch_batches=prefetch_batches,
-            convert=tensors,
+            convert=tensors if collate_fn is None else collated,
         )
 
 
@@ -176,8 +205,7 @@ def current_device() -> torch.device:
 def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:
     dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
     try:
-        # A copy: the shard's memory is shared, and tensors are written to.
-        return torch.as_tensor(array.copy(), dtype=dtype)
+        return torch.as_tensor(array, dtype=dtype)
     except TypeError as error:
         raise TypeError(
             f"The column {name!r} of type {array.dtype} can't become a tensor; "

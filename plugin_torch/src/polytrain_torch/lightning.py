@@ -19,13 +19,13 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from polytrain import get_checkpoint, get_context, report
-from polytrain_torch.calls import Calls
+from polytrain_torch.call_counter import Calls
+from polytrain_torch.checkpoint_parts import checkpoint_of, part_of
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
 from polytrain_torch.libraries import needed
 from polytrain_torch.node_group import gradient_group
 from polytrain_torch.randomness import restore_random_states, save_random_states
-from polytrain_torch.saved import checkpoint_of, part_of
 
 with needed("lightning"):
     import lightning
@@ -200,7 +200,7 @@ class WorkerEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning'
 
 class _Reports(Callback):  # type: ignore[misc]
     def __init__(self) -> None:
-        self._saved_step = self._told_step = -1
+        self._saved_step = self._reported_step = -1
         self._is_checked = False
         self.is_training = False
         self.fit = 0
@@ -210,12 +210,12 @@ class _Reports(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
-        self._saved_step = self._told_step = -1
+        self._saved_step = self._reported_step = -1
         # Not earlier: a trial of the validation draws too.
         checkpoint = _checkpoint_of(self.fit)
         if checkpoint is not None:
             restore_random_states(checkpoint)
-            self._saved_step = self._told_step = trainer.global_step
+            self._saved_step = self._reported_step = trainer.global_step
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self._tell(trainer)
@@ -233,7 +233,7 @@ class _Reports(Callback):  # type: ignore[misc]
         """Report a checkpoint, if it is the first after its step."""
         if self._saved_step == trainer.global_step:
             return
-        self._saved_step = self._told_step = trainer.global_step
+        self._saved_step = self._reported_step = trainer.global_step
         if not self._is_checked and not self.loads_anything:
             _refuse_unsafe(saved)
             self._is_checked = True
@@ -245,8 +245,8 @@ class _Reports(Callback):  # type: ignore[misc]
 
     def _tell(self, trainer: Any) -> None:
         """Report the epoch that is over, unless there was a checkpoint at its end."""
-        if self._told_step != trainer.global_step > 0:
-            self._told_step = trainer.global_step
+        if self._reported_step != trainer.global_step > 0:
+            self._reported_step = trainer.global_step
             report(_metrics(trainer))
 
 
@@ -309,7 +309,7 @@ def _checkpoint_of(fit: int) -> Path | None:
     file = directory / _FIT_FILE
     # One without may be from elsewhere.
     made_by = int(file.read_text()) if file.exists() else fit
-    return directory if _fits.goes_on(fit, made_by=made_by) else None
+    return directory if _fits.resumes(fit, made_by=made_by) else None
 
 
 def _refuse_unsafe(saved: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
-from torch.nn.parallel import DistributedDataParallel
 
+from polytrain_torch.parallel import DataParallel
 from polytrain_torch.shared_sums import SharedSums, can_share_memory, size_for
 
 NAME = "polytrain_node"
@@ -60,7 +60,7 @@ def forget_group() -> None:
     _of_default = None
 
 
-class NodeDataParallel(DistributedDataParallel):
+class NodeDataParallel(DataParallel):
     """DDP by a `gradient_group`, which stands for the default group."""
 
     @property

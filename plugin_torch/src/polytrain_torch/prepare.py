@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
 from polytrain_torch.node_group import NodeDataParallel, gradient_group
+from polytrain_torch.parallel import DataParallel
 
 
 def get_device() -> torch.device:
@@ -36,7 +36,9 @@ def prepare_model(
     Args:
         model: the same on every rank; rank 0's weights are sent to all.
         move_to_device: False leaves it where it is; a device moves it there.
-        parallel_strategy: "ddp" averages the gradients of whole models; "fsdp" shards parameters,
+        parallel_strategy: "ddp" averages the gradients of whole models. The model is wrapped, on
+            one worker too, so that `no_sync`, `module` and `Join` work on any number; its public
+            attributes and methods can be used through the wrapper. "fsdp" shards parameters,
             gradients and optimizer states over the workers, as FSDP2 does. Layers that are to be
             gathered one by one are given to `torch.distributed.fsdp.fully_shard` before. None
             leaves the model as it is.
@@ -67,7 +69,7 @@ def prepare_model(
         arguments.setdefault("device_ids", [device.index])
         arguments.setdefault("output_device", device.index)
     if arguments.keys() & {"process_group", "device_mesh"}:
-        return DistributedDataParallel(model, **arguments)
+        return DataParallel(model, **arguments)
     return NodeDataParallel(model, process_group=gradient_group(device), **arguments)
 
 
@@ -91,8 +93,8 @@ def prepare_data_loader(
 
     The user's sampler, batch sampler, `persistent_workers`, `prefetch_factor` and everything else
     stay. A loader that is split by a `DistributedSampler` already is left as it is split. Each
-    iteration is a new epoch, with another order where the loader shuffles; `set_epoch` need not be
-    called.
+    iteration is a new epoch, with another order where the loader shuffles.
+    `loader.sampler.set_epoch` may be called, and needn't be.
 
     Checkpoints record how far the loader has come, and a restarted training function goes on at
     that batch, on another number of workers too: it has to prepare its loaders in the same order. A

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from polytrain import get_context
 from polytrain_torch.collecting import gathered
-from polytrain_torch.safely import loaded
+from polytrain_torch.safe_serialization import loaded
 
 
 def seed_everything(seed: int) -> None:

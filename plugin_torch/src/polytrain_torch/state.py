@@ -26,10 +26,10 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from polytrain import Checkpoint, get_checkpoint, get_context, report
-from polytrain.workers.session import scratch_directory
+from polytrain.extension import scratch_directory
 from polytrain_torch.engine import MODEL_FILE, unwrapped
 from polytrain_torch.randomness import restore_random_states, save_random_states
-from polytrain_torch.safely import loaded, save_safely
+from polytrain_torch.safe_serialization import loaded, save_safely
 
 logger = logging.getLogger(__name__)
 

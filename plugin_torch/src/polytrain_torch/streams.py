@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 logger = logging.getLogger(__name__)
 
-_told = False
+_reported = False
 
 
 class RanksPart(IterableDataset[Any]):
@@ -47,11 +47,11 @@ class RanksPart(IterableDataset[Any]):
 
 def tell_once() -> None:
     """Say what is done to iterable data sets: one that looks at the rank itself would be halved."""
-    global _told
-    if not _told and dist.get_rank() == 0 and dist.get_world_size() > 1:
+    global _reported
+    if not _reported and dist.get_rank() == 0 and dist.get_world_size() > 1:
         logger.warning(
             "An iterable data set is split by rank: of every %d items, each rank gets one. If it "
             "is split already, say prepare_data_loader(…, add_dist_sampler=False).",
             dist.get_world_size(),
         )
-    _told = True
+    _reported = True

@@ -10,9 +10,9 @@ from typing import Any
 import torch.distributed as dist
 
 from polytrain import Checkpoint, get_checkpoint, report
-from polytrain_torch.calls import Calls
+from polytrain_torch.call_counter import Calls
+from polytrain_torch.checkpoint_parts import checkpoint_of, part_of
 from polytrain_torch.libraries import needed
-from polytrain_torch.saved import checkpoint_of, part_of
 
 with needed("transformers"):
     from transformers import Trainer, TrainerCallback
@@ -47,7 +47,7 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         reports.call = _calls.next()
         checkpoint = get_checkpoint()
-        if checkpoint is not None and _is_gone_on_from(checkpoint, reports.call, trainer.args):
+        if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer.args):
             resume_from_checkpoint = checkpoint.path
         return own_train(resume_from_checkpoint, *args, **options)
 
@@ -95,7 +95,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
         report(metrics, checkpoint_of(part))
 
 
-def _is_gone_on_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
+def _is_resumed_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
     """Whether this call of `train()` goes on from the checkpoint, rather than begin.
 
     Raises:
@@ -106,10 +106,10 @@ def _is_gone_on_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
         # Made by a trainer elsewhere.
         return True
     made_by = json.loads(file.read_text())
-    goes_on = _calls.goes_on(call, made_by=made_by["call"])
-    if goes_on:
+    resumes = _calls.resumes(call, made_by=made_by["call"])
+    if resumes:
         _refuse_other_steps(made_by, args)
-    return goes_on
+    return resumes
 
 
 def _refuse_other_steps(made_by: Mapping[str, int], args: Any) -> None:

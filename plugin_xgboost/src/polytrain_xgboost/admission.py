@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.admission import admitted
-from polytrain.data.refusals import Labels, Rule, finite, required, weights
+from polytrain.boosting.admission import admitted
+from polytrain.boosting.table_validation import Labels, Rule, finite, required, weights
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks
 
@@ -16,7 +16,7 @@ from polytrain_xgboost.collecting import Ranks
 def admitted_tables(
     tables: Mapping[str, pa.Table], options: XGBoost, ranks: Ranks
 ) -> dict[str, pa.Table]:
-    """The tables, if XGBoost can train on them; see `polytrain.data.admission`."""
+    """The tables, if XGBoost can train on them; see `polytrain.boosting.admission`."""
     assert options.label is not None
     schema, besides = tables["train"].schema, options.columns_besides_features
     features = pa.schema([field for field in schema if field.name not in besides])
@@ -26,7 +26,7 @@ def admitted_tables(
         label=options.label,
         rules=[*_rules(options), *finite(features, "XGBoost")],
         gather=ranks.gathered,
-        speaks=ranks.me == 0,
+        is_logging_rank=ranks.me == 0,
     )
 
 

@@ -62,7 +62,7 @@ class XGBoost(Backend):
     requires: ClassVar[dict[str, str]] = {
         "xgboost": "pip install 'polytrain[xgboost]', or 'polytrain[xgboost-cpu]' without GPUs"
     }
-    changeable: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
+    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
 
     params: Mapping[str, Any] = field(default_factory=dict)
     """Booster parameters, as for `xgboost.train`. By default `nthread` is the worker's CPUs, and

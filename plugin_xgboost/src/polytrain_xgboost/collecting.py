@@ -18,11 +18,11 @@ class Ranks:
 
     def gathered(self, piece: Any) -> list[Any]:
         """Everybody's piece, by rank."""
-        return [self._told(piece, root) for root in range(self.size)]
+        return [self._reported(piece, root) for root in range(self.size)]
 
     def told(self, piece: Any) -> Any:
         """Rank 0's piece, for everybody."""
-        return self._told(piece, 0)
+        return self._reported(piece, 0)
 
     def any(self, flag: bool) -> bool:
         """Whether somebody says so."""
@@ -30,7 +30,7 @@ class Ranks:
             return flag
         return bool(collective.allreduce(np.array([flag], np.int32), collective.Op.MAX)[0])
 
-    def _told(self, piece: Any, root: int) -> Any:
+    def _reported(self, piece: Any, root: int) -> Any:
         if self.size == 1:
             return piece
         # In a list: XGBoost broadcasts everything but None.

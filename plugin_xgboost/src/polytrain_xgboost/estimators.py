@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from polytrain.estimators import (
+from polytrain.boosting.estimators import (
     BackendClassifier,
     BackendEstimator,
     BackendRanker,

@@ -15,7 +15,8 @@ import xgboost
 from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.outside import Outside
 
-_OF_COLUMNS = ("monotone_constraints", "interaction_constraints")
+_OF_COLUMNS = ("monotone_constraints", "interaction_constraints", "max_bin")
+"""Parameters about features: the estimate has none of the user's, and nothing to bin."""
 
 _FLAG = b"boost_from_averageSL\0\0\0\0\0\0\0\1"
 """What precedes the flag in a model's UBJSON: its name, and that a string of length 1 follows."""

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import xgboost
 
-from polytrain.data.categories import agreed_categories, encoded, selected
-from polytrain.data.draws import Mask
-from polytrain.data.groups import group_sizes
-from polytrain.data.numbers import floats, plainly_typed
-from polytrain.data.sampling import agreed_sample
+from polytrain.boosting.categories import agreed_categories, encoded, selected
+from polytrain.boosting.numbers import floats, plainly_typed
+from polytrain.boosting.row_draws import Mask
+from polytrain.boosting.sampling import agreed_sample
+from polytrain.extension import group_sizes
 from polytrain_xgboost.admission import admitted_tables
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks

@@ -82,6 +82,9 @@ _WITHOUT_BINS = {
     "booster": {"gblinear": "it has no trees, and takes no bins"},
 }
 
+_BOUNDS = "it needs two bounds for each row, which XGBoost isn't given here"
+_ALL_ROWS = "it compares each row with all others, and every worker has a part of them"
+
 
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     """What has to be another parameter, another option, or left out."""
@@ -95,6 +98,10 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             yield _problem(name, f"{value!r} can't be used: {refused[value]}", "Leave it out")
     objective = str(params.get("objective", "reg:squarederror"))
     yield from unknown_name("params['objective']", objective, _OBJECTIVES, "XGBoost's objectives")
+    if objective == "survival:aft":
+        yield _problem("objective", f"{objective!r} can't be used: {_BOUNDS}", "Use another one")
+    if objective == "survival:cox" and job.num_workers > 1:
+        yield _problem("objective", f"{objective!r} can't be used: {_ALL_ROWS}", "Use one worker")
     if objective.startswith("multi:") and not _is_count(params.get("num_class")):
         yield needed_by_objective(objective, "params['num_class']", "Give the number of classes")
     metrics = params.get("eval_metric", ())
@@ -102,6 +109,9 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
         name = str(metric).partition("@")[0].removesuffix("-")
         yield from unknown_name("params['eval_metric']", name, _METRICS, "XGBoost's metrics")
     yield from not_numbers(params, whole=_WHOLE, real=_REAL)
+    depth = params.get("max_depth", 0)
+    if isinstance(depth, int) and depth < 0:
+        yield _problem("max_depth", f"{depth} is below 0", "Give 0 for no limit, or more")
     rate = params.get("subsample", 1)
     if not isinstance(rate, int | float) or not 0 < rate <= 1:
         yield _problem("subsample", f"{rate!r} is no part of the rows", "Give more than 0, up to 1")

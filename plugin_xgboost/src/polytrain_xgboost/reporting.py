@@ -23,7 +23,7 @@ class ReportCallback(xgboost.callback.TrainingCallback):
         """
         super().__init__()
         self._frequency = checkpoint_frequency
-        self._untold: tuple[int, Mapping[str, Any]] | None = None
+        self._unreported: tuple[int, Mapping[str, Any]] | None = None
         """The round before this one, and its metrics: whether it was the last shows only later."""
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
@@ -36,7 +36,7 @@ class ReportCallback(xgboost.callback.TrainingCallback):
             for dataset, of_metric in evals_log.items()
             for metric, values in of_metric.items()
         }
-        self._untold = (epoch + 1, metrics)
+        self._unreported = (epoch + 1, metrics)
         return False
 
     def after_training(self, model: Any) -> Any:
@@ -44,10 +44,10 @@ class ReportCallback(xgboost.callback.TrainingCallback):
         return model
 
     def _tell(self, model: xgboost.Booster, *, is_last: bool) -> None:
-        if self._untold is None:
+        if self._unreported is None:
             return
-        round_, metrics = self._untold
-        self._untold = None
+        round_, metrics = self._unreported
+        self._unreported = None
         is_due = self._frequency > 0 and round_ % self._frequency == 0
         if polytrain.get_context().get_world_rank() > 0 or not (is_due or is_last):
             polytrain.report(metrics)

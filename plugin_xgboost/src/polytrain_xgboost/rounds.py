@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import xgboost
 
-from polytrain.data.draws import Mask, drawn
+from polytrain.boosting.row_draws import Mask, drawn
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.matrices import TrainingData
 

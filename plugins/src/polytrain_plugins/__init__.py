@@ -45,7 +45,14 @@ from polytrain_plugins.problems import (
     unknown_name,
 )
 from polytrain_plugins.registry import backend_names, load_backend
-from polytrain_plugins.shard import BatchesAhead, BatchFormat, DatasetInfo, Shard, ShardView
+from polytrain_plugins.shard import (
+    Batches,
+    BatchesAhead,
+    BatchFormat,
+    DatasetInfo,
+    Shard,
+    ShardView,
+)
 from polytrain_plugins.world import Member, Offer, World
 
 __all__ = [
@@ -55,6 +62,7 @@ __all__ = [
     "Backend",
     "BackendImportError",
     "BatchFormat",
+    "Batches",
     "BatchesAhead",
     "Capabilities",
     "CheckpointInfo",

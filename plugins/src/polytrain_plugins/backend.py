@@ -69,7 +69,7 @@ class Backend(ABC):
     requires: ClassVar[Mapping[str, str]] = {}
     """Importable module → the command that installs it. Checked before any worker starts."""
 
-    changeable: ClassVar[frozenset[str]] = frozenset()
+    mutable_on_resume: ClassVar[frozenset[str]] = frozenset()
     """Options that may be others when an unfinished run is gone on with, such as how long it is to
     be. Others that differ are refused."""
 

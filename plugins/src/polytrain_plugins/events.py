@@ -17,12 +17,15 @@ class RunInfo:
     path: str
     """Where the run keeps its checkpoints, journal and logs."""
 
+    cluster: str = ""
+    """Where its workers are, and why there; empty if it is inline."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One generation of trainers."""
 
-    generation: int
+    number: int
     """0 for the first attempt."""
 
     checkpoint: str | None
@@ -37,7 +40,7 @@ class Report:
     """Metrics that one rank reported."""
 
     rank: int
-    generation: int
+    attempt: int
     step: int
     """Declarative training: the round or epoch. A training function: which of the rank's reports
     in this generation it is, from 1."""

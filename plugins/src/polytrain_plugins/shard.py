@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -92,12 +92,13 @@ class Shard(ABC):
         drop_last: bool = False,
         prefetch_batches: int = 0,
         convert: Callable[[Any], Any] | None = None,
-    ) -> Iterator[Any]:
-        """Iterate over one epoch: a new one with every call, and where there is a shuffled order,
-        another one.
+    ) -> Batches:
+        """Batches to iterate over, as often as there are epochs.
 
-        After a restart the first call goes on with the epoch that the checkpoint was made in, with
-        the row after the last that had been given by then. Leaving the loop early ends the epoch.
+        Each iteration is the next epoch, with an order of its own if the data set is shuffled. It
+        makes no difference whether this is called once, before the loop over epochs, or in every
+        epoch. After a restart, the first iteration resumes the epoch that the checkpoint was made
+        in, at the row after the last one given by then. Leaving the loop early ends the epoch.
 
         Every rank gets the same number of batches, so that ranks that synchronise once a batch
         never wait for one another in vain.
@@ -146,6 +147,32 @@ class Shard(ABC):
         """
 
 
+class Batches(Iterable[Any]):
+    """A shard's batches: each iteration is the next epoch."""
+
+    def __init__(self, epoch: Callable[[], Iterator[Any]], length: Callable[[], int]) -> None:
+        """
+        Args:
+            epoch: starts the next epoch.
+            length: how many batches a whole epoch has.
+        """
+        self._epoch = epoch
+        self._length = length
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._epoch()
+
+    def __len__(self) -> int:
+        """How many batches a whole epoch has.
+
+        The iteration that resumes an epoch after a restart gives fewer: see `Shard.num_batches`.
+
+        Raises:
+            TypeError: for a stream of unknown length.
+        """
+        return self._length()
+
+
 class BatchesAhead(Iterator[Any]):
     """The batches of one epoch, taken ahead of their use."""
 
@@ -186,7 +213,7 @@ class ShardView(Shard):
     def to_pandas(self) -> Any:
         return self._shard.to_pandas()
 
-    def iter_batches(self, **arguments: Any) -> Iterator[Any]:
+    def iter_batches(self, **arguments: Any) -> Batches:
         return self._shard.iter_batches(**arguments)
 
     def iter_ahead(self, **arguments: Any) -> BatchesAhead:

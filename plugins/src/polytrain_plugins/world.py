@@ -56,7 +56,7 @@ class Offer:
 class World:
     """Everybody's place and offer, in rank order. The same on every rank but for `me`."""
 
-    generation: int
+    attempt: int
     """Counts the run's groups of trainers, from 0; fences off the late comers of a dead one."""
 
     me: Member

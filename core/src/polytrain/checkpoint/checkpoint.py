@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polytrain.checkpoint.start import StartingPoint, fetch, starting_point, verify
-from polytrain.errors import CheckpointError
+from polytrain.checkpoint.starting_point import StartingPoint, fetch, starting_point, verify
+from polytrain.common.errors import CheckpointError
 from polytrain.storage.location import Location, without_credentials
 
 

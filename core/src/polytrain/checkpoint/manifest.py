@@ -14,19 +14,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 MANIFEST_NAME = "polytrain-manifest.json"
-FORMAT = 2
+FORMAT = 3
 
 _DIRECTORY = re.compile(r"checkpoint_(\d{6,})-(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Attempt:
+class AttemptId:
     """One generation of trainers among all that a run has ever had. Later ones compare greater."""
 
-    claim: int
+    token: int
     """Number of the driver's claim on the run."""
 
-    generation: int
+    attempt: int
     """Of that driver's."""
 
 
@@ -52,7 +52,7 @@ class Manifest:
     number: int
     """Position among the run's checkpoints, from 0; a gap is one that was never committed."""
 
-    attempt: Attempt
+    attempt_id: AttemptId
     step: int
     metrics: Mapping[str, Any]
     backend: str
@@ -74,7 +74,7 @@ class Manifest:
     @property
     def directory(self) -> str:
         """Name of the checkpoint's directory."""
-        return directory_name(self.number, self.attempt)
+        return directory_name(self.number, self.attempt_id)
 
     def to_json(self) -> str:
         """The manifest as JSON text. NaN and infinities are written as Python's json does."""
@@ -102,8 +102,8 @@ def parse_manifest(text: str | bytes) -> Manifest:
         if version != FORMAT:
             raise UnknownFormatError(f"manifest format {version}, this version reads {FORMAT}")
         files = tuple(StoredFile(**file) for file in body.pop("files"))
-        attempt = Attempt(**body.pop("attempt"))
-        return Manifest(**body, attempt=attempt, files=files)
+        attempt_id = AttemptId(**body.pop("attempt_id"))
+        return Manifest(**body, attempt_id=attempt_id, files=files)
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from error
 
@@ -147,18 +147,18 @@ def merged(parts: Mapping[int, Sequence[StoredFile]]) -> tuple[StoredFile, ...]:
     return tuple(by_name.values())
 
 
-def directory_name(number: int, attempt: Attempt) -> str:
+def directory_name(number: int, attempt_id: AttemptId) -> str:
     """The directory of a checkpoint. No two attempts ever write to the same one."""
-    return f"checkpoint_{number:06d}-{attempt.claim}.{attempt.generation}"
+    return f"checkpoint_{number:06d}-{attempt_id.token}.{attempt_id.attempt}"
 
 
-def parse_directory_name(name: str) -> tuple[int, Attempt] | None:
+def parse_directory_name(name: str) -> tuple[int, AttemptId] | None:
     """Number and attempt of a checkpoint's directory; None if the name isn't one's."""
     found = _DIRECTORY.fullmatch(name)
     if found is None:
         return None
-    number, claim, generation = map(int, found.groups())
-    return number, Attempt(claim=claim, generation=generation)
+    number, token, attempt = map(int, found.groups())
+    return number, AttemptId(token=token, attempt=attempt)
 
 
 def _digest(version: Any, body: Any) -> str:

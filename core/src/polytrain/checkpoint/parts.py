@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polytrain.checkpoint.manifest import Attempt, directory_name
+from polytrain.checkpoint.events import PartStored, PartVoid
+from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.snapshot import Stamps
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
-from polytrain.errors import Failure, FailureKind
-from polytrain.run.events import Failed, PartStored, PartVoid
+from polytrain.common.errors import Failure, FailureKind
+from polytrain.common.events import Failed
 from polytrain.storage.location import Location
 
 
@@ -20,7 +21,7 @@ from polytrain.storage.location import Location
 class StagedPart:
     """One rank's part of a checkpoint, complete, in its staging directory."""
 
-    attempt: Attempt
+    attempt_id: AttemptId
     rank: int
     checkpoint: int
     """The checkpoint's number in the run."""
@@ -39,21 +40,21 @@ class StagedPart:
 
 def stored_part(store: CheckpointStore, part: StagedPart) -> PartStored | PartVoid | Failed:
     """Store one rank's part of a checkpoint, and say how it went. Never raises."""
-    generation = part.attempt.generation
+    attempt = part.attempt_id.attempt
     try:
-        directory = directory_name(part.checkpoint, part.attempt)
+        directory = directory_name(part.checkpoint, part.attempt_id)
         files = store.store_part(directory, part.rank, part.staged, part.stamps)
     except SnapshotChangedError as error:
         return PartVoid(
-            generation=generation, rank=part.rank, checkpoint=part.checkpoint, reason=str(error)
+            attempt=attempt, rank=part.rank, checkpoint=part.checkpoint, reason=str(error)
         )
     except Exception as error:  # whatever a storage raises ends the attempt, not the watcher
         failure = Failure(
             kind=FailureKind.STORAGE, rank=part.rank, message=storage_message(error, store.location)
         )
-        return Failed(generation=generation, failure=failure)
+        return Failed(attempt=attempt, failure=failure)
     return PartStored(
-        generation=generation,
+        attempt=attempt,
         rank=part.rank,
         checkpoint=part.checkpoint,
         step=part.step,

@@ -59,7 +59,7 @@ class Scratch:
             yield
 
 
-def directory_of_attempt(scratch: Path, *, rank: int, generation: int) -> Path:
+def directory_of_attempt(scratch: Path, *, rank: int, attempt: int) -> Path:
     """A directory for a rank's attempt; those of its earlier attempts are removed.
 
     Args:
@@ -67,7 +67,7 @@ def directory_of_attempt(scratch: Path, *, rank: int, generation: int) -> Path:
         rank: whose it is.
         generation: the attempt's.
     """
-    path = scratch / f"rank-{rank}" / str(generation)
+    path = scratch / f"rank-{rank}" / str(attempt)
     if not path.exists():
         shutil.rmtree(path.parent, ignore_errors=True)
         path.mkdir(parents=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from polytrain.checkpoint.manifest import Attempt, parse_directory_name
+from polytrain.checkpoint.manifest import AttemptId, parse_directory_name
 
 STAGING = "staging"
 """Directory of a run for this, where its storage is a directory."""
@@ -35,28 +36,34 @@ class Stagings:
             source: where the files come from, so that they can be linked if anywhere, also if it
                 has symbolic links to them; None for files that are still to be written.
         """
-        root = self._root(self.scratch if source is None else source)
+        root = self._root(source)
         staging = staged_in(root, name, rank)
         # A report that raised may have left something of the same number.
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir(parents=True)
         return staging
 
-    def _root(self, source: Path) -> Path:
+    def _root(self, source: Path | None) -> Path:
         if self.near is None:
             return self.scratch
         self.near.mkdir(parents=True, exist_ok=True)
-        return self.near if self.near.stat().st_dev == _device_of(source) else self.scratch
+        # What is in the scratch directory comes and goes: the agent stores checkpoints from there.
+        device = self.scratch.stat().st_dev if source is None else _device_of(source)
+        return self.near if self.near.stat().st_dev == device else self.scratch
 
 
 def _device_of(source: Path) -> int:
     """The file system of the largest of its files; its own if it has none."""
-    statuses = (
-        Path(directory, name).stat()
-        for directory, _, names in os.walk(source, followlinks=True)
-        for name in names
-    )
-    return max(statuses, key=lambda each: each.st_size, default=source.stat()).st_dev
+    return max(_statuses(source), key=lambda each: each.st_size, default=source.stat()).st_dev
+
+
+def _statuses(source: Path) -> Iterator[os.stat_result]:
+    for directory, _, names in os.walk(source, followlinks=True):
+        for name in names:
+            # A library may still remove files of its own. One that is needed is missed later, by
+            # its name.
+            with contextlib.suppress(FileNotFoundError):
+                yield Path(directory, name).stat()
 
 
 def staged_in(root: Path, name: str, rank: int) -> Path:
@@ -70,7 +77,7 @@ def staged_in(root: Path, name: str, rank: int) -> Path:
     return root / f"{name}{_OF_RANK}{rank}"
 
 
-def clear(root: Path, *, before: Attempt) -> None:
+def clear(root: Path, *, before: AttemptId) -> None:
     """Delete what trainers of earlier attempts, which are over, have left staged."""
     for staged in root.glob("*"):
         parsed = parse_directory_name(staged.name.partition(_OF_RANK)[0])

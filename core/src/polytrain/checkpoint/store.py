@@ -21,7 +21,7 @@ from typing import Any
 
 from polytrain.checkpoint.manifest import (
     MANIFEST_NAME,
-    Attempt,
+    AttemptId,
     Manifest,
     StoredFile,
     UnknownFormatError,
@@ -31,10 +31,10 @@ from polytrain.checkpoint.manifest import (
 )
 from polytrain.checkpoint.snapshot import Stamps, is_unchanged
 from polytrain.checkpoint.staging import STAGING, clear
-from polytrain.errors import CheckpointError
+from polytrain.common.errors import CheckpointError
 from polytrain.storage.location import Location
-from polytrain.storage.patience import patiently
 from polytrain.storage.protocol import Storage
+from polytrain.storage.retry import retry
 
 _CHECKPOINTS = "checkpoints"
 
@@ -80,7 +80,12 @@ class CheckpointStore:
 
     def location_of(self, directory: str) -> Location:
         """Where a checkpoint lies."""
-        return self.location.below(_CHECKPOINTS).below(directory)
+        return self.checkpoints.below(directory)
+
+    @property
+    def checkpoints(self) -> Location:
+        """Where all of them lie."""
+        return self.location.below(_CHECKPOINTS)
 
     @property
     def near_staging(self) -> Path | None:
@@ -113,7 +118,7 @@ class CheckpointStore:
         for file in sorted(path for path in staged.rglob("*") if path.is_file()):
             name = file.relative_to(staged).as_posix()
             with file.open("rb") as opened:
-                digest = self._storage.put(file, f"{_CHECKPOINTS}/{directory}/{name}", give_up=True)
+                digest = self._storage.put(file, f"{_CHECKPOINTS}/{directory}/{name}", move=True)
                 # By its descriptor: it may have another name by now.
                 status = os.fstat(opened.fileno())
             if not is_unchanged(status, stamps.get(name)):
@@ -134,9 +139,9 @@ class CheckpointStore:
             CheckpointError: it isn't there afterwards.
             OSError: the files aren't there, or the storage refused.
         """
-        patiently(
+        retry(
             lambda: self._expect_files(manifest),
-            patience_s=min(self.location.patience_s, _SHOWN_WITHIN_S),
+            retry_s=min(self.location.retry_s, _SHOWN_WITHIN_S),
             what=manifest.directory,
         )
         path = f"{_CHECKPOINTS}/{manifest.directory}/{MANIFEST_NAME}"
@@ -152,7 +157,7 @@ class CheckpointStore:
             )
         return stamps
 
-    def find(self, *, since_claim: int) -> Found:
+    def find(self, *, since_token: int) -> Found:
         """Read the index: all manifests, and which of them the files agree with.
 
         Args:
@@ -166,7 +171,7 @@ class CheckpointStore:
         for path, size in self._storage.list(_CHECKPOINTS).items():
             directory, _, name = path.removeprefix(f"{_CHECKPOINTS}/").partition("/")
             files.setdefault(directory, {})[name] = size
-        own = [name for name in files if _is_since(name, since_claim)]
+        own = [name for name in files if _is_since(name, since_token)]
         committed = [name for name in own if MANIFEST_NAME in files[name]]
         read = dict(zip(committed, self._read_all(committed), strict=True))
         damaged = {name: told for name, told in read.items() if isinstance(told, str)}
@@ -179,7 +184,7 @@ class CheckpointStore:
                 else:
                     manifests.append(manifest)
         return Found(
-            manifests=tuple(sorted(manifests, key=lambda m: (m.attempt, m.number))),
+            manifests=tuple(sorted(manifests, key=lambda m: (m.attempt_id, m.number))),
             damaged=damaged,
             uncommitted=tuple(name for name in own if name not in read),
         )
@@ -230,7 +235,7 @@ class CheckpointStore:
         self._storage.delete(f"{_CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
         self._storage.delete_below(f"{_CHECKPOINTS}/{directory}")
 
-    def sweep(self, *, before: Attempt) -> None:
+    def sweep(self, *, before: AttemptId) -> None:
         """Delete what earlier attempts, which are over, have never committed.
 
         Raises:
@@ -247,7 +252,7 @@ class CheckpointStore:
             if parsed is not None and parsed[1] < before:
                 self._storage.delete_below(f"{_CHECKPOINTS}/{name}")
 
-    def clear_staging(self, *, before: Attempt) -> None:
+    def clear_staging(self, *, before: AttemptId) -> None:
         """Delete what trainers of earlier attempts, which are over, have staged in the storage."""
         if self.near_staging is not None:
             clear(self.near_staging, before=before)
@@ -300,6 +305,6 @@ def _store_at(location: Location) -> CheckpointStore:
     return CheckpointStore(location=location)
 
 
-def _is_since(directory: str, claim: int) -> bool:
+def _is_since(directory: str, token: int) -> bool:
     parsed = parse_directory_name(directory)
-    return parsed is not None and parsed[1].claim >= claim
+    return parsed is not None and parsed[1].token >= token

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from polytrain.config import CheckpointConfig
+from polytrain.common.config import CheckpointConfig
 
 
 class Scored(Protocol):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polytrain.errors import Failure
-from polytrain.run.events import Committed, HandedIn, PartStored, PartVoid, Reported
+from polytrain.checkpoint.events import Committed, PartStaged, PartStored, PartVoid
+from polytrain.common.errors import Failure
+from polytrain.common.events import Reported
 from polytrain_plugins import Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class AcquireWorkers:
     """Have an agent for every rank of the next generation."""
 
     avoid: frozenset[str] = frozenset()
@@ -24,14 +25,14 @@ class Place:
 class Launch:
     """Fork a trainer for every rank."""
 
-    generation: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRoster:
     """Tell every trainer everybody's offer."""
 
-    generation: int
+    attempt: int
     offers: tuple[Offer, ...]
 
 
@@ -46,7 +47,7 @@ class Publish:
 class CountPart:
     """A rank is as far as this checkpoint."""
 
-    part: HandedIn
+    part: PartStaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,28 +75,28 @@ class AddCheckpoint:
 class Drain:
     """Have every trainer make a checkpoint, and stop."""
 
-    generation: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
     """Every rank is done: let all leave the collective and end."""
 
-    generation: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
     """End every trainer of the generation at once."""
 
-    generation: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndAttempt:
     """Every process of a generation that didn't finish is gone."""
 
-    generation: int
+    attempt: int
     reason: str
     root: Failure | None
     """Why it failed; None if the run itself has ended it."""
@@ -114,7 +115,7 @@ class Conclude:
 
 
 Action = (
-    Place
+    AcquireWorkers
     | Launch
     | SendRoster
     | Publish

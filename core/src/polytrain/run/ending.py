@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from rpds import HashTrieMap
 
-from polytrain.errors import Failure, FailureKind
-from polytrain.policy.failure import failed_attempt
+from polytrain.common.errors import Failure, FailureKind
+from polytrain.common.events import AgentLost, DrainWanted, Exited, Purpose
+from polytrain.policy.failure import classified, failed_attempt
 from polytrain.policy.health import Loss, avoided
-from polytrain.run.actions import Conclude, EndAttempt, Kill, Launch, Place
-from polytrain.run.events import AgentLost, DrainWanted, Exited, Purpose
+from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Kill, Launch
 from polytrain.run.states import (
     Concluded,
     Ending,
@@ -23,7 +23,14 @@ from polytrain.run.states import (
 from polytrain.run.transition import Transition
 
 # After the last rank is done only what could lose the final checkpoint still matters.
-_LOSES_A_CHECKPOINT = (FailureKind.STORAGE, FailureKind.UNMATCHED_PARTS)
+_LOSES_A_CHECKPOINT = (
+    FailureKind.STORAGE,
+    FailureKind.CHECKPOINT_MISMATCH,
+    FailureKind.LEASE_LOST,
+)
+
+# Even if the generation ends as planned.
+_ENDS_THE_PLAN = (FailureKind.STORAGE, FailureKind.LEASE_LOST)
 
 # What a node may be to blame for.
 _OF_A_NODE = (
@@ -44,14 +51,14 @@ def failed(state: State, failure: Failure, *, now: float, loses_agent: bool = Fa
         now: seconds on the clock of the run.
         loses_agent: whether an agent is gone with what it was storing.
     """
-    failure = _placed_in_time(state, failure)
+    failure = _placed_in_time(state, classified(failure))
     match state.phase:
         case Gathering() | Training():
             return _end(state, Ending().also(failure), reason=str(failure), now=now)
         case Leaving(gone=gone) if loses_agent or failure.kind in _LOSES_A_CHECKPOINT:
-            ending = Ending(gone=gone, told_to_leave=True).also(failure)
+            ending = Ending(gone=gone, was_dismissed=True).also(failure)
             return _end(state, ending, reason=str(failure), now=now)
-        case Ending() as ending if not ending.is_planned or failure.kind is FailureKind.STORAGE:
+        case Ending() as ending if not ending.is_planned or failure.kind in _ENDS_THE_PLAN:
             return Transition(
                 state=replace(state, phase=ending.also(failure)), reason=f"also {failure}"
             )
@@ -70,7 +77,7 @@ def exited(state: State, event: Exited, *, now: float) -> Transition:
         return _gone_while_leaving(state, event.rank)
     ending = state.phase if isinstance(state.phase, Ending) else None
     explained = ending is not None and (
-        ending.told_to_leave or ending.is_planned or event.rank in ending.failed
+        ending.was_dismissed or ending.is_planned or event.rank in ending.failed
     )
     transition = Transition(state=state)
     if not event.killed and not explained:
@@ -107,7 +114,7 @@ def launched(state: State, *, reason: str, now: float) -> Transition:
             steps=HashTrieMap(),
             has_reported=False,
         ),
-        actions=(Launch(generation=state.generation),),
+        actions=(Launch(attempt=state.attempt),),
         reason=reason,
     )
 
@@ -134,7 +141,7 @@ def _end(state: State, ending: Ending, *, reason: str, now: float) -> Transition
     ending = replace(ending, lasted_s=now - state.launched_at)
     return Transition(
         state=replace(state, phase=ending),
-        actions=(Kill(generation=state.generation),),
+        actions=(Kill(attempt=state.attempt),),
         reason=reason,
     )
 
@@ -193,14 +200,15 @@ def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Tran
 def _decide(state: State, ending: Ending, now: float) -> Transition:
     """What follows from a failure."""
     failures = tuple(ending.failures)
-    attempt = failed_attempt(
+    failure_of_attempt = failed_attempt(
         failures,
         world_size=state.world_size,
         has_reported=state.has_reported,
         lasted_s=ending.lasted_s,
+        committed=state.committed,
     )
-    root = attempt.root
-    attempts = (*state.attempts, attempt)
+    root = failure_of_attempt.root
+    attempts = (*state.attempts, failure_of_attempt)
     losses = state.losses
     if root.kind in _OF_A_NODE and root.rank is not None and state.nodes:
         losses = (*losses, Loss(node=state.nodes[root.rank], at=now))
@@ -209,7 +217,7 @@ def _decide(state: State, ending: Ending, now: float) -> Transition:
         # It is to be gone on with later: whether it may be is for that time.
         return _stopped(state, state.drain, root)
     decision = state.policy.decide(attempts)
-    ended = EndAttempt(generation=state.generation, root=root, reason=decision.reason)
+    ended = EndAttempt(attempt=state.attempt, root=root, reason=decision.reason)
     if not decision.restart:
         others = tuple(failure for failure in failures if failure is not root)
         # What the peers of a lost process raise says nothing about the cause.
@@ -219,7 +227,7 @@ def _decide(state: State, ending: Ending, now: float) -> Transition:
     avoid = _avoid(state, now)
     if ending.lost_agents or state.drain is not None or avoid.intersection(state.nodes):
         return _placed_anew(state, ended, avoid)
-    state = replace(state, generation=state.generation + 1)
+    state = replace(state, attempt=state.attempt + 1)
     after = launched(state, reason=decision.reason, now=now)
     return replace(after, actions=(ended, *after.actions))
 
@@ -230,12 +238,12 @@ def _go_on(state: State, now: float) -> Transition:
     assert drain is not None
     if drain.purpose is Purpose.STOP:
         return _stopped(state, drain, None)
-    ended = EndAttempt(generation=state.generation, root=None, reason=drain.reason)
+    ended = EndAttempt(attempt=state.attempt, root=None, reason=drain.reason)
     return _placed_anew(state, ended, _avoid(state, now))
 
 
 def _stopped(state: State, drain: DrainWanted, root: Failure | None) -> Transition:
-    ended = EndAttempt(generation=state.generation, root=root, reason=drain.reason)
+    ended = EndAttempt(attempt=state.attempt, root=root, reason=drain.reason)
     stopped = concluded_stopped(state, drain.reason)
     return replace(stopped, actions=(ended, *stopped.actions))
 
@@ -244,8 +252,8 @@ def _placed_anew(state: State, ended: EndAttempt, avoid: frozenset[str]) -> Tran
     """The next generation needs other agents."""
     without = frozenset[int]() if state.drain is None else state.drain.ranks
     return Transition(
-        state=replace(state, generation=state.generation + 1, phase=Placing(), drain=None),
-        actions=(ended, Place(avoid=avoid, without=without)),
+        state=replace(state, attempt=state.attempt + 1, phase=Placing(), drain=None),
+        actions=(ended, AcquireWorkers(avoid=avoid, without=without)),
         reason=ended.reason,
     )
 

@@ -14,37 +14,37 @@ from typing import Any
 
 from rich.console import Console
 
-from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.checkpoint.keeper import CheckpointKeeper
-from polytrain.checkpoint.manifest import Attempt
+from polytrain.checkpoint.manager import CheckpointManager
+from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import storage_message
-from polytrain.checkpoint.start import StartingPoint
+from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.config import RunConfig, ScalingConfig
-from polytrain.data.assignment import RunDataset
-from polytrain.data.spec import ShardSpec
-from polytrain.data.stream import StreamSpec
-from polytrain.errors import Failure, FailureKind, TrainingFailedError
+from polytrain.common.config import RunConfig, ScalingConfig
+from polytrain.common.errors import Failure, FailureKind, TrainingFailedError
+from polytrain.common.events import DrainWanted, Purpose, Reported
+from polytrain.data.shards.assignment import RunDataset
+from polytrain.data.shards.spec import ShardSpec
+from polytrain.data.streams.stream import StreamSpec
+from polytrain.policy.cluster import ClusterChoice
 from polytrain.policy.failure import FailurePolicy
-from polytrain.reporting.observers import Observers, installed_observers
-from polytrain.reporting.progress import ProgressLine, TrainerOutput
-from polytrain.result import Result
 from polytrain.run.actions import Conclude
-from polytrain.run.chores import Chores
-from polytrain.run.chronicle import Chronicle
-from polytrain.run.claim import Claim
+from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.controller import Controller
-from polytrain.run.events import DrainWanted, Purpose, Reported
+from polytrain.run.health_monitor import HealthMonitor
+from polytrain.run.history import RunHistory
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.journal import Journal
+from polytrain.run.lease import Lease
 from polytrain.run.ledger import Ledger
-from polytrain.run.lookout import Lookout
 from polytrain.run.states import State
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
+from polytrain.ui.observers import Observers, installed_observers
+from polytrain.ui.progress import ProgressLine, WorkerOutput
+from polytrain.workers.agent_group import AgentCluster, AgentGroup, AgentGroupSpec
 from polytrain.workers.group import WorkerGroup
-from polytrain.workers.job import TrainerJob
-from polytrain_plugins import Backend, Demand, Outcome, RunInfo
+from polytrain.workers.job import WorkerJob
+from polytrain_plugins import Backend, CheckpointInfo, CheckpointKind, Demand, Outcome, RunInfo
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,12 @@ class Run:
     datasets: tuple[RunDataset, ...]
     demand: Demand
     scaling: ScalingConfig
+    cluster: AgentCluster | None
+    """Where its agents live; None for an inline run, which has none."""
+
+    choice: ClusterChoice | None
+    """Why there."""
+
     config: RunConfig
     location: Location
     """Where the run is kept."""
@@ -66,11 +72,11 @@ class Run:
     identity: Mapping[str, Any]
     """What mustn't change while the run is one."""
 
-    claim: Claim
-    past: Chronicle | None
+    lease: Lease
+    past: RunHistory | None
     """What earlier drivers have written down; None if it begins with this one."""
 
-    keeper: CheckpointKeeper
+    manager: CheckpointManager
     start: StartingPoint
     """What this driver begins with."""
 
@@ -81,6 +87,15 @@ class Run:
     def world_size(self) -> int:
         """Ranks; one when the run is inline."""
         return max(1, self.scaling.max_workers)
+
+    @property
+    def saves_by_itself(self) -> bool:
+        """Whether checkpoints are made whatever a training function does."""
+        if self.training_function is not None:
+            return False
+        # Where rank 0 writes them, declarative training also makes one when it is asked to.
+        every = self.config.checkpoint_config.checkpoint_frequency
+        return every > 0 or self.manager.kind is CheckpointKind.ONE_RANK
 
     @property
     def specs(self) -> tuple[ShardSpec | StreamSpec, ...]:
@@ -109,23 +124,46 @@ class Run:
             backend=self.backend.name,
             num_workers=self.scaling.max_workers,
             path=self.location.address,
+            cluster="" if self.choice is None else str(self.choice),
         )
 
     @property
-    def job(self) -> TrainerJob:
+    def job(self) -> WorkerJob:
         """What its trainers are told of it."""
         checkpoints = self.config.checkpoint_config
-        return TrainerJob(
+        return WorkerJob(
             run_name=self.location.name,
             backend=self.backend,
             training_function=self.training_function,
             training_config=self.training_config,
             checkpoint_frequency=checkpoints.checkpoint_frequency,
-            checkpoint_kind=self.keeper.kind,
+            checkpoint_kind=self.manager.kind,
             max_in_flight=checkpoints.max_in_flight,
             waits_for_commit=checkpoints.upload == "sync",
-            near_staging=self.keeper.store.near_staging,
+            near_staging=self.manager.store.near_staging,
+            checkpoints=self.manager.store.checkpoints,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """What came of a run, in this driver and those before."""
+
+    history: tuple[Mapping[str, Any], ...]
+    """Metrics that rank 0 reported, without those that a restart has undone."""
+
+    newest: CheckpointInfo | None
+    """The newest checkpoint whose files are what was committed."""
+
+    best: tuple[CheckpointInfo, ...]
+    """The checkpoints that were kept, from best to worst."""
+
+    restarts: int
+    ledger: Ledger
+    is_finished: bool
+    """False if it was stopped before its end."""
+
+    error: TrainingFailedError | None
 
 
 @contextlib.contextmanager
@@ -142,8 +180,8 @@ def storage_needed(location: Location) -> Iterator[None]:
         raise TrainingFailedError(failed.reason, failed.failures) from error
 
 
-def run_to_end(run: Run, held: contextlib.ExitStack) -> Result:
-    """Run, release everything, and return the result, which has an error if the run failed.
+def run_to_end(run: Run, held: contextlib.ExitStack) -> RunOutcome:
+    """Run, release everything, and return what came of it, with an error if the run failed.
 
     Args:
         run: what to run.
@@ -157,7 +195,7 @@ def run_to_end(run: Run, held: contextlib.ExitStack) -> Result:
             journal.closed()
 
 
-def _run_to_end(run: Run, journal: Journal) -> Result:
+def _run_to_end(run: Run, journal: Journal) -> RunOutcome:
     observers = Observers(_observers(run.config))
     outcome = Outcome(succeeded=False, reason="interrupted", restarts=0)
     try:
@@ -171,7 +209,7 @@ def _run_to_end(run: Run, journal: Journal) -> Result:
                 restarts=controller.state.restarts,
                 planned=conclusion.succeeded or conclusion.stopped,
             )
-        return _result(run, controller, conclusion)
+        return _outcome(run, controller, conclusion)
     finally:
         _tidy(run)
         observers.run_ended(run.info, outcome)
@@ -179,6 +217,9 @@ def _run_to_end(run: Run, journal: Journal) -> Result:
 
 def _concluded(run: Run, controller: Controller) -> Conclude:
     def stop(reason: str) -> None:
+        if run.scaling.num_workers == 0 and not controller.state.saves:
+            # The training function runs in this thread: nobody else could end it.
+            raise KeyboardInterrupt
         controller.ask(DrainWanted(purpose=Purpose.STOP, reason=reason))
 
     try:
@@ -197,11 +238,11 @@ def _storage_failed(location: Location, error: OSError) -> Conclude:
 
 def _tidy(run: Run) -> None:
     """Delete what wasn't committed. Not at any price: the next driver would do it too."""
-    impatient = CheckpointStore(location=replace(run.location, patience_s=0))
-    last = Attempt(claim=run.claim.number + 1, generation=0)
+    no_retry = CheckpointStore(location=replace(run.location, retry_s=0))
+    last = AttemptId(token=run.lease.token + 1, attempt=0)
     try:
-        impatient.clear_staging(before=last)
-        impatient.sweep(before=last)
+        no_retry.clear_staging(before=last)
+        no_retry.sweep(before=last)
     except OSError as error:
         logger.warning("What wasn't committed can't be deleted: %s", error)
 
@@ -209,7 +250,7 @@ def _tidy(run: Run) -> None:
 @contextlib.contextmanager
 def _journal(run: Run) -> Iterator[Journal]:
     ledger = Ledger() if run.past is None else run.past.ledger
-    with Journal(run.location.open(), claim=run.claim.number, ledger=ledger) as journal:
+    with Journal(run.location.open(), token=run.lease.token, ledger=ledger) as journal:
         with storage_needed(run.location):
             journal.opened(
                 anew=run.past is None,
@@ -224,9 +265,11 @@ def _controller(
     run: Run, journal: Journal, observers: Observers, stack: contextlib.ExitStack
 ) -> Controller:
     storage = run.location.open()
-    output = stack.enter_context(TrainerOutput(_logs(run, storage, stack)))
+    output = stack.enter_context(WorkerOutput(_logs(run, storage, stack)))
     group = _group(run)
-    chores = stack.enter_context(Chores(wake=group.wake, at_once=run.scaling.num_workers == 0))
+    background_tasks = stack.enter_context(
+        BackgroundTasks(wake=group.wake, at_once=run.scaling.num_workers == 0)
+    )
     stack.callback(group.close)
     history = [] if run.past is None else run.past.history
     failure = run.config.failure_config
@@ -239,17 +282,20 @@ def _controller(
             ),
             node_cooldown_s=failure.node_cooldown_s,
             committed=run.start.step,
+            saves=run.start.own or run.saves_by_itself,
         ),
         group=group,
-        keeper=run.keeper,
-        claim=run.claim,
+        manager=run.manager,
+        lease=run.lease,
         journal=journal,
-        chores=chores,
+        background_tasks=background_tasks,
         observers=observers,
         output=output,
-        lookout=Lookout(config=run.config.failure_config, group=group, journal=journal),
+        health_monitor=HealthMonitor(
+            config=run.config.failure_config, group=group, journal=journal
+        ),
         history=[
-            Reported(generation=0, rank=0, step=step, metrics=metrics) for step, metrics in history
+            Reported(attempt=0, rank=0, step=step, metrics=metrics) for step, metrics in history
         ],
     )
 
@@ -263,7 +309,7 @@ def _logs(run: Run, storage: Storage, stack: contextlib.ExitStack) -> Path:
     def store() -> None:
         for file in directory.glob("logs/*"):
             try:
-                storage.put(file, f"logs/{run.claim.number:06d}/{file.name}", give_up=False)
+                storage.put(file, f"logs/{run.lease.token:06d}/{file.name}", move=False)
             except OSError as error:
                 logger.warning("The log %s can't be stored: %s", file.name, error)
 
@@ -277,22 +323,20 @@ def _group(run: Run) -> WorkerGroup:
 
         return InlineGroup(
             job=run.job,
-            store=run.keeper.store,
+            store=run.manager.store,
             datasets=run.datasets,
             specs=run.specs,
             environment=run.demand.environment,
             cpus=run.scaling.cpus_per_worker,
         )
-    # Ray is imported by whom needs it only: inline runs and trainers do without.
-    from polytrain.workers.ray_group import RayGroup, RayGroupSpec
-
+    assert run.cluster is not None, "a run that isn't inline has a place for its agents"
     directory, failure = os.getcwd(), run.config.failure_config
-    return RayGroup(
-        RayGroupSpec(
+    return AgentGroup(
+        AgentGroupSpec(
             scaling=run.scaling,
             demand=run.demand,
             job=run.job,
-            store=run.keeper.store,
+            store=run.manager.store,
             hang_timeout_s=failure.hang_timeout_s,
             straggler_window_s=(
                 failure.straggler_window_s if failure.stragglers != "ignore" else None
@@ -302,7 +346,8 @@ def _group(run: Run) -> WorkerGroup:
             directory=directory,
             # At the interactive prompt the working directory is on the path as "".
             path=tuple(entry or directory for entry in sys.path),
-        )
+        ),
+        run.cluster,
     )
 
 
@@ -311,34 +356,27 @@ def _observers(config: RunConfig) -> list[Any]:
     return [*line, *installed_observers(), *config.observers]
 
 
-def _result(run: Run, controller: Controller, conclusion: Conclude) -> Result:
-    keeper, filesystem = controller.keeper, run.location.filesystem
-    history = tuple(report.metrics for report in controller.history)
+def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutcome:
+    manager = controller.manager
     error = None
     if not (conclusion.succeeded or conclusion.stopped):
         error = TrainingFailedError(conclusion.reason, conclusion.failures)
         # If it failed from its storage, the user has waited for that long enough.
-        keeper.store = CheckpointStore(location=replace(run.location, patience_s=0))
+        manager.store = CheckpointStore(location=replace(run.location, retry_s=0))
     newest = None
     try:
         with storage_needed(run.location):
-            newest = keeper.newest_intact()
+            newest = manager.newest_intact()
     except TrainingFailedError as unreadable:
         if error is None:
             raise
         logger.warning("The run's checkpoints can't be read now: %s", unreadable.failures[0])
-    result = Result(
-        metrics=history[-1] if history else {},
-        history=history,
-        checkpoint=Checkpoint(newest.path, filesystem) if newest else None,
-        best_checkpoints=tuple((Checkpoint(c.path, filesystem), c.metrics) for c in keeper.best()),
-        path=run.location.address,
+    return RunOutcome(
+        history=tuple(report.metrics for report in controller.history),
+        newest=newest,
+        best=tuple(manager.best()),
         restarts=controller.state.restarts + (0 if run.past is None else run.past.launches),
         ledger=controller.journal.ledger,
-        finished=not conclusion.stopped,
+        is_finished=not conclusion.stopped,
         error=error,
-        backend=run.backend,
     )
-    if error is not None:
-        error.result = result
-    return result

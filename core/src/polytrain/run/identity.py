@@ -1,13 +1,18 @@
-"""What makes a run that one: what mustn't change when another driver goes on with it. Pure."""
+"""What makes a run that one. Pure.
+
+Some of it mustn't change when another driver resumes the run. The rest, its content, may change
+then, but a finished run of other content isn't the one that is asked for.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from polytrain.config import DataConfig
+from polytrain.common.config import DataConfig
+from polytrain.run.code_fingerprint import code_fingerprint, python_version
 from polytrain_plugins import Backend, Problem
 
 _ORDERING = ("shuffle", "seed", "remainder", "group", "window_rows")
@@ -15,30 +20,93 @@ _ORDERING = ("shuffle", "seed", "remainder", "group", "window_rows")
 
 
 def identity_of(
-    backend: Backend, *, has_function: bool, datasets: Mapping[str, DataConfig]
+    backend: Backend,
+    *,
+    function: Callable[..., Any] | None,
+    config: Mapping[str, Any] | None,
+    datasets: Mapping[str, DataConfig],
+    fingerprints: Mapping[str, str],
 ) -> dict[str, Any]:
     """A run's identity, as plain values.
 
-    Options that aren't plain values, such as objects of a framework, are known by their type.
+    Options that aren't plain values, such as objects of a framework, are known by their type; the
+    content has what they do.
+
+    Args:
+        backend: with its options.
+        function: the training function.
+        config: what it is called with.
+        datasets: name to what is read of each.
+        fingerprints: name to that of each data set's rows.
     """
-    options = {
-        field.name: _plain(getattr(backend, field.name))
+    given = {
+        field.name: getattr(backend, field.name)
         for field in fields(backend)  # type: ignore[arg-type]  # every backend is a dataclass
         if field.init
     }
     return {
         "backend": backend.name,
-        "training function": has_function,
-        "options": options,
+        "training function": function is not None,
+        "options": {name: _plain(value) for name, value in given.items()},
         "datasets": {
             name: {key: _plain(getattr(config, key)) for key in _ORDERING}
             for name, config in datasets.items()
         },
+        "content": {
+            "python": python_version(),
+            "train_loop_per_worker": None if function is None else code_fingerprint(function),
+            "train_loop_config": _plain(config),
+            "objects": {
+                name: code_fingerprint(value)
+                for name, value in (*given.items(), ("train_loop_config", config))
+                if not _is_full(_plain(value))
+            },
+            "transforms": {
+                name: code_fingerprint(config.transform) for name, config in datasets.items()
+            },
+            "datasets": dict(fingerprints),
+        },
     }
 
 
+def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Problem]:
+    """What of a finished run's content isn't what is asked for.
+
+    Args:
+        before: the identity of the run.
+        now: the identity that the user asks for.
+    """
+    was, is_ = before["content"], now["content"]
+    if not _same(was["train_loop_config"], is_["train_loop_config"]):
+        what = _changed(was["train_loop_config"], is_["train_loop_config"])
+        yield Problem(field="train_loop_config", what=what, remedy=_OTHER_CONTENT)
+    for name, fingerprint in is_["datasets"].items():
+        if was["datasets"].get(name) != fingerprint:
+            what = "its rows aren't those that the run was trained with"
+            yield Problem(field=f"datasets[{name!r}]", what=what, remedy=_OTHER_CONTENT)
+    if was["python"] != is_["python"]:
+        # The same code has other bytecode.
+        return
+    what = "its code isn't the one that the run was trained with"
+    if was["train_loop_per_worker"] != is_["train_loop_per_worker"]:
+        yield Problem(field="train_loop_per_worker", what=what, remedy=_OTHER_CONTENT)
+    for name, fingerprint in is_["objects"].items():
+        if was["objects"].get(name) != fingerprint:
+            yield Problem(field=name, what=what, remedy=_OTHER_CONTENT)
+    for name, fingerprint in is_["transforms"].items():
+        if was["transforms"].get(name) != fingerprint:
+            field = f"dataset_config[{name!r}].transform"
+            yield Problem(field=field, what=what, remedy=_OTHER_CONTENT)
+
+
+_OTHER_CONTENT = (
+    "The run of this name is finished: give RunConfig another name, or if_finished='new' to train "
+    "again under this one, or if_finished='return' for the result that there is"
+)
+
+
 def differences(
-    before: Mapping[str, Any], now: Mapping[str, Any], *, changeable: Iterable[str]
+    before: Mapping[str, Any], now: Mapping[str, Any], *, mutable_on_resume: Iterable[str]
 ) -> Iterator[Problem]:
     """What of a run's identity isn't what it was.
 
@@ -61,7 +129,7 @@ def differences(
             return
     for name in sorted(before["options"].keys() | now["options"].keys()):
         was, is_ = before["options"].get(name), now["options"].get(name)
-        if not _same(was, is_) and name not in changeable:
+        if not _same(was, is_) and name not in mutable_on_resume:
             yield Problem(field=name, what=_changed(was, is_), remedy=remedy)
     if before["datasets"].keys() != now["datasets"].keys():
         was, is_ = (", ".join(sorted(told["datasets"])) or "none" for told in (before, now))

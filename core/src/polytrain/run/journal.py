@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from polytrain.errors import Failure
+from polytrain.checkpoint.events import CheckpointEvent
+from polytrain.common.errors import Failure
+from polytrain.common.events import Done, Drained, Event, Exited, Failed, Reported
 from polytrain.run.actions import Conclude, EndAttempt
-from polytrain.run.events import Done, Drained, Event, Exited, Failed, Reported
 from polytrain.run.ledger import Ledger
 from polytrain.run.transition import Transition
 from polytrain.storage.protocol import Log, Storage
@@ -23,11 +24,14 @@ logger = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
 
+FORMAT = 2
+"""Of its lines: a journal of another format isn't read."""
+
 
 class Journal:
     """Appends to the journal as things happen."""
 
-    def __init__(self, storage: Storage, *, claim: int, ledger: Ledger) -> None:
+    def __init__(self, storage: Storage, *, token: int, ledger: Ledger) -> None:
         """
         Args:
             storage: the run's.
@@ -35,8 +39,8 @@ class Journal:
             ledger: of what is in the journal already; it is kept up to date.
         """
         self.ledger = ledger
-        self._log: Log = storage.open_log(JOURNAL, series=f"{claim:06d}")
-        self._claim = claim
+        self._log: Log = storage.open_log(JOURNAL, series=f"{token:06d}")
+        self._lease = token
 
     def __enter__(self) -> Journal:
         return self
@@ -70,21 +74,28 @@ class Journal:
             began: when `fit()` was called, in seconds since the epoch; now by default.
         """
         began = time.time() if began is None else began
-        self._write("Opened", anew=anew, identity=identity, world_size=world_size, began=began)
+        self._write(
+            "Opened",
+            format=FORMAT,
+            anew=anew,
+            identity=identity,
+            world_size=world_size,
+            began=began,
+        )
         self.sync()
 
-    def transition(self, event: Event | None, transition: Transition) -> None:
+    def transition(self, event: Event | CheckpointEvent | None, transition: Transition) -> None:
         """Note what an event led to; a transition without a reason changed nothing."""
         if transition.reason:
             self._write(
                 type(event).__name__ if event is not None else "Begun",
                 phase=type(transition.state.phase).__name__,
-                generation=transition.state.generation,
+                attempt=transition.state.attempt,
                 reason=transition.reason,
                 **_measured(event),
             )
 
-    def launched(self, *, generation: int, step: int, start: str | None, world_size: int) -> None:
+    def launched(self, *, attempt: int, step: int, start: str | None, world_size: int) -> None:
         """A generation begins.
 
         Args:
@@ -93,13 +104,11 @@ class Journal:
             start: what it goes on from.
             world_size: ranks.
         """
-        self._write(
-            "Launched", generation=generation, step=step, start=start, world_size=world_size
-        )
+        self._write("Launched", attempt=attempt, step=step, start=start, world_size=world_size)
 
-    def started(self, *, generation: int) -> None:
+    def started(self, *, attempt: int) -> None:
         """Every rank's process has been asked for: its data and what it starts from are there."""
-        self._write("Started", generation=generation)
+        self._write("Started", attempt=attempt)
 
     def attempt_ended(self, ended: EndAttempt) -> None:
         """A generation has ended before it was done; without a failure if that was wanted."""
@@ -113,22 +122,20 @@ class Journal:
             "output": root.output,
             "stacks": {str(rank): stack for rank, stack in root.stacks.items()},
         }
-        self._write(
-            "AttemptEnded", generation=ended.generation, failure=failure, reason=ended.reason
-        )
+        self._write("AttemptEnded", attempt=ended.attempt, failure=failure, reason=ended.reason)
 
     def reported(self, report: Reported) -> None:
         """Rank 0 has reported."""
         self._write("Reported", step=report.step, metrics=report.metrics, **_measured(report))
 
-    def looked_into(self, *, generation: int, reason: str, stacks: Mapping[int, str]) -> None:
+    def stacks_dumped(self, *, attempt: int, reason: str, stacks: Mapping[int, str]) -> None:
         """Something was not as it should be, and this is what every rank was doing then."""
         told = {str(rank): text for rank, text in stacks.items()}
-        self._write("LookedInto", generation=generation, reason=reason, stacks=told)
+        self._write("StacksDumped", attempt=attempt, reason=reason, stacks=told)
 
-    def straggler(self, *, generation: int, rank: int, host: str, reason: str) -> None:
+    def straggler(self, *, attempt: int, rank: int, host: str, reason: str) -> None:
         """A rank holds the others up."""
-        self._write("Straggler", generation=generation, rank=rank, host=host, reason=reason)
+        self._write("Straggler", attempt=attempt, rank=rank, host=host, reason=reason)
 
     def concluded(self, conclusion: Conclude) -> None:
         """The run is over, or this driver has stopped working on it."""
@@ -155,12 +162,12 @@ class Journal:
         self._log.sync()
 
     def _write(self, event: str, **fields: Any) -> None:
-        entry = {"time": time.time(), "claim": self._claim, "event": event, **fields}
+        entry = {"time": time.time(), "token": self._lease, "event": event, **fields}
         self.ledger.take(entry)
         self._log.write(json.dumps(entry) + "\n")
 
 
-def _measured(event: Event | None) -> dict[str, float]:
+def _measured(event: Event | CheckpointEvent | None) -> dict[str, float]:
     """What an event tells of time: how long before it something was so."""
     match event:
         case (

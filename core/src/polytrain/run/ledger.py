@@ -111,7 +111,7 @@ class Ledger:
             self._begin(entry.get("began", entry["time"]))
         self._book(entry["time"])
         if "phase" in entry:
-            self._enter(entry["phase"], entry["generation"])
+            self._enter(entry["phase"], entry["attempt"])
         match entry["event"]:
             case "Launched":
                 self._launched(entry["step"], entry["world_size"])
@@ -162,12 +162,12 @@ class Ledger:
             self.seconds[self._account] += passed
             self._spent[self._account] = self._spent.get(self._account, 0.0) + passed
 
-    def _enter(self, phase: str, generation: int) -> None:
-        before, self._phase = self._phase, (phase, generation)
+    def _enter(self, phase: str, attempt: int) -> None:
+        before, self._phase = self._phase, (phase, attempt)
         if self._phase == before or self._account is None:
             return
         if before is not None and before[0] in ("Gathering", "Training"):
-            is_next = phase == "Training" or (phase == "Leaving" and before[1] == generation)
+            is_next = phase == "Training" or (phase == "Leaving" and before[1] == attempt)
             if not is_next:
                 self._failed = self._now, self._account
         match phase:

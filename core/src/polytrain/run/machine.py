@@ -15,15 +15,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polytrain.errors import Failure, FailureKind
+from polytrain.checkpoint.events import CheckpointEvent, Committed, PartStaged, PartStored, PartVoid
+from polytrain.common.errors import Failure, FailureKind
+from polytrain.common.events import (
+    AgentLost,
+    AgentsPlaced,
+    Done,
+    Drained,
+    DrainWanted,
+    Event,
+    Exited,
+    Failed,
+    Joined,
+    Offered,
+    PlacementFailed,
+    Purpose,
+    Reported,
+    SavesOnRequest,
+)
 from polytrain.run.actions import (
+    AcquireWorkers,
     AddCheckpoint,
     AddPart,
     CountPart,
     Drain,
     DropCheckpoint,
     Leave,
-    Place,
     Publish,
     SendRoster,
 )
@@ -36,35 +53,18 @@ from polytrain.run.ending import (
     failed,
     launched,
 )
-from polytrain.run.events import (
-    AgentLost,
-    AgentsPlaced,
-    Committed,
-    Done,
-    Drained,
-    DrainWanted,
-    Event,
-    Exited,
-    Failed,
-    HandedIn,
-    Joined,
-    Offered,
-    PartStored,
-    PartVoid,
-    PlacementFailed,
-    Purpose,
-    Reported,
-)
 from polytrain.run.states import Concluded, Gathering, Leaving, Placing, State, Training
 from polytrain.run.transition import Transition
 
 
 def begin(state: State) -> Transition:
     """The first transition of a run."""
-    return Transition(state=state, actions=(Place(),), reason=f"placing {state.world_size} workers")
+    return Transition(
+        state=state, actions=(AcquireWorkers(),), reason=f"placing {state.world_size} workers"
+    )
 
 
-def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
+def step(state: State, event: Event | CheckpointEvent, *, now: float = 0.0) -> Transition:
     """Decide what follows from one event.
 
     Args:
@@ -99,8 +99,10 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
                 state=replace(state, steps=steps, has_reported=True),
                 actions=(Publish(report=event),),
             )
-        case HandedIn():
-            return Transition(state=state, actions=(CountPart(part=event),))
+        case SavesOnRequest():
+            return Transition(state=replace(state, saves=True))
+        case PartStaged():
+            return Transition(state=replace(state, saves=True), actions=(CountPart(part=event),))
         case PartStored():
             return Transition(state=state, actions=(AddPart(part=event),))
         case PartVoid(checkpoint=number, rank=rank):
@@ -129,14 +131,14 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
             return agent_lost(state, event, now=now)
 
 
-def _is_stale(state: State, event: Event) -> bool:
+def _is_stale(state: State, event: Event | CheckpointEvent) -> bool:
     # A part of a checkpoint counts whenever it was stored: the agent outlives its trainer, and
     # what was handed over is kept.
     if isinstance(event, PartStored | PartVoid | Committed):
         return False
-    generation = getattr(event, "generation", state.generation)
+    attempt = getattr(event, "attempt", state.attempt)
     is_launched = not isinstance(state.phase, Placing)
-    return generation != state.generation or (hasattr(event, "generation") and not is_launched)
+    return attempt != state.attempt or (hasattr(event, "attempt") and not is_launched)
 
 
 def _offered(state: State, event: Offered) -> Transition:
@@ -146,10 +148,10 @@ def _offered(state: State, event: Offered) -> Transition:
     if len(offers) < state.world_size:
         return Transition(state=replace(state, phase=Gathering(offers=offers)))
     roster = tuple(offers[rank] for rank in range(state.world_size))
-    drain = () if state.drain is None else (Drain(generation=state.generation),)
+    drain = () if state.drain is None else (Drain(attempt=state.attempt),)
     return Transition(
         state=replace(state, phase=Training()),
-        actions=(SendRoster(generation=state.generation, offers=roster), *drain),
+        actions=(SendRoster(attempt=state.attempt, offers=roster), *drain),
         reason=f"all {state.world_size} ranks have made their offers",
     )
 
@@ -164,7 +166,7 @@ def _done(state: State, rank: int) -> Transition:
         )
     return Transition(
         state=replace(state, phase=Leaving()),
-        actions=(Leave(generation=state.generation),),
+        actions=(Leave(attempt=state.attempt),),
         reason="every rank is done",
     )
 
@@ -183,8 +185,11 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
             return concluded_stopped(state, event.reason)
         case Gathering() if stops:
             return ended_as_planned(state, reason=event.reason, now=now)
+        case Training() if stops and not state.saves:
+            reason = f"{event.reason}; no checkpoint was made, so none is waited for"
+            return ended_as_planned(state, reason=reason, now=now)
         case Training() if before is None:
-            told = Drain(generation=state.generation)
+            told = Drain(attempt=state.attempt)
             return Transition(state=state, actions=(told,), reason=event.reason)
         case _:
             return Transition(state=state, reason=event.reason)

@@ -6,14 +6,16 @@ event costs the same in a run of ten thousand workers.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from rpds import HashTrieMap, HashTrieSet, Queue
 
-from polytrain.errors import Failure
+from polytrain.common.errors import Failure
+from polytrain.common.events import DrainWanted
+from polytrain.monitoring.hang_detector import AttemptStatus
 from polytrain.policy.failure import FailedAttempt, FailurePolicy
 from polytrain.policy.health import Loss
-from polytrain.run.events import DrainWanted
 from polytrain_plugins import Offer
 
 
@@ -57,7 +59,7 @@ class Ending:
     """Seconds that the attempt has lasted."""
 
     gone: HashTrieSet[int] = field(default_factory=HashTrieSet)
-    told_to_leave: bool = False
+    was_dismissed: bool = False
     """Whether every rank was done before: a trainer that ends by itself then does as told."""
 
     lost_agents: HashTrieSet[int] = field(default_factory=HashTrieSet)
@@ -98,7 +100,7 @@ class State:
     """Seconds for which losses count against a node."""
 
     phase: Phase = field(default_factory=Placing)
-    generation: int = 0
+    attempt: int = 0
     """The generation that lives, or the next one to be launched while there is none."""
 
     attempts: tuple[FailedAttempt, ...] = ()
@@ -127,8 +129,24 @@ class State:
     has_reported: bool = False
     """Whether any rank of this generation has reported a step."""
 
+    saves: bool = True
+    """Whether the training makes checkpoints, as far as is known: a stop waits for the next one."""
+
     drain: DrainWanted | None = None
     """Why the trainers are to stop after their next checkpoint, if they are."""
+
+    @property
+    def status(self) -> AttemptStatus | None:
+        """How far the ranks are, as the hang detector needs it; None unless they are at work."""
+        match self.phase:
+            case Gathering(offers=offers):
+                offered: Collection[int] | None = offers
+                done: HashTrieSet[int] = HashTrieSet()
+            case Training(done=done):
+                offered = None
+            case _:
+                return None
+        return AttemptStatus(attempt=self.attempt, offered=offered, done=done, steps=self.steps)
 
     @property
     def restarts(self) -> int:

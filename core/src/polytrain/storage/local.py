@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TypeVar
 
-from polytrain.storage.patience import patiently
+from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")
 
@@ -36,10 +36,10 @@ class LocalStorage:
 
     is_local = True
 
-    def __init__(self, root: Path, *, patience_s: float) -> None:
+    def __init__(self, root: Path, *, retry_s: float) -> None:
         self.root = str(root)
         self._root = root
-        self._patience_s = patience_s
+        self._retry_s = retry_s
 
     def list(self, below: str) -> dict[str, int]:
         def found() -> dict[str, int]:
@@ -48,10 +48,10 @@ class LocalStorage:
             length = len(str(self._root)) + 1
             return {path[length:].replace(os.sep, "/"): size for path, size in sizes.items()}
 
-        return self._patiently(found)
+        return self._retrying(found)
 
     def read(self, path: str) -> bytes:
-        return self._patiently((self._root / path).read_bytes)
+        return self._retrying((self._root / path).read_bytes)
 
     def write(self, path: str, data: bytes) -> None:
         def write() -> None:
@@ -60,7 +60,7 @@ class LocalStorage:
                 unfinished.replace(self._root / path)
             _sync_directory((self._root / path).parent)
 
-        self._patiently(write)
+        self._retrying(write)
 
     def create(self, path: str, data: bytes) -> str | None:
         def create() -> str | None:
@@ -81,12 +81,12 @@ class LocalStorage:
             _sync_directory(target.parent)
             return path
 
-        return self._patiently(create)
+        return self._retrying(create)
 
-    def put(self, file: Path, path: str, *, give_up: bool) -> str:
+    def put(self, file: Path, path: str, *, move: bool) -> str:
         def put() -> str:
             target = self._root / path
-            digest = _moved(file, target) if give_up else None
+            digest = _moved(file, target) if move else None
             if digest is None:
                 with self._unfinished(path) as unfinished:
                     digest = _copy_durably(file, unfinished)
@@ -94,27 +94,27 @@ class LocalStorage:
             _sync_directory(target.parent)
             return digest
 
-        return self._patiently(put)
+        return self._retrying(put)
 
     def get(self, path: str, file: Path) -> str:
-        return self._patiently(lambda: _copy_durably(self._root / path, file))
+        return self._retrying(lambda: _copy_durably(self._root / path, file))
 
     def digest(self, path: str) -> str:
         def digest() -> str:
             with (self._root / path).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
 
-        return self._patiently(digest)
+        return self._retrying(digest)
 
     def delete(self, path: str) -> None:
-        self._patiently(lambda: (self._root / path).unlink(missing_ok=True))
+        self._retrying(lambda: (self._root / path).unlink(missing_ok=True))
 
     def delete_below(self, directory: str) -> None:
         def delete() -> None:
             with contextlib.suppress(FileNotFoundError):
                 shutil.rmtree(self._root / directory)
 
-        self._patiently(delete)
+        self._retrying(delete)
 
     def open_log(self, path: str, *, series: str) -> LocalLog:
         # One file has them all: appending needs no series.
@@ -131,8 +131,8 @@ class LocalStorage:
         status = (self._root / path).stat()
         return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
-    def _patiently(self, call: Callable[[], Answer]) -> Answer:
-        return patiently(call, patience_s=self._patience_s, what=f"Storage {self.root}")
+    def _retrying(self, call: Callable[[], Answer]) -> Answer:
+        return retry(call, retry_s=self._retry_s, what=f"Storage {self.root}")
 
     def _existing(self, directory: Path) -> Path:
         directory.mkdir(parents=True, exist_ok=True)

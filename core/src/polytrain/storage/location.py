@@ -18,7 +18,7 @@ _SECRET = re.compile(
 )
 """An option of an address that is nobody's business."""
 
-PATIENCE_S = 600.0
+RETRY_S = 600.0
 """How long a storage may be out by default, before what needs it fails."""
 
 
@@ -33,18 +33,16 @@ class Location:
     """A `pyarrow.fs.FileSystem` or one of fsspec's that the location is a path on. It may hold
     credentials: it is never shown."""
 
-    patience_s: float = PATIENCE_S
+    retry_s: float = RETRY_S
     """How long calls are repeated that fail."""
 
     @classmethod
-    def of(
-        cls, path: str | Path, filesystem: Any = None, *, patience_s: float = PATIENCE_S
-    ) -> Location:
+    def of(cls, path: str | Path, filesystem: Any = None, *, retry_s: float = RETRY_S) -> Location:
         """The location that a user means by a path, an address or a path on a file system."""
         text = str(path)
         if filesystem is None and not is_address(text):
             text = str(Path(text.removeprefix("file://")).expanduser().absolute())
-        return cls(address=text.rstrip("/") or "/", filesystem=filesystem, patience_s=patience_s)
+        return cls(address=text.rstrip("/") or "/", filesystem=filesystem, retry_s=retry_s)
 
     @property
     def is_local(self) -> bool:
@@ -79,7 +77,7 @@ class Location:
                 "which would end up in logs. Leave it to the environment"
             )
         if self.is_local:
-            return LocalStorage(Path(self.address), patience_s=self.patience_s)
+            return LocalStorage(Path(self.address), retry_s=self.retry_s)
         # Arrow takes a while to import.
         from polytrain.storage.remote import RemoteStorage, arrow_filesystem
 
@@ -88,10 +86,10 @@ class Location:
                 arrow_filesystem(self.filesystem),
                 self.address,
                 root=self.address,
-                patience_s=self.patience_s,
+                retry_s=self.retry_s,
             )
-        from polytrain.data.sources.errors import SourceError
-        from polytrain.data.sources.filesystems import find
+        from polytrain.common.data_errors import SourceError
+        from polytrain.storage.filesystems import find
 
         try:
             found = find(self.address)
@@ -101,7 +99,7 @@ class Location:
             arrow_filesystem(found.filesystem),
             found.path,
             root=self.address,
-            patience_s=self.patience_s,
+            retry_s=self.retry_s,
         )
 
 

@@ -57,7 +57,7 @@ class Storage(Protocol):
             The path that it has really got, which begins with `path`; None if there was one.
         """
 
-    def put(self, file: Path, path: str, *, give_up: bool) -> str:
+    def put(self, file: Path, path: str, *, move: bool) -> str:
         """Store a local file, and return the SHA-256 of what was stored, in hexadecimal.
 
         Args:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
-from polytrain.storage.patience import patiently
+from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")
 
@@ -37,7 +37,7 @@ class RemoteStorage:
 
     is_local = False
 
-    def __init__(self, filesystem: Any, base: str, *, root: str, patience_s: float) -> None:
+    def __init__(self, filesystem: Any, base: str, *, root: str, retry_s: float) -> None:
         """
         Args:
             filesystem: a `pyarrow.fs.FileSystem`.
@@ -48,7 +48,7 @@ class RemoteStorage:
         self.root = root
         self._filesystem = filesystem
         self._base = base.rstrip("/")
-        self._patience_s = patience_s
+        self._retry_s = retry_s
 
     def list(self, below: str) -> dict[str, int]:
         def found() -> dict[str, int]:
@@ -60,7 +60,7 @@ class RemoteStorage:
                 if info.type == pafs.FileType.File
             }
 
-        return self._patiently(found)
+        return self._retrying(found)
 
     def read(self, path: str) -> bytes:
         def read() -> bytes:
@@ -68,14 +68,14 @@ class RemoteStorage:
                 content: bytes = stream.read()
                 return content
 
-        return self._patiently(read)
+        return self._retrying(read)
 
     def write(self, path: str, data: bytes) -> None:
         def write() -> None:
             with self._open(path) as stream:
                 stream.write(data)
 
-        self._patiently(write)
+        self._retrying(write)
 
     def create(self, path: str, data: bytes) -> str | None:
         # Everybody writes under a name of his own, and looks around only then. Of two who try at
@@ -95,12 +95,12 @@ class RemoteStorage:
             return None
         return own
 
-    def put(self, file: Path, path: str, *, give_up: bool) -> str:
+    def put(self, file: Path, path: str, *, move: bool) -> str:
         def put() -> str:
             with file.open("rb") as reading, self._open(path) as writing:
                 return _copied(reading.read, writing.write)
 
-        return self._patiently(put)
+        return self._retrying(put)
 
     def get(self, path: str, file: Path) -> str:
         def get() -> str:
@@ -110,28 +110,28 @@ class RemoteStorage:
             ):
                 return _copied(reading.read, writing.write)
 
-        return self._patiently(get)
+        return self._retrying(get)
 
     def digest(self, path: str) -> str:
         def digest() -> str:
             with self._filesystem.open_input_stream(self._path(path)) as reading:
                 return _copied(reading.read, lambda _: None)
 
-        return self._patiently(digest)
+        return self._retrying(digest)
 
     def delete(self, path: str) -> None:
         def delete() -> None:
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.delete_file(self._path(path))
 
-        self._patiently(delete)
+        self._retrying(delete)
 
     def delete_below(self, directory: str) -> None:
         def delete() -> None:
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.delete_dir(self._path(directory))
 
-        self._patiently(delete)
+        self._retrying(delete)
 
     def open_log(self, path: str, *, series: str) -> RemoteLog:
         return RemoteLog(self, path, series)
@@ -151,8 +151,8 @@ class RemoteStorage:
             self._filesystem.create_dir(self._path(path).rpartition("/")[0], recursive=True)
         return self._filesystem.open_output_stream(self._path(path))
 
-    def _patiently(self, call: Callable[[], Answer]) -> Answer:
-        def told_as_os_error() -> Answer:
+    def _retrying(self, call: Callable[[], Answer]) -> Answer:
+        def as_os_error() -> Answer:
             try:
                 return call()
             except (OSError, TypeError, AttributeError):
@@ -161,7 +161,7 @@ class RemoteStorage:
                 # fsspec's implementations raise what their clients do.
                 raise OSError(f"{type(error).__name__}: {error}") from error
 
-        return patiently(told_as_os_error, patience_s=self._patience_s, what=self.root)
+        return retry(as_os_error, retry_s=self._retry_s, what=self.root)
 
 
 class RemoteLog:
@@ -215,7 +215,7 @@ def arrow_filesystem(given: Any) -> Any:
     fsspec = sys.modules.get("fsspec")
     if fsspec is None or not isinstance(given, fsspec.AbstractFileSystem):
         return None
-    from polytrain.storage.of_fsspec import FsspecHandler
+    from polytrain.storage.fsspec_files import FsspecHandler
 
     return pafs.PyFileSystem(FsspecHandler(given))
 

@@ -1,6 +1,6 @@
 """The chaos tier: whatever befalls a run, it ends, says why, and has the model it should have.
 
-A short selection. All cases, and others by chance, are what `python -m polytrain.testing.chaos_run`
+A short selection. All cases, and others by chance, are what `python -m polytrain.testing.chaos_cli`
 runs.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from polytrain.testing.chaos_cases import BY_NAME, UNTOUCHED, Case, at_random, in_sequence
-from polytrain.testing.chaos_runs import ChaosRun, Subject, Verdict, Work, judged
+from polytrain.testing.chaos_runner import ChaosRun, Subject, Verdict, Work, judged
 from polytrain.testing.contract import kit_table
-from polytrain.testing.local_ray import local_ray
+from polytrain.testing.leftovers import mark_processes
 from polytrain_plugins import Backend
 
 MIN_STEPS = 6
@@ -37,12 +37,11 @@ _AROUND_TRAINING = (
     "disk full",
     "out of memory",
     "kill before a report",
-    "agent killed",
 )
 
 
 class ChaosTier:
-    """What becomes of a run that faults befall, on a local Ray."""
+    """What becomes of a run that faults befall, on this machine."""
 
     backend: Backend
     training_function: Callable[[Mapping[str, Any]], None] | None = None
@@ -103,6 +102,6 @@ class ChaosTier:
     def _judged(
         cls, case: Case, path: Path, *, work: Work = "model", untouched: Verdict | None = None
     ) -> Verdict:
-        local_ray()
+        mark_processes()
         run = ChaosRun(subject=cls.subject(), case=case, work=work, directory=path)
         return judged(run, expected=untouched.model if untouched is not None else None)

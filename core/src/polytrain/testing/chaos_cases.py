@@ -35,16 +35,17 @@ class Case:
 
     max_failures: int = 1
     on_two_nodes: bool = False
+    cluster: Literal["auto", "local", "ray"] = "auto"
     hang_timeout_s: float | None = None
 
     def endings(self, attempt: int) -> tuple[Ending, ...]:
         """What the journal may say of an attempt's end; nothing if it needn't be ended."""
         here = [fault for fault in self.faults if fault.attempt in (attempt, None)]
         return tuple(
-            Ending(kinds=kinds, message=message, rank=fault.rank if is_told_by_it else None)
+            Ending(kinds=kinds, message=message, rank=fault.rank if is_from_it else None)
             for fault in here
             if fault.kind in _ENDINGS
-            for kinds, message, is_told_by_it in [_ENDINGS[fault.kind]]
+            for kinds, message, is_from_it in [_ENDINGS[fault.kind]]
         )
 
 
@@ -59,7 +60,7 @@ class Ending:
     rank: int | None
     """None if it is chance whose process is missed first."""
 
-    def is_told(self, failure: Mapping[str, Any]) -> bool:
+    def is_reported(self, failure: Mapping[str, Any]) -> bool:
         """Whether the journal says so."""
         return (
             failure["kind"] in [kind.name for kind in self.kinds]
@@ -122,12 +123,15 @@ RESTARTED: tuple[Case, ...] = (
     _one("out of memory", 1, "memory"),
     _one("disk full", 0, "disk_full", "saving"),
     _one("zygote killed", 0, "zygote_killed"),
-    _one("agent killed", 1, "agent_killed"),
 )
 """Cases after which the run goes on: they can follow one another."""
 
+_AGENT_KILLED = replace(_one("agent killed", 1, "agent_killed"), cluster="ray")
+"""On this machine alone, agents are in the driver."""
+
 CASES: tuple[Case, ...] = (
     *RESTARTED,
+    _AGENT_KILLED,
     Case(name="rank stopped", faults=(_fault(1, "sigstop"),), hang_timeout_s=2.0),
     Case(name="slow rank", faults=(_fault(1, "slow"),), effect="none", restarts=(0,)),
     Case(
@@ -160,7 +164,9 @@ CASES: tuple[Case, ...] = (
         faults=(_fault(0, "driver_killed"),),
         effect="other driver",
     ),
-    Case(name="raylet killed", faults=(_fault(1, "raylet_killed"),), on_two_nodes=True),
+    Case(
+        name="raylet killed", faults=(_fault(1, "raylet_killed"),), on_two_nodes=True, cluster="ray"
+    ),
 )
 
 UNTOUCHED = Case(name="nothing", faults=(), effect="none", restarts=(0,), max_failures=0)
@@ -185,13 +191,16 @@ def at_random(seed: int, *, steps: int) -> Case:
     """Cases that befall one run one after another, at ranks and steps that chance chooses.
 
     Args:
-        seed: the same gives the same.
+        seed: the same gives the same. Odd ones run on this machine alone.
         steps: how many a run has.
     """
     random = Random(seed)
     # Each once: a disk that is full at the same step again is no accident, and ends the run.
-    cases = random.sample(RESTARTED, k=random.randint(1, min(4, steps - FIRST_STEP)))
-    return in_sequence([_elsewhere(case, random) for case in cases], name=f"seed {seed}")
+    is_local = seed % 2 == 1
+    among = RESTARTED if is_local else (*RESTARTED, _AGENT_KILLED)
+    cases = random.sample(among, k=random.randint(1, min(4, steps - FIRST_STEP)))
+    case = in_sequence([_elsewhere(case, random) for case in cases], name=f"seed {seed}")
+    return replace(case, cluster="local" if is_local else "ray")
 
 
 def _elsewhere(case: Case, random: Random) -> Case:

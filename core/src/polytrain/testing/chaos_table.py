@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from polytrain.testing.chaos_runs import Verdict
+from polytrain.testing.chaos_runner import Verdict
 
 _COLUMNS = ("tried", "survived", "median s", "worst s", "wrong")
 _BY_CHANCE = "by chance"

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from polytrain.api.validation import backend_problems, function_problems
 from polytrain.testing.faults import Fault
 from polytrain.testing.functions import STEPS, count_steps
 from polytrain.testing.local_world import WorldRecord, run_world
 from polytrain.testing.strikes import Kind
-from polytrain.validation import backend_problems, function_problems
 from polytrain_plugins import (
     CONTRACT_VERSION,
     Backend,

@@ -15,10 +15,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
+from polytrain.common.processes import die_with_parent, kill_session, thread_count
 from polytrain.testing.local_rank import run_rank
-from polytrain.workers.processes import die_with_parent, kill_session, thread_count
-from polytrain.workers.wire import SocketChannel, pack, receive_exactly, unpack
-from polytrain.workers.zygote_client import SAFE_TO_FORK
+from polytrain.workers.messages import SocketChannel, pack, receive_exactly, unpack
+from polytrain.workers.processes.client import SAFE_TO_FORK
 
 _LENGTH_SIZE = 4
 

@@ -15,8 +15,8 @@ from unittest import mock
 from polytrain.checkpoint.snapshot import Stamps
 from polytrain.testing.faults import Fault, Point
 from polytrain.testing.strikes import DRIVER, count_services
-from polytrain.workers.handover import Handover, Write
-from polytrain.workers.wire import Message, SocketChannel
+from polytrain.workers.checkpoint_uploader import CheckpointUploader, Write
+from polytrain.workers.messages import Message, SocketChannel
 from polytrain_plugins import (
     Backend,
     Demand,
@@ -133,7 +133,7 @@ class WithFaults(Backend):
 
     def __post_init__(self) -> None:
         # What is the class's in every other backend is here the inner one's.
-        for name in ("name", "capabilities", "requires", "changeable"):
+        for name in ("name", "capabilities", "requires", "mutable_on_resume"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
     def problems(self, job: Job) -> Iterator[Problem]:
@@ -179,7 +179,7 @@ class Injection:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Have the points of reports reached, whoever reports."""
-        send, give = SocketChannel.send, Handover.give
+        send, give = SocketChannel.send, CheckpointUploader.give
 
         def faulty_send(channel: SocketChannel, *messages: Message) -> None:
             steps = [message[1] for message in messages if message[0] == "report"]
@@ -189,12 +189,12 @@ class Injection:
             for step in steps:
                 self.reach("after_report", step)
 
-        def faulty_give(handover: Handover, write: Write, **arguments: Any) -> None:
-            give(handover, self._half_way(write, arguments["step"]), **arguments)
+        def faulty_give(uploader: CheckpointUploader, write: Write, **arguments: Any) -> None:
+            give(uploader, self._half_way(write, arguments["step"]), **arguments)
 
         with (
             mock.patch.object(SocketChannel, "send", faulty_send),
-            mock.patch.object(Handover, "give", faulty_give),
+            mock.patch.object(CheckpointUploader, "give", faulty_give),
         ):
             yield
 

@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 import cloudpickle
 import psutil
 
-from polytrain.data.opening import open_shards
+from polytrain.data.shards.opening import open_shards
 from polytrain.testing.processes import eventually
-from polytrain.workers.trainer_process import run_trainer
-from polytrain.workers.wire import SocketChannel
+from polytrain.workers.messages import SocketChannel
+from polytrain.workers.worker_process import run_worker
 
 
 def run_rank(connection: socket.socket) -> NoReturn:
@@ -26,7 +26,7 @@ def run_rank(connection: socket.socket) -> NoReturn:
     # The framework's import may set variables and start threads: that isn't the engine's doing.
     job.backend.engine()
     before = _Traces.now()
-    run_trainer(
+    run_worker(
         job=job,
         order=order,
         rank=rank,

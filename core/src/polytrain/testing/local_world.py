@@ -17,17 +17,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.checkpoint.manifest import Attempt
-from polytrain.checkpoint.start import StartingPoint
-from polytrain.data.assignment import RunDataset
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.common.events import Done, Failed, Offered, Reported
+from polytrain.common.placement import NodeAddress, members
+from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.sources.describe import describe
-from polytrain.run.events import Done, Failed, Offered, Reported
 from polytrain.storage.location import Location
 from polytrain.testing.forker import warm_forker
-from polytrain.workers.job import LaunchOrder, TrainerJob
-from polytrain.workers.pickling import code_of_job, pickled_with
-from polytrain.workers.placement import Place, members
-from polytrain.workers.wire import (
+from polytrain.workers.job import LaunchOrder, WorkerJob
+from polytrain.workers.messages import (
     FrameBuffer,
     Message,
     leave_message,
@@ -35,6 +34,7 @@ from polytrain.workers.wire import (
     roster_message,
     to_event,
 )
+from polytrain.workers.pickling import code_of_job, pickled_with
 from polytrain_plugins import Backend, CheckpointKind, Job
 
 _HOST = "127.0.0.1"
@@ -111,7 +111,7 @@ def run_world(
         TimeoutError: if the world hasn't ended in time.
     """
     path.mkdir(parents=True, exist_ok=True)
-    job = TrainerJob(
+    job = WorkerJob(
         run_name="conformance",
         backend=backend,
         training_function=training_function,
@@ -122,10 +122,11 @@ def run_world(
         max_in_flight=sys.maxsize,
         waits_for_commit=False,
         near_staging=None,
+        checkpoints=Location.of(path),
     )
     order = LaunchOrder(
-        attempt=Attempt(claim=0, generation=0),
-        members=members([Place(node_id="local", host=_HOST)] * world_size, cpus=1, gpus=0),
+        attempt_id=AttemptId(token=0, attempt=0),
+        members=members([NodeAddress(node_id="local", host=_HOST)] * world_size, cpus=1, gpus=0),
         start=StartingPoint(location=Location.of(checkpoint) if checkpoint else None),
         first_checkpoint=0,
     )
@@ -136,7 +137,7 @@ def run_world(
 class _Processes:
     """The processes of one world. Whatever happens, none of them is left."""
 
-    def __init__(self, job: TrainerJob, order: LaunchOrder, data: pa.Table, path: Path) -> None:
+    def __init__(self, job: WorkerJob, order: LaunchOrder, data: pa.Table, path: Path) -> None:
         self._path = path
         self._order = order
         self._job = job
@@ -198,7 +199,7 @@ class _Processes:
             return
         if message[0] == "staged":
             return
-        match to_event(message, generation=0, rank=rank):
+        match to_event(message, attempt=0, rank=rank):
             case Offered(offer=offer):
                 self._offers[rank] = offer
                 if len(self._offers) == len(self._records):

@@ -17,6 +17,14 @@ def title(process: psutil.Process) -> str:
         return ""
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process still runs: one that has ended may wait for its parent to take notice."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def eventually(condition: Callable[[], Any], seconds: float = 30) -> bool:
     """Whether it becomes true. The kernel and Ray end things, and tell of it, in their own time."""
     deadline = time.monotonic() + seconds

@@ -45,7 +45,7 @@ class Reference(Backend):
     name: ClassVar[str] = "reference"
     contract_version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities(declarative=True)
-    changeable: ClassVar[frozenset[str]] = frozenset({"rounds"})
+    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"rounds"})
 
     rounds: int = 10
     """Gradient steps over all rows."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polytrain.config import DataConfig
-from polytrain.data.assignment import RunDataset, holding
-from polytrain.data.opening import open_shards
-from polytrain.data.reader import RowsShard
+from polytrain.common.config import DataConfig
+from polytrain.data.shards.assignment import RunDataset, holding
+from polytrain.data.shards.opening import open_shards
+from polytrain.data.shards.reader import RowsShard
+from polytrain.data.shards.spec import Held
 from polytrain.data.sources.describe import describe
-from polytrain.data.spec import Held
 
 
 def shard_of(

@@ -22,7 +22,7 @@ from polytrain.testing.contract import ROWS, kit_table
 from polytrain.testing.faults import Fault
 from polytrain.testing.functions import STEPS, count_steps
 from polytrain.testing.injection import FaultPlan, WithFaults
-from polytrain.testing.local_ray import leftovers, local_ray, our_processes
+from polytrain.testing.leftovers import leftovers, mark_processes, our_processes
 from polytrain.testing.local_world import run_world
 from polytrain_plugins import Backend, CheckpointKind, Report, hookimpl
 
@@ -87,7 +87,7 @@ class TrainerTier:
                 progress=False,
             ),
         )
-        local_ray()
+        mark_processes()
         result = trainer.fit()
         assert result.restarts == 1
         steps = [report.step for report in attempts.reports]
@@ -116,12 +116,12 @@ class TrainerTier:
 
         If this fails: the engine starts processes in sessions of their own.
         """
-        local_ray()
+        mark_processes()
         environment, alive = dict(os.environ), _CountProcesses()
         good = self._fit(tmp_path / "good", observers=(alive,))
         with pytest.raises(TrainingFailedError):
             self._fit(tmp_path / "bad", fault=Fault(rank=0, at_step=1))
-        assert alive.seen >= 5, "two agents, a zygote and two trainers are what a run consists of"
+        assert alive.seen >= 3, "a zygote and two worker processes are what a run consists of"
         assert leftovers(Path(good.path)) == []
         assert dict(os.environ) == environment
 
@@ -146,7 +146,7 @@ class TrainerTier:
         max_failures: int = 0,
         observers: tuple[Any, ...] = (),
     ) -> Result:
-        local_ray()
+        mark_processes()
         # The function brings its own work: options for declarative training would be in its way.
         trainer = Trainer(
             type(self.backend)(),

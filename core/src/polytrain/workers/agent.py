@@ -1,7 +1,8 @@
-"""The agent of one rank: a Ray actor that owns what must survive a trainer.
+"""The agent of one rank: an object that owns what must survive a trainer.
 
 It holds the rank's resources and data, has trainers forked, reads what they hand over, stores
-checkpoints, and pushes everything that happens to the controller. It imports no framework.
+checkpoints, and pushes everything that happens to the controller. It imports neither Ray nor a
+framework: it lives in an actor of Ray's (`ray_agent`), or in the driver (`local_recruiter`).
 """
 
 from __future__ import annotations
@@ -19,34 +20,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import ray
-
 from polytrain.checkpoint.parts import StagedPart, stored_part
 from polytrain.checkpoint.scratch import Scratch
-from polytrain.checkpoint.start import brought_near
+from polytrain.checkpoint.starting_point import brought_near
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.errors import Failure, FailureKind
-from polytrain.run.events import Exited, Failed
-from polytrain.run.signs import Overstayed, Stacks, Started
+from polytrain.common.errors import Failure, FailureKind
+from polytrain.common.events import Exited, Failed
+from polytrain.common.placement import NodeAddress
+from polytrain.common.processes import describe_exit, kill_session
+from polytrain.monitoring.health_events import Overstayed, Stacks, Started
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
-from polytrain.workers.placement import Place
-from polytrain.workers.processes import describe_exit, kill_session
-from polytrain.workers.trainer_line import TrainerLine
-from polytrain.workers.wire import (
+from polytrain.workers.messages import (
     Message,
     drain_message,
     leave_message,
     roster_message,
     settled_message,
 )
-from polytrain.workers.zygote_client import ZygoteSpec, zygote_name
-from polytrain.workers.zygotes import Zygotes
+from polytrain.workers.process_connection import ProcessConnection
+from polytrain.workers.processes.agent_side import Zygotes
+from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
-    from polytrain.workers.holdings import DataOrder, Holdings
-    from polytrain.workers.streams import StreamOrder
+    from polytrain.workers.ray_streams import StreamOrder
+    from polytrain.workers.shard_cache import CacheRequest, ShardCache
 
 
 _SIGKILLED = describe_exit(signal.SIGKILL)
@@ -81,23 +80,27 @@ class AgentSpec:
 
 
 class Agent:
-    """The actor. All its methods run on one event loop; storing runs on a thread of its own."""
+    """All its methods run on one event loop; storing runs on a thread of its own."""
 
-    def __init__(self, spec: AgentSpec) -> None:
-        context = ray.get_runtime_context()
+    def __init__(self, spec: AgentSpec, place: NodeAddress, variables: Mapping[str, str]) -> None:
+        """
+        Args:
+            spec: what all agents of the run have in common.
+            place: where this one is.
+            variables: environment variables that trainers have there, before all others.
+        """
         self._spec = spec
-        self._node_id = context.get_node_id()
-        name = zygote_name(spec.zygote.name, self._node_id)
+        self._place = place
+        name = zygote_name(spec.zygote.name, place.node_id)
         self._zygotes = Zygotes(replace(spec.zygote, name=name), tell=self)
         self._environment = {
             **spec.environment,
             **os.environ,
-            # Inside a training function the first Ray call connects to the same cluster.
-            "RAY_ADDRESS": context.gcs_address,
+            **variables,
         }
         self._events: asyncio.Queue[Happening] = asyncio.Queue()
         self._storer = ThreadPoolExecutor(1, thread_name_prefix="polytrain-store")
-        self._trainer: TrainerLine | None = None
+        self._trainer: ProcessConnection | None = None
         self._storing: set[asyncio.Task[None]] = set()
         self._concluding: asyncio.Task[None] | None = None
         self._killed = -1
@@ -108,19 +111,17 @@ class Agent:
         self._seated = asyncio.Condition()
         self._has_roster = -1
         self._to_drain = -1
-        self._data: DataOrder | None = None
-        self._holding: asyncio.Task[Holdings] | None = None
+        self._data: CacheRequest | None = None
+        self._holding: asyncio.Task[ShardCache] | None = None
 
-    async def place(self) -> Place:
-        """Where this agent is."""
-        self._end_with_raylet()
+    async def place(self) -> NodeAddress:
+        """Be ready for a rank, and say where this is."""
         # It may be long until it gets a rank: by then the zygote has imported everything.
         self._zygotes.connect()
         self._scratch = Scratch.hold(self._spec.token)
-        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return Place(node_id=self._node_id, host=host)
+        return self._place
 
-    async def prepare(self, seat: tuple[int, int], job: bytes, data: DataOrder | None) -> None:
+    async def prepare(self, seat: tuple[int, int], job: bytes, data: CacheRequest | None) -> None:
         """Take a rank of so many, and have its data read. `launch` waits for that."""
         async with self._seated:
             self._seat, self._job, self._data = seat, job, data
@@ -155,7 +156,7 @@ class Agent:
         except Exception as error:  # whatever a storage raises ends the attempt
             self._never_started(order, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
             return
-        if order.generation <= self._killed:
+        if order.attempt <= self._killed:
             self._emit_no_start(order)
             return
         try:
@@ -164,67 +165,67 @@ class Agent:
             self._trainer = None
             self._never_started(order, FailureKind.STARTUP, f"can't fork a trainer: {error}")
 
-    async def acknowledge(self, generation: int, checkpoint: int) -> None:
+    async def acknowledge(self, attempt: int, checkpoint: int) -> None:
         """Tell the trainer that this checkpoint isn't on its way any more."""
         # What was staged for older ones isn't what a new generation would start from.
         for number in [number for number in self._staged if number < checkpoint]:
             shutil.rmtree(self._staged.pop(number), ignore_errors=True)
-        self._send(generation, settled_message(checkpoint))
+        self._send(attempt, settled_message(checkpoint))
 
-    async def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
+    async def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
         """Tell the trainer everybody's offer."""
-        self._send(generation, roster_message(offers))
-        self._has_roster = generation
-        if self._to_drain == generation:
-            self._send(generation, drain_message())
+        self._send(attempt, roster_message(offers))
+        self._has_roster = attempt
+        if self._to_drain == attempt:
+            self._send(attempt, drain_message())
 
-    async def drain(self, generation: int) -> None:
+    async def drain(self, attempt: int) -> None:
         """Have the trainer make a checkpoint, and stop; but the roster comes first."""
-        self._to_drain = generation
-        if self._has_roster == generation:
-            self._send(generation, drain_message())
+        self._to_drain = attempt
+        if self._has_roster == attempt:
+            self._send(attempt, drain_message())
 
-    async def leave(self, generation: int) -> None:
+    async def leave(self, attempt: int) -> None:
         """Let the trainer leave the collective and end, and end it if it doesn't."""
-        trainer = self._trainer_of(generation)
+        trainer = self._connection_of(attempt)
         if trainer is None:
             return
         trainer.send(leave_message())
         await asyncio.sleep(self._spec.leave_timeout_s)
         if self._trainer is trainer:
             overstayed = Overstayed(
-                generation=generation,
+                attempt=attempt,
                 rank=self._rank,
                 after_s=self._spec.leave_timeout_s,
                 stacks=await trainer.stacks(pausing=True),
             )
             self._events.put_nowait(overstayed)
-            await self.kill(generation)
+            await self.kill(attempt)
 
-    async def look_into(self, generation: int, pausing: bool) -> None:
+    async def dump_stacks(self, attempt: int, pausing: bool) -> None:
         """Tell what the trainer is doing."""
-        trainer = self._trainer_of(generation)
+        trainer = self._connection_of(attempt)
         stacks = "its process is gone" if trainer is None else await trainer.stacks(pausing)
-        self._events.put_nowait(Stacks(generation=generation, rank=self._rank, text=stacks))
+        self._events.put_nowait(Stacks(attempt=attempt, rank=self._rank, text=stacks))
 
-    async def kill(self, generation: int) -> None:
+    async def kill(self, attempt: int) -> None:
         """End the trainer at once."""
-        self._killed = generation
-        self._zygotes.kill(generation)
+        self._killed = attempt
+        self._zygotes.kill(attempt)
 
-    def trainer_forked(self, generation: int, pid: int) -> None:
-        trainer = self._trainer_of(generation)
+    def process_started(self, attempt: int, pid: int) -> None:
+        trainer = self._connection_of(attempt)
         if trainer is not None:
             trainer.pid = pid
 
-    def trainer_ended(self, generation: int, how: str, *, killed: bool) -> None:
-        trainer = self._trainer_of(generation)
+    def process_ended(self, attempt: int, how: str, *, killed: bool) -> None:
+        trainer = self._connection_of(attempt)
         if trainer is not None:
             self._ended(trainer, how, killed=killed)
 
-    def trainer_lost(self, generation: int) -> None:
+    def process_lost(self, attempt: int) -> None:
         """The kernel kills a zygote's trainers with it; what they had started needs our help."""
-        trainer = self._trainer_of(generation)
+        trainer = self._connection_of(attempt)
         if trainer is not None:
             if trainer.pid:
                 kill_session(trainer.pid)
@@ -236,25 +237,30 @@ class Agent:
         if self._scratch is not None:
             self._scratch.release()
 
-    def _end_with_raylet(self) -> None:
-        """Don't outlive the node: Ray notices many seconds later, when others have taken over."""
-        raylet = os.getppid()
-        with contextlib.suppress(OSError):
-            if Path(f"/proc/{raylet}/comm").read_text() == "raylet\n":
-                ended = os.pidfd_open(raylet)
-                asyncio.get_running_loop().add_reader(ended, os._exit, 1)
+    async def end(self) -> None:
+        """Give back everything: the process that this lives in stays."""
+        await self.release()
+        self._storer.shutdown(wait=False, cancel_futures=True)
+        if self._trainer is not None:
+            self._trainer.close()
+            self._trainer = None
+        if self._holding is not None:
+            with contextlib.suppress(Exception):  # told when it was waited for
+                (await self._holding).release()
 
     @property
     def _rank(self) -> int:
         assert self._seat is not None, "nothing is launched before it has a rank"
         return self._seat[0]
 
-    def _begin_to_hold(self, before: asyncio.Task[Holdings] | None) -> None:
+    def _begin_to_hold(self, before: asyncio.Task[ShardCache] | None) -> None:
         if self._data is not None:
             hold = self._hold(self._data, before)
             self._holding = asyncio.get_running_loop().create_task(hold)
 
-    async def _hold(self, data: DataOrder, before: asyncio.Task[Holdings] | None) -> Holdings:
+    async def _hold(
+        self, data: CacheRequest, before: asyncio.Task[ShardCache] | None
+    ) -> ShardCache:
         held = None
         if before is not None:
             with contextlib.suppress(Exception):  # told when it was waited for
@@ -273,23 +279,23 @@ class Agent:
         return await asyncio.get_running_loop().run_in_executor(None, bring)
 
     def _launch(
-        self, order: LaunchOrder, held: Holdings | None, streams: tuple[StreamOrder, ...]
+        self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]
     ) -> None:
         assert self._scratch is not None
         self._zygotes.connect()
         lines = _lines(order, streams, self._rank)
-        trainer = TrainerLine(
+        trainer = ProcessConnection(
             order,
             self._rank,
             tell=self._events.put_nowait,
             stage=self._store_part,
-            imported=self._learn,
+            imported=self._preload,
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
         )
         self._trainer = trainer
         self._zygotes.fork(
-            order.generation,
+            order.attempt,
             environment=self._environment,
             directory=self._spec.directory,
             descriptors=[
@@ -302,10 +308,10 @@ class Agent:
             handed_over.close()
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines)))
-        self._events.put_nowait(Started(generation=order.generation, rank=self._rank))
+        self._events.put_nowait(Started(attempt=order.attempt, rank=self._rank))
         trainer.begin(["start", self._job, what, self._rank, str(self._scratch.path)])
 
-    def _ended(self, trainer: TrainerLine, how: str, *, killed: bool) -> None:
+    def _ended(self, trainer: ProcessConnection, how: str, *, killed: bool) -> None:
         self._trainer = None
         now = asyncio.get_running_loop().time()
         trainer.close()
@@ -313,12 +319,12 @@ class Agent:
         conclude = self._conclude(trainer, how, killed)
         self._concluding = asyncio.get_running_loop().create_task(conclude)
 
-    async def _conclude(self, trainer: TrainerLine, how: str, killed: bool) -> None:
+    async def _conclude(self, trainer: ProcessConnection, how: str, killed: bool) -> None:
         await asyncio.gather(*self._storing)
         ended_at, now = trainer.ended_at, asyncio.get_running_loop().time()
         self._events.put_nowait(
             Exited(
-                generation=trainer.generation,
+                attempt=trainer.attempt,
                 rank=self._rank,
                 how=how,
                 killed=killed,
@@ -328,9 +334,9 @@ class Agent:
             )
         )
 
-    def _learn(self, message: Message) -> None:
+    def _preload(self, message: Message) -> None:
         _, modules, variables = message
-        self._zygotes.learn(modules, variables, self._environment, self._spec.directory)
+        self._zygotes.preload(modules, variables, self._environment, self._spec.directory)
 
     def _store_part(self, part: StagedPart) -> None:
         store = asyncio.get_running_loop().create_task(self._store(part))
@@ -347,29 +353,29 @@ class Agent:
             self._staged[part.checkpoint] = part.staged
         self._events.put_nowait(event)
 
-    def _send(self, generation: int, message: Message) -> None:
-        trainer = self._trainer_of(generation)
+    def _send(self, attempt: int, message: Message) -> None:
+        trainer = self._connection_of(attempt)
         if trainer is not None:
             trainer.send(message)
 
-    def _trainer_of(self, generation: int) -> TrainerLine | None:
+    def _connection_of(self, attempt: int) -> ProcessConnection | None:
         trainer = self._trainer
-        return trainer if trainer is not None and trainer.generation == generation else None
+        return trainer if trainer is not None and trainer.attempt == attempt else None
 
     def _never_started(self, order: LaunchOrder, kind: FailureKind, message: str) -> None:
         failure = Failure(kind=kind, rank=self._rank, message=message)
-        self._events.put_nowait(Failed(generation=order.generation, failure=failure))
+        self._events.put_nowait(Failed(attempt=order.attempt, failure=failure))
         self._emit_no_start(order)
 
     def _emit_no_start(self, order: LaunchOrder) -> None:
         self._events.put_nowait(
-            Exited(generation=order.generation, rank=self._rank, how="never started", killed=True)
+            Exited(attempt=order.attempt, rank=self._rank, how="never started", killed=True)
         )
 
 
-def _hold(data: DataOrder, before: Holdings | None) -> Holdings:
+def _hold(data: CacheRequest, before: ShardCache | None) -> ShardCache:
     # Arrow takes a while to import; an agent of a run without data starts sooner.
-    from polytrain.workers.holdings import hold
+    from polytrain.workers.shard_cache import hold
 
     return hold(data, before)
 
@@ -377,7 +383,7 @@ def _hold(data: DataOrder, before: Holdings | None) -> Holdings:
 def _lines(order: LaunchOrder, streams: tuple[StreamOrder, ...], rank: int) -> list[socket.socket]:
     if not streams:
         return []
-    from polytrain.workers.streams import open_lines
+    from polytrain.workers.ray_streams import open_lines
 
     world_size = len(order.members)
-    return open_lines(streams, generation=order.generation, world_size=world_size, rank=rank)
+    return open_lines(streams, attempt=order.attempt, world_size=world_size, rank=rank)

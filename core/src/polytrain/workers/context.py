@@ -41,7 +41,7 @@ class Context:
 
     def get_attempt(self) -> int:
         """How often the run has been restarted before: 0 at first."""
-        return self.world.generation
+        return self.world.attempt
 
     def every_rank_writes(self) -> bool:
         """Whether every rank's part is in a checkpoint, and not rank 0's alone."""

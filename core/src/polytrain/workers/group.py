@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from polytrain.run.events import Event
-from polytrain.run.signs import Sign
+from polytrain.checkpoint.events import CheckpointEvent
+from polytrain.common.events import Event
+from polytrain.common.output import Output
+from polytrain.monitoring.health_events import HealthEvent
 from polytrain.workers.job import LaunchOrder
-from polytrain.workers.output import Output
 from polytrain_plugins import Member, Offer
 
-Happening = Event | Output | Sign
+Happening = Event | CheckpointEvent | Output | HealthEvent
 Handler = Callable[[Happening], None]
 
 
@@ -35,19 +36,19 @@ class WorkerGroup(Protocol):
     def launch(self, order: LaunchOrder) -> None:
         """Start a trainer for every rank."""
 
-    def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
+    def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
         """Tell every trainer everybody's offer."""
 
-    def drain(self, generation: int) -> None:
+    def drain(self, attempt: int) -> None:
         """Have every trainer make a checkpoint, and stop."""
 
-    def leave(self, generation: int) -> None:
+    def leave(self, attempt: int) -> None:
         """Let every trainer leave the collective and end."""
 
-    def kill(self, generation: int) -> None:
+    def kill(self, attempt: int) -> None:
         """End every trainer at once."""
 
-    def look_into(self, generation: int, *, pausing: bool) -> None:
+    def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
         """Ask what every trainer is doing; leads to `Stacks` of each within a bounded time.
 
         Args:
@@ -55,7 +56,7 @@ class WorkerGroup(Protocol):
             pausing: whether they may be paused for it.
         """
 
-    def acknowledge(self, generation: int, checkpoint: int) -> None:
+    def acknowledge(self, attempt: int, checkpoint: int) -> None:
         """Tell the trainers that this checkpoint isn't on its way any more."""
 
     def wait(self, handle: Handler, timeout: float | None) -> None:

@@ -14,21 +14,20 @@ import pyarrow as pa
 
 from polytrain.checkpoint.parts import stored_part
 from polytrain.checkpoint.scratch import Scratch
-from polytrain.checkpoint.start import brought_near
+from polytrain.checkpoint.starting_point import brought_near
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.data.assignment import RunDataset, holding
-from polytrain.data.opening import open_shards
-from polytrain.data.spec import Held, ShardSpec
-from polytrain.data.stream import StreamSpec
-from polytrain.errors import CheckpointError, Failure, FailureKind
-from polytrain.run.events import AgentsPlaced, Event, Exited, Failed
-from polytrain.run.signs import Started
+from polytrain.common.errors import CheckpointError, Failure, FailureKind
+from polytrain.common.events import AgentsPlaced, Event, Exited, Failed
+from polytrain.common.placement import NodeAddress, members
+from polytrain.data.shards.assignment import RunDataset, holding
+from polytrain.data.shards.opening import open_shards
+from polytrain.data.shards.spec import Held, ShardSpec
+from polytrain.data.streams.stream import StreamSpec
+from polytrain.monitoring.health_events import Started
 from polytrain.workers.group import Handler
-from polytrain.workers.job import LaunchOrder, TrainerJob
-from polytrain.workers.placement import Place, members
-from polytrain.workers.trainer_process import run_trainer
-from polytrain.workers.wire import (
-    LineClosedError,
+from polytrain.workers.job import LaunchOrder, WorkerJob
+from polytrain.workers.messages import (
+    ConnectionClosedError,
     Message,
     drain_message,
     leave_message,
@@ -37,6 +36,7 @@ from polytrain.workers.wire import (
     to_event,
     to_part,
 )
+from polytrain.workers.worker_process import run_worker
 from polytrain_plugins import Member, Offer, changed_environment
 
 
@@ -49,7 +49,7 @@ class InlineGroup:
     def __init__(
         self,
         *,
-        job: TrainerJob,
+        job: WorkerJob,
         store: CheckpointStore,
         datasets: tuple[RunDataset, ...],
         specs: tuple[ShardSpec | StreamSpec, ...],
@@ -60,7 +60,7 @@ class InlineGroup:
         self._store = store
         self._scratch = Scratch.hold(secrets.token_hex(8))
         self._specs = specs
-        self._holdings = [
+        self._shard_cache = [
             holding(dataset, spec, 1, 0)
             for dataset, spec in zip(datasets, specs, strict=True)
             if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
@@ -75,7 +75,7 @@ class InlineGroup:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        here = Place(node_id="", host="127.0.0.1")
+        here = NodeAddress(node_id="", host="127.0.0.1")
         return members([here], cpus=self._cpus, gpus=0)
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
@@ -86,22 +86,22 @@ class InlineGroup:
         self._inbox.clear()
         self._killed = False
 
-    def send_roster(self, generation: int, offers: tuple[Offer, ...]) -> None:
+    def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
         self._inbox.append(roster_message(offers))
 
-    def acknowledge(self, generation: int, checkpoint: int) -> None:
+    def acknowledge(self, attempt: int, checkpoint: int) -> None:
         self._inbox.append(settled_message(checkpoint))
 
-    def drain(self, generation: int) -> None:
+    def drain(self, attempt: int) -> None:
         self._inbox.append(drain_message())
 
-    def leave(self, generation: int) -> None:
+    def leave(self, attempt: int) -> None:
         self._inbox.append(leave_message())
 
-    def kill(self, generation: int) -> None:
+    def kill(self, attempt: int) -> None:
         self._killed = True
 
-    def look_into(self, generation: int, *, pausing: bool) -> None:
+    def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
         """Nobody watches: the trainer runs in the thread that would have to."""
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
@@ -120,7 +120,7 @@ class InlineGroup:
     def _run(self, order: LaunchOrder, handle: Handler) -> None:
         scratch = self._scratch.path
         if self._tables is None:
-            self._tables = [holding.read() for holding in self._holdings]
+            self._tables = [holding.read() for holding in self._shard_cache]
         tables = self._tables
         try:
             order = replace(order, start=brought_near(order.start, scratch))
@@ -128,16 +128,16 @@ class InlineGroup:
             failure = Failure(
                 kind=FailureKind.STORAGE, rank=0, message=f"{type(error).__name__}: {error}"
             )
-            handle(Failed(generation=order.generation, failure=failure))
+            handle(Failed(attempt=order.attempt, failure=failure))
             self._exited(order, handle, how="never started")
             return
-        handle(Started(generation=order.generation, rank=0))
+        handle(Started(attempt=order.attempt, rank=0))
         channel = _InlineChannel(
             take=lambda message: self._take(message, order, handle), inbox=self._inbox
         )
         unset = {k: v for k, v in self._environment.items() if k not in os.environ}
-        with changed_environment(unset), contextlib.suppress(LineClosedError):
-            run_trainer(
+        with changed_environment(unset), contextlib.suppress(ConnectionClosedError):
+            run_worker(
                 job=self._job,
                 order=order,
                 rank=0,
@@ -150,16 +150,16 @@ class InlineGroup:
         self._exited(order, handle, how="returned")
 
     def _exited(self, order: LaunchOrder, handle: Handler, *, how: str) -> None:
-        handle(Exited(generation=order.generation, rank=0, how=how, killed=self._killed))
+        handle(Exited(attempt=order.attempt, rank=0, how=how, killed=self._killed))
 
     def _take(self, message: Message, order: LaunchOrder, handle: Handler) -> None:
-        handle(to_event(message, generation=order.generation, rank=0))
+        handle(to_event(message, attempt=order.attempt, rank=0))
         if message[0] == "staged":
-            part = to_part(message, attempt=order.attempt, rank=0)
+            part = to_part(message, attempt_id=order.attempt_id, rank=0)
             handle(stored_part(self._store, part))
             shutil.rmtree(part.staged, ignore_errors=True)
         if self._killed and message[0] != "raised":
-            raise LineClosedError("the attempt has been ended")
+            raise ConnectionClosedError("the attempt has been ended")
 
 
 class _InlineChannel:
@@ -175,7 +175,7 @@ class _InlineChannel:
 
     def receive(self) -> Message:
         if not self._inbox:
-            raise LineClosedError("the attempt has been ended")
+            raise ConnectionClosedError("the attempt has been ended")
         return self._inbox.popleft()
 
     def poll(self) -> Message | None:

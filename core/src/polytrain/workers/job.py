@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polytrain.checkpoint.manifest import Attempt
-from polytrain.checkpoint.start import StartingPoint
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.storage.location import Location
 from polytrain_plugins import Backend, CheckpointKind, Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerJob:
+class WorkerJob:
     """The work: the same for every rank and generation of a run."""
 
     run_name: str
@@ -31,6 +32,9 @@ class TrainerJob:
     near_staging: Path | None
     """Where files may be staged on the storage's own file system."""
 
+    checkpoints: Location
+    """Where committed checkpoints are."""
+
     def writes_checkpoints(self, rank: int) -> bool:
         """Whether what this rank reports is part of a checkpoint."""
         return rank == 0 or self.checkpoint_kind is CheckpointKind.EVERY_RANK
@@ -40,13 +44,13 @@ class TrainerJob:
 class LaunchOrder:
     """One generation: the same for every rank of it."""
 
-    attempt: Attempt
+    attempt_id: AttemptId
     members: tuple[Member, ...]
     start: StartingPoint
     first_checkpoint: int
     """Number of the first checkpoint that this generation makes."""
 
     @property
-    def generation(self) -> int:
+    def attempt(self) -> int:
         """Number of the generation among its driver's."""
-        return self.attempt.generation
+        return self.attempt_id.attempt

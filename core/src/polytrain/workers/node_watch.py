@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ray.exceptions import RayError
 
-from polytrain.workers.cluster import draining_nodes
+from polytrain.common.ray_state import draining_nodes
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ class NodeWatch:
 
     def _watch(self) -> None:
         known: frozenset[str] = frozenset()
-        is_told = False
+        is_reported = False
         while not self._ended.wait(_LOOK_S):
             try:
                 draining = draining_nodes()
             except (RayError, OSError, RuntimeError) as error:
-                if not is_told:
+                if not is_reported:
                     logger.warning("Ray can't be asked for draining nodes now: %s", error)
-                is_told = True
+                is_reported = True
                 continue
             if draining - known:
                 self._tell(draining - known)

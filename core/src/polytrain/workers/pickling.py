@@ -84,11 +84,11 @@ def code_in(value: Any, *, depth: int = 6) -> Iterator[Any]:
 
 
 def code_of_job(function: Any, backend: Any) -> list[Any]:
-    """What travels with a job that a user may have written: its function, a backend's options.
+    """What travels with a job that a user may have written: its function, the backend, its options.
 
     A callback, an objective or a model's builder comes from a script just as the function does.
     """
-    return list(code_in([function, vars(backend)]))
+    return list(code_in([function, backend]))
 
 
 @contextmanager

@@ -15,20 +15,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
-from polytrain.errors import CheckpointError, NotInTrainerError
-from polytrain.pulse import beat
+from polytrain.common.errors import CheckpointError, NotInTrainerError
+from polytrain.monitoring.progress_page import beat
+from polytrain.workers.checkpoint_uploader import CheckpointUploader, Write
 from polytrain.workers.context import Context
-from polytrain.workers.handover import Handover, Write
-from polytrain.workers.job import LaunchOrder, TrainerJob
+from polytrain.workers.job import LaunchOrder, WorkerJob
+from polytrain.workers.messages import (
+    Channel,
+    Message,
+    report_message,
+    saves_on_request_message,
+)
 from polytrain.workers.metrics import plain_metrics
-from polytrain.workers.wire import Channel, Message, report_message
 from polytrain_plugins import CheckpointKind, Engine, World
 
 if TYPE_CHECKING:
-    from polytrain.data.batched import BatchedShard
-    from polytrain.data.cursor import Cursor
-    from polytrain.data.plan import Plan
-    from polytrain.data.position import DataPosition
+    from polytrain.data.plan.cursor import Cursor
+    from polytrain.data.plan.position import DataPosition
+    from polytrain.data.plan.row_plan import Plan
+    from polytrain.data.shards.batched import BatchedShard
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +47,7 @@ class TrainerSession:
     def __init__(
         self,
         *,
-        job: TrainerJob,
+        job: WorkerJob,
         order: LaunchOrder,
         world: World,
         engine: Engine[Any],
@@ -75,22 +80,23 @@ class TrainerSession:
         self._unnamed = 0
         self._channel = channel
         self._scratch = scratch
-        self._handover = Handover(
+        self._uploader = CheckpointUploader(
             job=job, order=order, rank=world.me.rank, channel=channel, scratch=scratch
         )
         self._snapshots = Snapshots()
         self._step = order.start.step
         self._saved_step = order.start.step if order.start.own else None
         self._last_metrics: Mapping[str, Any] = {}
-        self._told_ignored = False
+        self._reported_ignored = False
+        self._saves_on_request = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
     @property
     def scratch(self) -> Path:
         """A directory for this attempt alone; see `polytrain_plugins.Session`."""
-        me, generation = self.world.me, self.world.generation
-        return directory_of_attempt(self._scratch, rank=me.rank, generation=generation)
+        me, attempt = self.world.me, self.world.attempt
+        return directory_of_attempt(self._scratch, rank=me.rank, attempt=attempt)
 
     def report(self, *, step: int, metrics: Mapping[str, Any], model: Any = None) -> None:
         """Report a step of declarative training; see `polytrain_plugins.Session`."""
@@ -98,9 +104,9 @@ class TrainerSession:
         with self._lock:
             self._step, self._last_metrics = step, plain_metrics(metrics)
             if self._writes and model is not None and self._is_due(step):
-                self._save(model, with_it=self._told)
+                self._save(model, with_it=self._reported)
             else:
-                self._channel.send(*self._told())
+                self._channel.send(*self._reported())
 
     def finish(self, model: Any) -> None:
         """Save the model that declarative training ended in, unless that is done already."""
@@ -132,19 +138,34 @@ class TrainerSession:
                 self._give(
                     lambda to: self._snapshots.take(source, to),
                     source=source,
-                    with_it=self._told,
+                    with_it=self._reported,
                     waits=waits,
                 )
                 return
-            self._channel.send(*self._told())
-            if source is not None and not self._told_ignored:
-                self._told_ignored = True
+            self._channel.send(*self._reported())
+            if source is not None and not self._reported_ignored:
+                self._reported_ignored = True
                 logger.warning(
                     "The checkpoint that rank %d reports is not kept: the state of %s is the same "
                     "on every rank, so rank 0's is the run's.",
                     self.world.me.rank,
                     self._job.backend.name,
                 )
+
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The one that this rank has reported last, or that the attempt began with."""
+        with self._lock:
+            if self._reported_ignored:
+                raise CheckpointError(
+                    f"get_checkpoint() can't return what rank {self.world.me.rank} has reported: "
+                    "it isn't kept, because rank 0's checkpoint is the run's. Ask before the first "
+                    "report, or ask on rank 0 and broadcast."
+                )
+            directory = self._uploader.newest()
+        if directory is not None:
+            location = self._job.checkpoints.below(directory)
+            return Checkpoint(location.address, location.filesystem)
+        return Checkpoint(str(self.checkpoint)) if self.checkpoint else None
 
     def shard(self, name: str) -> Any:
         """The shard of this rank, as the engine presents it."""
@@ -157,8 +178,8 @@ class TrainerSession:
 
     def cursor(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
         """A position of its own for data that the training function brings along itself."""
-        from polytrain.data.cursor import Cursor
-        from polytrain.data.opening import in_plan
+        from polytrain.data.plan.cursor import Cursor
+        from polytrain.data.shards.opening import in_plan
 
         if name is None:
             # Its number: a training function makes the same calls every time.
@@ -181,7 +202,10 @@ class TrainerSession:
     def is_checkpoint_wanted(self) -> bool:
         """Whether the run waits for a checkpoint; see `checkpoint_requested` below."""
         with self._lock:
-            return self._handover.is_asked_to_stop()
+            if not self._saves_on_request:
+                self._saves_on_request = True
+                self._channel.send(saves_on_request_message())
+            return self._uploader.is_asked_to_stop()
 
     def _is_due(self, step: int) -> bool:
         """Whether declarative training makes a checkpoint of this step."""
@@ -190,14 +214,14 @@ class TrainerSession:
             return True
         # Where every rank writes a part, they only agree on the steps that were agreed before.
         agreed = self._job.checkpoint_kind is CheckpointKind.EVERY_RANK
-        return not agreed and self._handover.is_asked_to_stop()
+        return not agreed and self._uploader.is_asked_to_stop()
 
     @property
     def stalled_s(self) -> float:
         """Seconds that training has stood still for checkpoints, so far."""
-        return self._handover.stalled_s
+        return self._uploader.stalled_s
 
-    def _told(self) -> list[Message]:
+    def _reported(self) -> list[Message]:
         return [report_message(self._step, self._last_metrics, self.stalled_s)]
 
     @property
@@ -225,8 +249,8 @@ class TrainerSession:
             for name, cursor in self._cursors.items()
             if not cursor.position.is_beginning
         }
-        is_last = self._handover.is_asked_to_stop()
-        self._handover.give(
+        is_last = self._uploader.is_asked_to_stop()
+        self._uploader.give(
             write,
             source=source,
             step=self._step,
@@ -236,16 +260,17 @@ class TrainerSession:
             waits=waits or is_last,
         )
         if is_last:
-            self._handover.stop()
+            self._uploader.stop()
 
 
 def _directory_of(checkpoint: Any) -> Path | None:
     if checkpoint is None:
         return None
     if not isinstance(checkpoint, Checkpoint):
+        kind = type(checkpoint)
         raise TypeError(
-            f"report takes a Checkpoint, not {type(checkpoint).__name__}. "
-            "Pass Checkpoint.from_directory(path)."
+            f"report takes a polytrain.Checkpoint, not {kind.__module__}.{kind.__qualname__}. "
+            "Pass polytrain.Checkpoint.from_directory(path)."
         )
     directory = Path(checkpoint.path)
     if not directory.is_dir():
@@ -314,13 +339,18 @@ def heartbeat() -> None:
 
 
 def get_checkpoint() -> Checkpoint | None:
-    """The checkpoint to go on from; None when training starts from the beginning.
+    """The newest checkpoint: to resume from, or the one that this rank has reported last.
+
+    After a report with a checkpoint it waits until that is committed.
+
+    Returns:
+        None if there is none: training starts from the beginning.
 
     Raises:
+        CheckpointError: this rank has reported one that isn't kept, since only rank 0's is.
         NotInTrainerError: outside a training function.
     """
-    checkpoint = _session("get_checkpoint").checkpoint
-    return Checkpoint(str(checkpoint)) if checkpoint else None
+    return _session("get_checkpoint").newest_checkpoint()
 
 
 def get_context() -> Context:

@@ -20,7 +20,7 @@ class Jax(Backend):
     contract_version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities()
     requires: ClassVar[dict[str, str]] = {"jax": "pip install jax"}
-    changeable: ClassVar[frozenset[str]] = frozenset({"timeout_s"})
+    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"timeout_s"})
 
     timeout_s: int = 300
     """Seconds that the workers may take to find each other."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.sources.errors import SourceError, one_line
+from polytrain.common.data_errors import SourceError, one_line
 
 _REMEDY = "Give an array with a row for each example, of numbers, booleans or strings"
 
@@ -36,6 +36,9 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
     """
     if isinstance(value, pa.Array | pa.ChunkedArray):
         return value
+    ragged = _ragged(value)
+    if ragged is not None:
+        return ragged
     try:
         # A tensor that has a gradient refuses to become an array.
         array = np.asarray(value.detach() if hasattr(value, "detach") else value)
@@ -54,6 +57,32 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
     return tensors_of(array)
 
 
+def _ragged(value: Any) -> pa.Array | None:
+    """Lists or arrays of numbers whose shapes differ, as a column; None if it is anything else.
+
+    An array of arrays is taken for that, whatever their shapes are.
+    """
+    is_array = isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1
+    if not is_array and not isinstance(value, list | tuple):
+        return None
+    if not any(isinstance(row, list | tuple | np.ndarray) for row in value):
+        return None
+    try:
+        rows = [None if row is None else np.asarray(row) for row in value]
+    except ValueError:  # lists that differ within a row, which Arrow takes as lists
+        return pa.array(value)
+    there = [row for row in rows if row is not None]
+    dimensions = {row.ndim for row in there}
+    differ = len(there) < len(rows) or len({row.shape for row in there}) > 1
+    if not (is_array or differ) or len(dimensions) > 1 or 0 in dimensions:
+        return None
+    # Empty lists have numbers of no type.
+    kind = np.result_type(*(row.dtype for row in there if row.size or is_array))
+    if kind.kind not in "iufb":
+        return None
+    return nested_lists(rows, dimensions.pop(), pa.from_numpy_dtype(kind))
+
+
 def tensors_of(array: np.ndarray[Any, Any]) -> pa.FixedShapeTensorArray:
     """An array `(rows, …)` of numbers or booleans as a column; there may be no rows."""
     # Arrow's own from_numpy_ndarray refuses no rows, and one row that was given its axis by
@@ -62,3 +91,47 @@ def tensors_of(array: np.ndarray[Any, Any]) -> pa.FixedShapeTensorArray:
     values = pa.array(np.ascontiguousarray(array).reshape(-1))
     storage = pa.FixedSizeListArray.from_arrays(values, math.prod(shape))
     return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(values.type, shape), storage)
+
+
+def nested_lists(
+    rows: Sequence[np.ndarray[Any, Any] | None], dimensions: int, values: pa.DataType
+) -> pa.Array:
+    """Arrays of different shapes as a column of nested lists.
+
+    Args:
+        rows: an array for each row; None for a missing one.
+        dimensions: of each array, at least 1.
+        values: the type of the numbers.
+    """
+    nothing = np.empty((0,) * dimensions)
+    arrays = [nothing if row is None else row for row in rows]
+    shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, dimensions)
+    flat = [np.ravel(array) for array in arrays if array.size]
+    column = pa.array(np.concatenate(flat) if flat else nothing.ravel(), values)
+    missing = pa.array([row is None for row in rows], pa.bool_())
+    for dimension in reversed(range(dimensions)):
+        # A list for each row of the dimensions outside of this one.
+        lists = shapes[:, :dimension].prod(axis=1)
+        lengths = np.repeat(shapes[:, dimension], lists)
+        offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int64())
+        mask = missing if dimension == 0 else None
+        column = pa.LargeListArray.from_arrays(offsets, column, mask=mask)
+    return column
+
+
+def nested_list_type(dimensions: int, values: pa.DataType) -> pa.DataType:
+    """The type of such a column."""
+    return pa.large_list(nested_list_type(dimensions - 1, values)) if dimensions else values
+
+
+def tensors_as_lists(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of tensors as one of nested lists, in which other shapes have a place too."""
+    kind = column.type
+    chunks = []
+    for chunk in column.chunks:
+        lists = chunk.storage.flatten()
+        for size in reversed(kind.shape):
+            offsets = np.arange(0, len(lists) + 1, size)
+            lists = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), lists)
+        chunks.append(lists)
+    return pa.chunked_array(chunks, nested_list_type(len(kind.shape), kind.value_type))

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources import parquet_files
-from polytrain.data.sources.errors import SourceError, one_line
 from polytrain.data.sources.pieces import Piece, Pieces
 from polytrain.data.sources.schemas import bare, chosen, subschema, unified_type
 from polytrain.data.sources.tables import from_table

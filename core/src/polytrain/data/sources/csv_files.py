@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
+from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.csv_types import candidate, types_of_block
-from polytrain.data.sources.errors import ReadError, SourceError, one_line
-from polytrain.data.sources.filesystems import find
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.sources.schemas import chosen, conformed, refuse_repeated, subschema
+from polytrain.storage.filesystems import find
 
 _BLOCKS = (1 << 22, 1 << 26, 1 << 30)
 """Bytes that are parsed at once. A row has to fit in: the next size is tried if one doesn't."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.arrow_datasets import from_arrow_dataset, is_arrow_dataset
-from polytrain.data.sources.errors import SourceError
 from polytrain.data.sources.files import from_places
 from polytrain.data.sources.indexed import from_items, is_map_style
 from polytrain.data.sources.pieces import Piece, Pieces
@@ -90,7 +90,7 @@ def computed(source: Source) -> Source:
 def _streaming(
     name: str, dataset: Any, columns: Sequence[str] | None, transform: Transform | None
 ) -> Source:
-    from polytrain.data.ray_pipeline import stream_schema
+    from polytrain.data.streams.ray_pipeline import stream_schema
 
     if transform is not None:
         raise SourceError(

@@ -13,8 +13,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from polytrain.data.sources.errors import SourceError, one_line
-from polytrain.data.sources.filesystems import Place, find
+from polytrain.common.data_errors import SourceError, one_line
+from polytrain.storage.filesystems import ResolvedPath, find
 
 _MAGIC = re.compile(r"[*?[]")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -101,7 +101,7 @@ def _type_of(values: set[str]) -> pa.DataType:
     return pa.int32() if small else pa.int64()
 
 
-def _found(where: Place, path: str, above: str) -> FoundFile:
+def _found(where: ResolvedPath, path: str, above: str) -> FoundFile:
     return FoundFile(where.address(path), _partition(path.removeprefix(above)))
 
 
@@ -128,7 +128,7 @@ def _nothing_found(place: str, others: list[FoundFile], kind: Any) -> tuple[str,
     return f"no file matches {place!r}", "Check the path; globs are allowed"
 
 
-def _below(where: Place, directory: str) -> list[str]:
+def _below(where: ResolvedPath, directory: str) -> list[str]:
     """The visible files in a directory and in those below it."""
     selector = pafs.FileSelector(directory, recursive=True)
     start = len(directory)
@@ -150,7 +150,7 @@ def _fixed_part(pattern: str) -> str:
     return pattern[: start.start()].rpartition("/")[0] if start else pattern
 
 
-def _matching(where: Place) -> list[str]:
+def _matching(where: ResolvedPath) -> list[str]:
     """The files that a glob matches, and those below the directories that it matches."""
     base = _fixed_part(where.path)
     parts = where.path[len(base) :].strip("/").split("/")

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from polytrain.common.data_errors import SourceError
 from polytrain.data.sources import csv_files, parquet_files
-from polytrain.data.sources.errors import SourceError
 from polytrain.data.sources.expansion import FoundFile, expand, partition_types
 from polytrain.data.sources.pieces import Piece, Pieces
 from polytrain.data.sources.schemas import bare, chosen, subschema, unified_type

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.arrays import column_of, tensors_of
-from polytrain.data.sources.errors import ReadError, SourceError, one_line
 from polytrain.data.sources.pieces import Piece, Pieces
 from polytrain.data.sources.schemas import chosen, subschema
 

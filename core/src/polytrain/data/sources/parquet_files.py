@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from polytrain.data.sources.errors import ReadError, SourceError, one_line
-from polytrain.data.sources.filesystems import Place, find
+from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.sources.schemas import bare, conformed, refuse_repeated, subschema
+from polytrain.storage.filesystems import ResolvedPath, find
 
 _BATCH_ROWS = 1 << 16
 
@@ -182,7 +182,7 @@ _footers = _Footers(most=8)
 
 @contextmanager
 def _opened(place: str, filesystem: Any) -> Iterator[Any]:
-    where = find(place) if filesystem is None else Place(filesystem, place, "")
+    where = find(place) if filesystem is None else ResolvedPath(filesystem, place, "")
     info = where.filesystem.get_file_info(where.path)
     if info.type == pafs.FileType.NotFound:
         raise FileNotFoundError("there is no such file")

@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.sources.arrays import tensors_of
+from polytrain.common.data_errors import SourceError
+from polytrain.data.sources.arrays import nested_lists, tensors_of
 from polytrain.data.sources.pieces import Piece, Pieces, selected
-from polytrain.data.sources.schemas import chosen, subschema
+from polytrain.data.sources.schemas import chosen, conformed, subschema, unified_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,8 @@ class ObjectPiece(Piece):
 
     reference: Any
     rows: int
-    columns: tuple[str, ...] | None = None
-    """Those that the data set is about; all by default."""
+    schema: pa.Schema
+    """Of the data set, which other tables may be parts of as well."""
 
     @property
     def where(self) -> str:
@@ -29,8 +30,9 @@ class ObjectPiece(Piece):
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         import ray
 
-        table = selected(ray.get(self.reference), self.columns if columns is None else columns)
-        return plain_columns(table).slice(start, stop - start)
+        schema = self.schema if columns is None else subschema(self.schema, columns)
+        table = selected(ray.get(self.reference), schema.names).slice(start, stop - start)
+        return conformed(plain_columns(table), schema, self.where)
 
     def seekable(self, *, scattered: bool) -> bool:
         # Trainers would have to join the cluster for it.
@@ -56,25 +58,56 @@ def from_ray_data(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     references = dataset.to_arrow_refs()
     count = ray.remote(num_cpus=0)(_rows_and_schema)
     counted = ray.get([count.remote(reference) for reference in references])
-    filled = [schema for rows, schema in counted if rows]
-    schema = filled[0] if filled else pa.schema([])
-    if filled and columns is not None:
-        schema = subschema(schema, chosen(columns, schema.names))
-    names = None if columns is None else tuple(columns)
+    filled = [found for rows, found in counted if rows]
+    schema = _unified(filled, columns) if filled else pa.schema([])
     pieces = tuple(
-        ObjectPiece(reference, rows, names)
+        ObjectPiece(reference, rows, schema)
         for reference, (rows, _) in zip(references, counted, strict=True)
+        if rows
     )
     return Pieces(schema=schema, pieces=pieces)
 
 
 def plain_columns(table: pa.Table) -> pa.Table:
-    """The table with Ray's own tensor columns turned into Arrow's, which need no Ray to be read."""
+    """The table with Ray's own tensor columns turned into Arrow's, which need no Ray to be read.
+
+    Those of tensors of different shapes become nested lists.
+    """
     for index, field in enumerate(table.schema):
         if type(field.type).__module__.startswith("ray."):
-            array = table.column(index).combine_chunks().to_numpy(zero_copy_only=False)
-            table = table.set_column(index, field.name, tensors_of(array))
+            plain = _plain(table.column(index))
+            table = table.set_column(index, field.name, plain)
     return table
+
+
+def _plain(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks().to_numpy(zero_copy_only=False)
+    dimensions = getattr(column.type, "ndim", None)
+    if dimensions is None:
+        return tensors_of(array)
+    return nested_lists(array, dimensions, column.type.storage_type.field("data").type.value_type)
+
+
+def _unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.Schema:
+    """The schema that holds the rows of all blocks."""
+    first, *rest = schemas
+    names = first.names if columns is None else chosen(columns, first.names)
+    types = {name: first.field(name).type for name in names}
+    for schema in rest:
+        for name, kind in types.items():
+            if name not in schema.names:
+                raise SourceError(
+                    f"some blocks have no column {name!r}", "Give all rows the same columns"
+                )
+            own = schema.field(name).type
+            both = unified_type(kind, own)
+            if both is None:
+                raise SourceError(
+                    f"the column {name!r} is {kind} in one block and {own} in another",
+                    "Give the columns of all rows the same types",
+                )
+            types[name] = both
+    return pa.schema(types.items())
 
 
 def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.sources.errors import ReadError, SourceError, one_line
+from polytrain.common.close_names import close_to
+from polytrain.common.data_errors import ReadError, SourceError, one_line
+from polytrain.data.sources.arrays import nested_list_type, tensors_as_lists
 
 
 def chosen(columns: Sequence[str], names: Sequence[str], *, of: str = "") -> list[str]:
@@ -38,13 +39,6 @@ def chosen(columns: Sequence[str], names: Sequence[str], *, of: str = "") -> lis
                 else f"Its columns: {_listed(names)}",
             )
     return list(columns)
-
-
-def close_to(name: str, names: Sequence[str]) -> list[str]:
-    """The names that may have been meant by another one, the likeliest first."""
-    by_folded = {other.casefold(): other for other in names}
-    near = get_close_matches(name.casefold(), list(by_folded), n=3, cutoff=0.5)
-    return [by_folded[folded] for folded in near]
 
 
 def twice(names: Sequence[str]) -> list[str]:
@@ -79,6 +73,8 @@ def unified_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """The type that holds the values of both without loss; None if there is none."""
     if one == other:
         return one
+    if isinstance(one, pa.FixedShapeTensorType) or isinstance(other, pa.FixedShapeTensorType):
+        return _type_of_both_tensors(one, other)
     try:
         return (
             pa.unify_schemas(
@@ -95,6 +91,27 @@ def unified_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         # Categories in one file, plain values in another.
         return unified_type(*plain)
     return None
+
+
+def _type_of_both_tensors(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """Nested lists, for tensors of different shapes."""
+    (dimensions, values), (others, other_values) = _dimensions(one), _dimensions(other)
+    both = unified_type(values, other_values)
+    if dimensions != others or both is None:
+        return None
+    if isinstance(other, type(one)) and one.shape == other.shape:
+        return pa.fixed_shape_tensor(both, one.shape)
+    return nested_list_type(dimensions, both)
+
+
+def _dimensions(kind: pa.DataType) -> tuple[int, pa.DataType]:
+    """Of tensors or nested lists, and the type of what they hold."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return len(kind.shape), kind.value_type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        dimensions, values = _dimensions(kind.value_type)
+        return dimensions + 1, values
+    return 0, kind
 
 
 def conformed(
@@ -135,12 +152,23 @@ def _conformed(table: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:
     if column.type == field.type:
         return column
     try:
+        if isinstance(column.type, pa.FixedShapeTensorType):
+            return _conformed_tensors(column, field.type)
         return column.cast(field.type)
     except pa.ArrowException as error:
         raise ReadError(
             f"{where} has values in the column {field.name!r} that don't fit the type "
             f"{field.type}, which it has in the data set: {one_line(error)}"
         ) from error
+
+
+def _conformed_tensors(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if not isinstance(kind, pa.FixedShapeTensorType):
+        return tensors_as_lists(column).cast(kind)
+    if kind.shape != column.type.shape:
+        # Arrow's own cast would take the numbers and forget how they lie.
+        raise pa.ArrowInvalid(f"their shape is {tuple(column.type.shape)}")
+    return column.cast(kind)
 
 
 def _listed(names: Sequence[str], *, most: int = 20) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources.arrays import table_of
-from polytrain.data.sources.errors import SourceError, one_line
 from polytrain.data.sources.pieces import Pieces, TablePiece
 from polytrain.data.sources.schemas import chosen, refuse_repeated
 from polytrain.data.sources.views import without_views

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.formats import column_to_numpy, empty_table
+from polytrain.common.data_errors import ReadError, SourceError, TransformError, one_line
+from polytrain.data.shards.formats import column_to_numpy, empty_table
+from polytrain.data.shards.lists import is_list_of_numbers, lists_by_type
 from polytrain.data.sources.arrays import table_of
-from polytrain.data.sources.errors import ReadError, SourceError, TransformError, one_line
 from polytrain.data.sources.pieces import Piece, Pieces, selected
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
@@ -96,7 +97,7 @@ def transformed(name: str, found: Pieces, transform: Transform) -> Pieces:
 
 
 def _transformed(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
-    batch = {name: _writable(column_to_numpy(rows.column(name))) for name in rows.column_names}
+    batch = {name: _writable(_array(rows.column(name))) for name in rows.column_names}
     try:
         result = transform(batch)
     except Exception as error:
@@ -116,6 +117,14 @@ def _transformed(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
             f"the transform returned {table.num_rows} rows for {where}, which are {rows.num_rows}"
         )
     return table
+
+
+def _array(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    # Lists have a form that doesn't depend on which rows are read together: so does what the
+    # function returns, which must have one type.
+    if is_list_of_numbers(column.type):
+        return lists_by_type(column)
+    return column_to_numpy(column)
 
 
 def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

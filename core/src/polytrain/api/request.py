@@ -1,0 +1,209 @@
+"""What a user asks for, and everything that is wrong with it. Nothing is started to find out."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from polytrain.api.validation import (
+    backend_problems,
+    cluster_problems,
+    config_of,
+    function_problems,
+)
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
+from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
+from polytrain.common.config_checks import config_problems, wrong_type
+from polytrain.common.errors import CheckpointError
+from polytrain.data.checks import described, grouped
+from polytrain.data.shards.assignment import RunDataset
+from polytrain.policy.cluster import AvailableClusters, choose_cluster, local_problems
+from polytrain.storage.checks import storage_problems
+from polytrain.storage.location import Location
+from polytrain.workers.available_clusters import available_clusters
+from polytrain_plugins import Backend, DatasetInfo, Job, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for, besides the backend."""
+
+    training_function: Callable[..., Any] | None
+    training_config: Mapping[str, Any] | None
+    datasets: Any
+    dataset_configs: Any
+    scaling: ScalingConfig
+    run: RunConfig
+    restore_from: Any
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any] | None,
+        *,
+        train_loop_config: Mapping[str, Any] | None,
+        datasets: Mapping[str, Any] | None,
+        dataset_config: Mapping[str, DataConfig] | None,
+        scaling_config: ScalingConfig | None,
+        run_config: RunConfig | None,
+        restore_from: Checkpoint | str | Path | None,
+    ) -> Request:
+        """The request of these arguments, with defaults for those that were left out."""
+        return cls(
+            training_function=function,
+            training_config=config_of(function, train_loop_config),
+            datasets={} if datasets is None else datasets,
+            dataset_configs={} if dataset_config is None else dataset_config,
+            scaling=ScalingConfig() if scaling_config is None else scaling_config,
+            run=RunConfig() if run_config is None else run_config,
+            restore_from=restore_from,
+        )
+
+
+def checked(
+    backend: Backend | None, request: Request
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Describe the data, and collect everything that is wrong. Starts nothing.
+
+    Args:
+        backend: None if its own options don't suffice to make it.
+        request: everything else.
+    """
+    problems = list(config_problems(request.scaling, request.run))
+    if problems:
+        # What follows reads the configuration; what is wrong with it has been said.
+        storage = getattr(request.run, "storage_path", None)
+        run = RunConfig(storage_path=storage if isinstance(storage, str | Path) else None)
+        request = replace(request, scaling=ScalingConfig(), run=run)
+    problems += storage_problems_of(request, location_of(request.run, backend))
+    problems += cluster_problems_now(request)
+    declarative = backend is not None and backend.capabilities.declarative
+    datasets, wrong_data = described(
+        request.datasets,
+        request.dataset_configs,
+        needs_train=declarative and request.training_function is None,
+        num_workers=max(1, request.scaling.max_workers),
+    )
+    problems += wrong_data
+    problems += _start_problems(request)
+    if backend is not None:
+        problems += function_problems(request.training_function, request.training_config, backend)
+        job = job_of(request, datasets)
+        problems += backend_problems(backend, job)
+        if not problems:
+            # Reads a column, and asks a backend whose options are known to be right.
+            datasets, wrong_groups = grouped(
+                datasets, backend.demand(job), num_workers=job.num_workers
+            )
+            problems += wrong_groups
+    return datasets, tuple(problems)
+
+
+def start_of(request: Request) -> StartingPoint:
+    """What the run is to begin with if it is new.
+
+    Raises:
+        OSError: it can't be read.
+        ValueError: it isn't what was committed.
+    """
+    given = request.restore_from
+    if given is None:
+        return StartingPoint()
+    if isinstance(given, Checkpoint):
+        return starting_point(Location.of(given.path, given.filesystem, retry_s=0))
+    return starting_point(Location.of(given, retry_s=0))
+
+
+def _start_problems(request: Request) -> Iterable[Problem]:
+    given: Any = request.restore_from
+    if given is not None and not isinstance(given, Checkpoint | str | Path):
+        yield wrong_type("restore_from", given, Checkpoint)
+        return
+    try:
+        start_of(request)
+    except (OSError, ValueError) as error:
+        yield _unreadable_start(error)
+
+
+def damage_problems(start: StartingPoint) -> Iterable[Problem]:
+    """Whether what a run is begun with is what was committed; reads all of it."""
+    try:
+        verify(start)
+    except (OSError, CheckpointError) as error:
+        yield _unreadable_start(error)
+
+
+def _unreadable_start(error: Exception) -> Problem:
+    return Problem(
+        field="restore_from",
+        what=f"it can't be read: {error}",
+        remedy="Pass a checkpoint of a run, such as Result.checkpoint, or its directory",
+    )
+
+
+def storage_problems_of(request: Request, location: Location) -> Iterable[Problem]:
+    """Whether the run can be kept at this location."""
+    return storage_problems(location, num_workers=request.scaling.max_workers)
+
+
+def resume_problems(resume: Any) -> Iterable[Problem]:
+    """Whether it is one of the answers that `Trainer.fit` takes."""
+    if resume not in ("auto", "never"):
+        yield Problem(
+            field="resume",
+            what=f"{resume!r} is unknown",
+            remedy="Give 'auto' to go on with a run of the same name, or 'never' to start it over",
+        )
+
+
+def cluster_problems_now(request: Request) -> Iterable[Problem]:
+    """What can be told before anything is started: of this machine, or of a Ray that runs."""
+    scaling = request.scaling
+    if scaling.num_workers == 0:
+        return ()
+    around = surroundings_of(request)
+    if choose_cluster(scaling, around).is_local:
+        return local_problems(scaling, around)
+    if not around.ray_is_initialized:
+        return ()
+    from polytrain.common.ray_state import living_nodes
+
+    return cluster_problems(scaling, [*living_nodes().values()])
+
+
+def surroundings_of(request: Request) -> AvailableClusters:
+    """What is there for the request's workers."""
+    return available_clusters(request.training_function, request.datasets)
+
+
+def job_of(request: Request, datasets: tuple[RunDataset, ...]) -> Job:
+    """What the backend is told of the request."""
+    names = map(str, request.datasets) if isinstance(request.datasets, Mapping) else ()
+    known = {dataset.name: dataset.source.info for dataset in datasets}
+    return Job(
+        num_workers=max(1, request.scaling.max_workers),
+        use_gpu=request.scaling.use_gpu,
+        cpus_per_worker=request.scaling.cpus_per_worker,
+        has_training_function=request.training_function is not None,
+        datasets={name: known.get(name, DatasetInfo(name=name)) for name in names},
+    )
+
+
+def location_of(config: RunConfig, backend: Backend | None) -> Location:
+    """Where the run is to be kept, under a new name if it has none."""
+    runs = Location.of(
+        config.storage_path or "~/polytrain_results",
+        config.storage_filesystem,
+        retry_s=config.storage_timeout_s,
+    )
+    return runs.below(config.name or _new_name(backend))
+
+
+def _new_name(backend: Backend | None) -> str:
+    made_from = backend.name if backend is not None else "run"
+    return f"{made_from}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

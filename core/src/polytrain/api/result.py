@@ -1,0 +1,221 @@
+"""What a run leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from polytrain.api.prediction import predicted
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.manifest import Manifest
+from polytrain.checkpoint.store import CheckpointStore, Found
+from polytrain.common.config import CheckpointConfig
+from polytrain.common.errors import CheckpointError, RunNotFoundError, TrainingFailedError
+from polytrain.policy.retention import ranked
+from polytrain.run.fit import Run, RunOutcome
+from polytrain.run.history import RunHistory, read_history
+from polytrain.run.identity import options_of
+from polytrain.run.journal import JOURNAL
+from polytrain.run.ledger import Ledger
+from polytrain.storage.location import Location
+from polytrain_plugins import Backend, CheckpointInfo, load_backend
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The outcome of `Trainer.fit`."""
+
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """What rank 0 reported last."""
+
+    history: tuple[Mapping[str, Any], ...] = ()
+    """Every report of rank 0 that led to this result, in order. What was reported after the
+    checkpoint that a restart went on from was done again, and stands here once."""
+
+    checkpoint: Checkpoint | None = None
+    """The newest committed checkpoint."""
+
+    best_checkpoints: tuple[tuple[Checkpoint, Mapping[str, Any]], ...] = ()
+    """The checkpoints that were kept, from best to worst, each with its metrics."""
+
+    path: str
+    """The run's directory or address: checkpoints, journal and logs."""
+
+    restarts: int = 0
+    """Attempts after the first, of all drivers that have worked on the run."""
+
+    ledger: Ledger = field(default_factory=Ledger)
+    """Where the time went."""
+
+    finished: bool = True
+    """False if it was stopped before its end, or has none yet: `fit()` goes on with it."""
+
+    error: TrainingFailedError | None = None
+    """Why the run failed; None if it didn't."""
+
+    backend: Backend | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_path(
+        cls,
+        path: str | Path,
+        *,
+        filesystem: Any = None,
+        backend: Backend | None = None,
+        checkpoint_config: CheckpointConfig | None = None,
+    ) -> Result:
+        """The result of a run as its directory tells of it, whether or not it has ended.
+
+        Nothing is started for this, Ray neither, and nothing that is stored is executed.
+
+        Args:
+            path: `Result.path` of the run.
+            filesystem: as `RunConfig.storage_filesystem`.
+            backend: of the run, for `load_model`; made from the journal by default.
+            checkpoint_config: says how `best_checkpoints` are ranked; the newer first by default.
+
+        Raises:
+            RunNotFoundError: there is no run.
+            OSError: the storage can't be read.
+        """
+        location = Location.of(path, filesystem, retry_s=0)
+        run_history = read_history(location.open().read_log(JOURNAL))
+        if run_history is None:
+            raise RunNotFoundError(
+                f"There is no run in {location.address}: it has no {JOURNAL}. Pass a run's own "
+                "directory, storage_path/name."
+            )
+        config = CheckpointConfig() if checkpoint_config is None else checkpoint_config
+        return recorded(location, run_history, config=config, backend=backend)
+
+    def load_model(self) -> Any:
+        """The model of the newest checkpoint, as the framework's own object.
+
+        A training function's checkpoint must hold the files that the backend's `Engine.save`
+        writes; each backend's page says which.
+
+        Raises:
+            CheckpointError: if there is no checkpoint, or no backend to load it with.
+        """
+        backend, checkpoint = self._kept()
+        with checkpoint.as_directory() as directory:
+            return backend.engine().load(Path(directory))
+
+    def predict(
+        self, data: Any, *, num_workers: int | None = None, **options: Any
+    ) -> np.ndarray[Any, Any]:
+        """What the model of the newest checkpoint predicts, for a backend that can.
+
+        Few rows are predicted in this process, many by workers on the cluster, which read them
+        where they are. A worker that is lost is replaced.
+
+        Args:
+            data: whatever a data set may be. Columns are found by their names, categories are the
+                model's, and columns that it doesn't know are left alone.
+            num_workers: workers at once, of one CPU each; as many as there is room for by default,
+                0 for this process.
+            options: as for the framework's own method, such as XGBoost's `output_margin=True`.
+
+        Returns:
+            An array whose first axis is the rows, in their order.
+
+        Raises:
+            CheckpointError: if there is no checkpoint, or no backend to load it with.
+            InvalidJobError: the data can't be read.
+            UnsupportedCapabilityError: the backend doesn't predict.
+            ValueError: a column that the model needs isn't there.
+        """
+        backend, checkpoint = self._kept()
+        with checkpoint.as_directory() as directory:
+            return predicted(
+                backend, Path(directory), data, num_workers=num_workers, options=options
+            )
+
+    def _kept(self) -> tuple[Backend, Checkpoint]:
+        if self.checkpoint is None:
+            raise CheckpointError(
+                f"The run in {self.path} has no checkpoint to load a model from. Report one: "
+                "report(metrics, checkpoint=Checkpoint.from_directory(path))."
+            )
+        if self.backend is None:
+            raise CheckpointError(
+                f"The journal of {self.path} doesn't hold all options of the run's backend. Pass "
+                "it: Result.from_path(path, backend=…)."
+            )
+        return self.backend, self.checkpoint
+
+
+def result_of(run: Run, outcome: RunOutcome) -> Result:
+    """The result of a run that has just ended."""
+
+    def checkpoint(info: CheckpointInfo) -> Checkpoint:
+        return Checkpoint(info.path, run.location.filesystem)
+
+    result = Result(
+        metrics=outcome.history[-1] if outcome.history else {},
+        history=outcome.history,
+        checkpoint=checkpoint(outcome.newest) if outcome.newest else None,
+        best_checkpoints=tuple((checkpoint(info), info.metrics) for info in outcome.best),
+        path=run.location.address,
+        restarts=outcome.restarts,
+        ledger=outcome.ledger,
+        finished=outcome.is_finished,
+        error=outcome.error,
+        backend=run.backend,
+    )
+    if outcome.error is not None:
+        outcome.error.result = result
+    return result
+
+
+def recorded(
+    location: Location,
+    run_history: RunHistory,
+    *,
+    config: CheckpointConfig,
+    backend: Backend | None,
+) -> Result:
+    """The result of a run as it has been written down.
+
+    Raises:
+        OSError: the storage can't be read.
+    """
+    store = CheckpointStore(location=location)
+    found = store.find(since_token=run_history.since_token)
+    newest = newest_intact(store, found)
+    error = None
+    if run_history.succeeded is False and not run_history.stopped:
+        error = TrainingFailedError(run_history.reason, ())
+
+    def checkpoint(manifest: Manifest) -> Checkpoint:
+        return Checkpoint(store.location_of(manifest.directory).address, location.filesystem)
+
+    return Result(
+        metrics=run_history.metrics,
+        history=tuple(metrics for _, metrics in run_history.history),
+        checkpoint=checkpoint(newest) if newest else None,
+        best_checkpoints=tuple((checkpoint(m), m.metrics) for m in ranked(found.manifests, config)),
+        path=location.address,
+        restarts=max(0, run_history.launches - 1),
+        ledger=run_history.ledger,
+        finished=run_history.succeeded is not None and not run_history.stopped,
+        error=error,
+        backend=backend or _backend(run_history.identity),
+    )
+
+
+def newest_intact(store: CheckpointStore, found: Found) -> Manifest | None:
+    """The newest checkpoint whose files are what was committed; reads them."""
+    return next((m for m in reversed(found.manifests) if not store.damage(m)), None)
+
+
+def _backend(identity: Mapping[str, Any]) -> Backend | None:
+    options = options_of(identity)
+    if len(options) < len(identity["options"]):
+        return None
+    return load_backend(identity["backend"])(**options)

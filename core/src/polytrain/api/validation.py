@@ -1,0 +1,201 @@
+"""Everything that is wrong with a job, found before any worker starts."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+import cloudpickle
+
+from polytrain.common.config import ScalingConfig
+from polytrain.common.config_checks import wrong_type
+from polytrain.policy.scaling import largest_fit
+from polytrain_plugins import Backend, Device, Job, Problem
+
+
+def unknown_options(
+    cls: type[Backend], options: Mapping[str, Any], others: Iterable[str]
+) -> Iterator[Problem]:
+    """Options that the backend doesn't have.
+
+    Args:
+        cls: the backend.
+        options: what the user passed.
+        others: names that may have been meant, besides the backend's options.
+    """
+    known = _option_fields(cls)
+    for name in options:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, [*known, *others], n=1)
+            remedy = f"Did you mean {nearest[0]!r}? " if nearest else ""
+            yield Problem(
+                field=name,
+                what=f"the {cls.name} backend has no such option",
+                remedy=f"{remedy}It has: {', '.join(known) or 'none'}",
+            )
+
+
+def missing_options(cls: type[Backend], options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Options without a default that the user hasn't passed."""
+    for name, option in _option_fields(cls).items():
+        required = option.default is MISSING and option.default_factory is MISSING
+        if required and name not in options:
+            yield Problem(field=name, what="it is required", remedy=f"Pass {name}=…")
+
+
+def _option_fields(cls: type[Backend]) -> dict[str, Field[Any]]:
+    return {option.name: option for option in fields(cls) if option.init}  # type: ignore[arg-type]  # every backend is a dataclass
+
+
+def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[Problem]:
+    """What is wrong with the training function, or with its absence."""
+    if function is None:
+        if not backend.capabilities.declarative:
+            yield Problem(
+                field="train_loop_per_worker",
+                what=f"the {backend.name} backend doesn't declare 'declarative': it can't train "
+                "without a training function",
+                remedy=f"Pass one: make_trainer({backend.name!r}, train_func)",
+            )
+        if config is not None:
+            yield Problem(
+                field="train_loop_config",
+                what="there is no training function that could take it",
+                remedy="Pass train_loop_per_worker too, or leave it out",
+            )
+        return
+    if not callable(function):
+        yield Problem(
+            field="train_loop_per_worker",
+            what=f"{function!r} is not callable",
+            remedy="Pass the function itself",
+        )
+        return
+    if config is not None and not isinstance(config, Mapping):
+        yield wrong_type("train_loop_config", config, dict)
+    yield from _signature_problems(function, config)
+    yield from _pickle_problems("train_loop_per_worker", function)
+    yield from _pickle_problems("train_loop_config", config)
+
+
+def config_of(function: Any, config: Any) -> Any:
+    """What a training function is called with: an empty config if it needs one and none is given.
+
+    Args:
+        function: what the user passed as one.
+        config: what the user passed as `train_loop_config`; None stands for nothing.
+    """
+    if config is not None or not callable(function):
+        return config
+    return {} if not _accepts(function) and _accepts(function, {}) else None
+
+
+def _accepts(function: Callable[..., Any], *arguments: Any) -> bool:
+    """Whether it can be called with these arguments; true if that can't be known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some callables of C don't tell
+        return True
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        return False
+    return True
+
+
+def _signature_problems(function: Callable[..., Any], config: Any) -> Iterator[Problem]:
+    if _accepts(function, *(() if config is None else ({},))):
+        return
+    wanted = "no argument" if config is None else "one argument, train_loop_config"
+    yield Problem(
+        field="train_loop_per_worker",
+        what=f"{_name_of(function)}{inspect.signature(function)} is called with {wanted}",
+        remedy="Let it take one argument, the config, or none",
+    )
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _pickle_problems(field: str, value: Any) -> Iterator[Problem]:
+    error = _pickle_error(value)
+    if error is None:
+        return
+    culprits = "; ".join(_culprits(value)) or f"{type(error).__name__}: {error}"
+    yield Problem(
+        field=field,
+        what=f"it can't be sent to the workers: {culprits}",
+        remedy="Create such objects inside the training function",
+    )
+
+
+def _pickle_error(value: Any) -> Exception | None:
+    try:
+        cloudpickle.dumps(value)
+    except Exception as error:  # whatever an object's own __reduce__ raises
+        return error
+    return None
+
+
+def _culprits(value: Any) -> Iterator[str]:
+    """The variables that a function uses, or the entries of a config, that can't be pickled."""
+    if isinstance(value, Mapping):
+        used = dict(value)
+    else:
+        found = inspect.getclosurevars(inspect.unwrap(value)) if inspect.isfunction(value) else None
+        used = {**found.globals, **found.nonlocals} if found else {}
+    for name, content in used.items():
+        error = _pickle_error(content)
+        if error is not None:
+            yield f"{name!r} is a {type(content).__name__} ({error})"
+
+
+def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
+    """What the backend itself has to say, and whether its framework and devices are there."""
+    for module, command in backend.requires.items():
+        if importlib.util.find_spec(module) is None:
+            yield Problem(
+                field="backend",
+                what=f"the {backend.name} backend needs {module}, which is not installed",
+                remedy=f"Install it with: {command}",
+            )
+    problems = list(backend.problems(job))
+    field = "ScalingConfig.use_gpu"
+    if (
+        job.use_gpu
+        and Device.GPU not in backend.capabilities.devices
+        # Who says so in other words knows why.
+        and not any(problem.field == field for problem in problems)
+    ):
+        yield Problem(
+            field=field,
+            what=f"the {backend.name} backend doesn't declare the device 'gpu'",
+            remedy="Use use_gpu=False",
+        )
+    yield from problems
+
+
+def cluster_problems(
+    scaling: ScalingConfig, node_totals: list[Mapping[str, float]]
+) -> Iterator[Problem]:
+    """Whether the cluster could hold the workers if nothing else ran on it."""
+    fit = largest_fit(node_totals, scaling.resources)
+    least = scaling.min_workers
+    if least > fit.workers:
+        yield Problem(
+            field="ScalingConfig.num_workers",
+            what=f"{least} is more than the cluster can ever hold: {fit.reason}",
+            remedy=f"Use num_workers={fit.workers}" if fit.workers else "Ask for less per worker",
+        )
+    elif least + scaling.standby > fit.workers:
+        yield Problem(
+            field="ScalingConfig.standby",
+            what=f"{scaling.standby} besides {least} workers is more than the cluster can ever "
+            f"hold: {fit.reason}",
+            remedy=f"Use standby={fit.workers - least}",
+        )

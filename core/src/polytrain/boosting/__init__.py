@@ -1,0 +1,1 @@
+"""What tree boosters share: table validation, categories, sampling, estimators."""

@@ -1,0 +1,299 @@
+"""Estimators as scikit-learn knows them, trained by a backend on any number of workers.
+
+A backend's own estimators say by which options it is told what they have been given.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pyarrow as pa
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import (
+        check_array,
+        check_consistent_length,
+        check_is_fitted,
+        column_or_1d,
+        validate_data,
+    )
+except ImportError as error:
+    raise ImportError("Estimators need scikit-learn: pip install 'scikit-learn>=1.6'") from error
+
+from polytrain.api.trainer import make_trainer
+from polytrain.common.config import RunConfig, ScalingConfig
+
+LABEL, WEIGHT, QUERY = "polytrain label", "polytrain weight", "polytrain query"
+"""Columns beside the features."""
+
+Values = np.ndarray[Any, Any]
+EvalSet = tuple[Any, ...]
+
+
+class BackendEstimator(BaseEstimator):
+    """What estimators of all backends have in common."""
+
+    backend_name: ClassVar[str]
+    """Who trains."""
+
+    query_option: ClassVar[str]
+    """The backend's option that names the column of queries."""
+
+    def __init__(
+        self,
+        *,
+        n_estimators: int = 100,
+        early_stopping_rounds: int | None = None,
+        categorical: Sequence[str] = (),
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        **params: Any,
+    ) -> None:
+        """
+        Args:
+            n_estimators: boosting rounds.
+            early_stopping_rounds: stop when the last of `eval_set` hasn't improved for so many.
+            categorical: columns of numbers that are categories; strings always are.
+            scaling_config: how many workers, and of what; one by default.
+            run_config: where the run is kept; nothing is kept by default but the model.
+            params: the framework's own parameters, as its native interface has them.
+        """
+        self.n_estimators = n_estimators
+        self.early_stopping_rounds = early_stopping_rounds
+        self.categorical = categorical
+        self.scaling_config = scaling_config
+        self.run_config = run_config
+        self._params = params
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The estimator's parameters, the framework's own among them."""
+        return {**super().get_params(deep), **self._params}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters of the estimator, or of the framework."""
+        own = super().get_params(deep=False)
+        super().set_params(**{name: value for name, value in params.items() if name in own})
+        self._params |= {name: value for name, value in params.items() if name not in own}
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def _fit(
+        self,
+        features: pa.Table,
+        label: Values,
+        *,
+        params: Mapping[str, Any],
+        sample_weight: Any,
+        eval_sets: Iterable[EvalSet],
+        query: Any = None,
+    ) -> Self:
+        columns = {LABEL: label}
+        options: dict[str, Any] = {}
+        if sample_weight is not None:
+            columns[WEIGHT] = _weights(sample_weight, features)
+            options["weight"] = WEIGHT
+        if query is not None:
+            columns[QUERY] = column_or_1d(query)
+            options[self.query_option] = QUERY
+        datasets = {"train": _with_columns(features, columns)}
+        for number, (others, *beside) in enumerate(eval_sets):
+            table = self._table(others, reset=False)
+            columns = dict(zip((LABEL, QUERY), beside, strict=False))
+            if sample_weight is not None:
+                columns[WEIGHT] = np.ones(len(table))
+            datasets[f"validation_{number}"] = _with_columns(table, columns)
+        with ExitStack() as stack:
+            config = self.run_config
+            if config is None:
+                place = stack.enter_context(tempfile.TemporaryDirectory(prefix="polytrain-"))
+                config = RunConfig(storage_path=place, progress=False)
+            self.result_ = make_trainer(
+                self.backend_name,
+                params={**params, **self._params},
+                num_boost_round=self.n_estimators,
+                label=LABEL,
+                categorical=list(self.categorical),
+                early_stopping_rounds=self.early_stopping_rounds,
+                **options,
+                datasets=datasets,
+                scaling_config=self.scaling_config or ScalingConfig(num_workers=1),
+                run_config=config,
+            ).fit(resume="never")  # a run of this name was of another fit, and of other data
+            self.model_ = self.result_.load_model()
+        return self
+
+    def _predicted(self, rows: Any, **options: Any) -> Values:
+        check_is_fitted(self, "model_")
+        backend = self.result_.backend
+        assert backend is not None
+        table = self._table(rows, reset=False)
+        values: Values = backend.engine().predict(self.model_, table, **options)
+        return values
+
+    def _table(self, rows: Any, *, reset: bool) -> pa.Table:
+        """The features as the backend takes them; those of a frame keep their names and types."""
+        if hasattr(rows, "columns"):
+            validate_data(self, rows, skip_check_array=True, reset=reset)
+            if isinstance(rows, pa.Table):
+                return rows
+            return pa.Table.from_pandas(rows, preserve_index=False)
+        values = validate_data(
+            self,
+            rows,
+            reset=reset,
+            dtype=[np.float64, np.float32],
+            ensure_all_finite="allow-nan",
+            ensure_min_samples=2 if reset else 1,
+        )
+        return pa.table({f"x{index}": values[:, index] for index in range(values.shape[1])})
+
+
+class BackendRegressor(RegressorMixin, BackendEstimator):
+    """Predicts numbers."""
+
+    def fit(
+        self, X: Any, y: Any, *, sample_weight: Any = None, eval_set: Sequence[EvalSet] = ()
+    ) -> Self:
+        """Train.
+
+        Args:
+            X: a frame, or an array of shape `[rows, features]`.
+            y: the numbers to predict, shape `[rows]`.
+            sample_weight: how much each row counts, shape `[rows]`.
+            eval_set: pairs of such rows and numbers to evaluate on.
+        """
+        features, label = self._table(X, reset=True), _numbers(y)
+        check_consistent_length(X, label)
+        pairs = [(others, _numbers(numbers)) for others, numbers in eval_set]
+        return self._fit(features, label, params={}, sample_weight=sample_weight, eval_sets=pairs)
+
+    def predict(self, X: Any) -> Values:
+        """The predicted numbers, shape `[rows]`."""
+        return self._predicted(X)
+
+
+class BackendClassifier(ClassifierMixin, BackendEstimator):
+    """Predicts which of some classes."""
+
+    def class_params(self, classes: int) -> Mapping[str, Any]:
+        """The framework's parameters for so many classes, 2 or more."""
+        raise NotImplementedError
+
+    def fit(
+        self, X: Any, y: Any, *, sample_weight: Any = None, eval_set: Sequence[EvalSet] = ()
+    ) -> Self:
+        """Train.
+
+        Args:
+            X: a frame, or an array of shape `[rows, features]`.
+            y: the classes, of any type, shape `[rows]`.
+            sample_weight: how much each row counts, shape `[rows]`.
+            eval_set: pairs of such rows and classes to evaluate on.
+        """
+        features, label = self._table(X, reset=True), column_or_1d(y, warn=True)
+        check_consistent_length(X, label)
+        check_classification_targets(label)
+        self.classes_, codes = np.unique(label, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(
+                f"y has one class, {self.classes_[0]!r}: there is nothing to tell it from"
+            )
+        pairs = [(others, self._codes(names)) for others, names in eval_set]
+        params = self.class_params(len(self.classes_))
+        return self._fit(
+            features,
+            codes.astype(float),
+            params=params,
+            sample_weight=sample_weight,
+            eval_sets=pairs,
+        )
+
+    def _codes(self, names: Any) -> Values:
+        unknown = sorted({*names} - {*self.classes_})
+        if unknown:
+            raise ValueError(f"eval_set has a class that y hasn't: {unknown[0]!r}.")
+        codes: Values = np.searchsorted(self.classes_, names).astype(float)
+        return codes
+
+    def predict_proba(self, X: Any) -> Values:
+        """The classes' probabilities, shape `[rows, classes]`, in the order of `classes_`."""
+        chances = self._predicted(X)
+        return np.column_stack([1 - chances, chances]) if chances.ndim == 1 else chances
+
+    def predict(self, X: Any) -> Values:
+        """The most probable classes, shape `[rows]`."""
+        chosen = np.argmax(self.predict_proba(X), axis=1)
+        classes: Values = self.classes_[chosen]
+        return classes
+
+
+class BackendRanker(BackendEstimator):
+    """Predicts an order within queries."""
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        qid: Any,
+        sample_weight: Any = None,
+        eval_set: Sequence[EvalSet] = (),
+    ) -> Self:
+        """Train.
+
+        Args:
+            X: a frame, or an array of shape `[rows, features]`.
+            y: how relevant each row is to its query, shape `[rows]`.
+            qid: the query of each row, shape `[rows]`; the rows of a query lie together.
+            sample_weight: how much each row counts, shape `[rows]`.
+            eval_set: triples of such rows, relevances and queries to evaluate on.
+        """
+        features, label = self._table(X, reset=True), _numbers(y)
+        check_consistent_length(X, label, qid)
+        triples = [(others, _numbers(of_them), ids) for others, of_them, ids in eval_set]
+        return self._fit(
+            features,
+            label,
+            params=self.ranking_params,
+            sample_weight=sample_weight,
+            eval_sets=triples,
+            query=qid,
+        )
+
+    ranking_params: ClassVar[Mapping[str, Any]]
+    """The framework's parameters for ranking."""
+
+    def predict(self, X: Any) -> Values:
+        """Scores, shape `[rows]`: the higher, the earlier in its query."""
+        return self._predicted(X)
+
+
+def _numbers(values: Any) -> Values:
+    numbers: Values = check_array(
+        column_or_1d(values, warn=True), dtype=np.float64, ensure_2d=False, input_name="y"
+    )
+    return numbers
+
+
+def _weights(weights: Any, features: pa.Table) -> Values:
+    checked = _numbers(weights)
+    check_consistent_length(features, checked)
+    if not checked.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return checked
+
+
+def _with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+    for name, values in columns.items():
+        table = table.append_column(name, pa.array(values))
+    return table

@@ -1,0 +1,1 @@
+"""What every layer uses: settings, errors, events, places, and what Linux offers."""

@@ -1,0 +1,13 @@
+"""Names that may have been meant by one that isn't known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+
+def close_to(name: str, names: Sequence[str]) -> list[str]:
+    """The names that may have been meant by another one, the likeliest first."""
+    by_folded = {other.casefold(): other for other in names}
+    near = get_close_matches(name.casefold(), list(by_folded), n=3, cutoff=0.5)
+    return [by_folded[folded] for folded in near]

@@ -1,0 +1,254 @@
+"""Everything that is wrong with the data sets of a job, found before any worker starts."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, get_args, get_type_hints
+
+from polytrain.common.config import DataConfig, ScalingConfig
+from polytrain.common.config_checks import is_count, wrong_type
+from polytrain.common.data_errors import SourceError
+from polytrain.data.plan.position import DataChangedError
+from polytrain.data.shards.assignment import RunDataset
+from polytrain.data.shards.groups import group_starts
+from polytrain.data.shards.opening import in_plan, in_stream
+from polytrain.data.shards.spec import ShardSpec
+from polytrain.data.sources.describe import computed, describe
+from polytrain.data.streams.stream import StreamSpec
+from polytrain_plugins import Demand, Problem
+
+logger = logging.getLogger(__name__)
+
+
+def described(
+    datasets: Any, configs: Any, *, needs_train: bool, num_workers: int
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Describe the data sets; what can't be described is a problem.
+
+    Args:
+        datasets: what the user passed as such.
+        configs: what the user passed as `dataset_config`.
+        needs_train: the backend can't do without the data set "train".
+        num_workers: ranks.
+    """
+    if not isinstance(datasets, Mapping):
+        return (), (wrong_type("datasets", datasets, dict),)
+    problems = [*_config_problems(datasets, configs)]
+    known: list[RunDataset] = []
+    for name, data in datasets.items():
+        config = configs.get(name) if isinstance(configs, Mapping) else None
+        if not isinstance(config, DataConfig) or any(_of(name, problem) for problem in problems):
+            config = DataConfig()
+        try:
+            source = describe(str(name), data, columns=config.columns, transform=config.transform)
+        except SourceError as error:
+            problems.append(_problem(name, error))
+        else:
+            known.append(RunDataset(source=source, config=config))
+    problems += _train_problems(datasets, known, needs_train=needs_train, num_workers=num_workers)
+    return tuple(known), tuple(problems)
+
+
+def grouped(
+    datasets: Iterable[RunDataset], demand: Demand, *, num_workers: int
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Find where groups begin, in data sets whose rows are not to be separated just anywhere."""
+    found, problems = [], []
+    for dataset in datasets:
+        column = dataset.config.group or demand.group
+        if dataset.source.stream is not None and (column or dataset.config.shuffle):
+            problems.append(
+                Problem(
+                    field=f"dataset_config[{dataset.name!r}]",
+                    what="groups and shuffling are not for a Ray dataset that streams",
+                    remedy="Shuffle in the pipeline, as with dataset.random_shuffle(seed=0), or "
+                    "pass dataset.materialize()",
+                )
+            )
+            continue
+        if demand.group and dataset.config.group not in (None, demand.group):
+            problems.append(
+                Problem(
+                    field=f"dataset_config[{dataset.name!r}].group",
+                    what=f"it is {dataset.config.group!r}, and the backend groups by "
+                    f"{demand.group!r}",
+                    remedy="Leave it out",
+                )
+            )
+        elif column is not None:
+            try:
+                starts = group_starts(dataset.source, column)
+            except SourceError as error:
+                problems.append(_problem(dataset.name, error))
+                continue
+            if dataset.name not in demand.whole_datasets:
+                dataset = replace(dataset, group_starts=starts)
+                problems += _too_few(dataset.name, len(starts) - 1, "group", num_workers)
+        found.append(dataset)
+    return tuple(found), tuple(problems)
+
+
+def ready(
+    datasets: Iterable[RunDataset], demand: Demand, scaling: ScalingConfig
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Run the pipelines of streams that have to be finished before training begins."""
+    found, problems = [], []
+    for dataset in datasets:
+        reason = _why_not_streamed(dataset, demand, scaling)
+        if dataset.source.stream is not None and reason is not None:
+            if reason:
+                logger.warning("The data set %r is computed first: %s.", dataset.name, reason)
+            try:
+                dataset = replace(dataset, source=computed(dataset.source))
+            except SourceError as error:
+                problems.append(_problem(dataset.name, error))
+        found.append(dataset)
+    return tuple(found), tuple(problems)
+
+
+def position_problems(
+    specs: Iterable[ShardSpec | StreamSpec], positions: Mapping[str, Any], *, field: str
+) -> Iterator[Problem]:
+    """Whether the data are still those in which a checkpoint has its place.
+
+    Args:
+        specs: the data.
+        positions: the checkpoint's.
+        field: what a problem is about.
+    """
+    for spec in specs:
+        position = positions.get(spec.name)
+        try:
+            if isinstance(spec, StreamSpec):
+                in_stream(spec.name, position, 1)
+            else:
+                in_plan(spec.name, position, spec.plan)
+        except DataChangedError as error:
+            yield Problem(field=field, what=error.what, remedy=error.remedy)
+
+
+def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfig) -> str | None:
+    """Why a stream has to be finished before training begins.
+
+    None if it needn't; empty if that is as the user would expect.
+    """
+    if dataset.source.stream is None:
+        return None
+    if scaling.num_workers == 0 or demand.reads_tables or dataset.name in demand.whole_datasets:
+        return ""
+    from polytrain.common.ray_state import living_nodes
+    from polytrain.data.streams.ray_pipeline import cpu_shortage
+
+    held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
+    cpus = sum(totals.get("CPU", 0) for totals in living_nodes().values())
+    return cpu_shortage(dataset.source.stream, held, cpus)
+
+
+def _problem(name: Any, error: SourceError) -> Problem:
+    return Problem(field=f"datasets[{name!r}]", what=error.what, remedy=error.remedy)
+
+
+def _of(name: Any, problem: Problem) -> bool:
+    return problem.field.startswith(f"dataset_config[{name!r}]")
+
+
+def _train_problems(
+    datasets: Mapping[Any, Any],
+    known: Iterable[RunDataset],
+    *,
+    needs_train: bool,
+    num_workers: int,
+) -> Iterator[Problem]:
+    if needs_train and "train" not in datasets:
+        yield Problem(
+            field="datasets",
+            what=f"there is no data set 'train', only {sorted(map(str, datasets))}"
+            if datasets
+            else "there are none",
+            remedy='Pass datasets={"train": …}',
+        )
+    for dataset in known:
+        rows = dataset.source.info.num_rows
+        if rows is not None:
+            yield from _too_few(dataset.name, rows, "row", num_workers)
+
+
+def _too_few(name: str, count: int, what: str, num_workers: int) -> Iterator[Problem]:
+    """Other data sets may leave a worker without rows: nothing is trained on them."""
+    if name == "train" and count < num_workers:
+        yield Problem(
+            field=f"datasets[{name!r}]",
+            what=f"its {count} {what}(s) can't be shared out to {num_workers} workers",
+            remedy="Ask for fewer workers",
+        )
+
+
+def _config_problems(datasets: Mapping[Any, Any], configs: Any) -> Iterator[Problem]:
+    if not isinstance(configs, Mapping):
+        yield wrong_type("dataset_config", configs, dict)
+        return
+    for name, config in configs.items():
+        field = f"dataset_config[{name!r}]"
+        if name not in datasets:
+            nearest = difflib.get_close_matches(str(name), map(str, datasets), n=1)
+            meant = f"Did you mean {nearest[0]!r}? " if nearest else ""
+            yield Problem(
+                field=field,
+                what="there is no such data set",
+                remedy=f"{meant}There are: {', '.join(map(str, datasets)) or 'none'}",
+            )
+        if not isinstance(config, DataConfig):
+            yield wrong_type(field, config, DataConfig)
+        else:
+            yield from _value_problems(field, config)
+
+
+def _value_problems(field: str, config: DataConfig) -> Iterator[Problem]:
+    for name in ("shuffle", "remainder"):
+        value: Any = getattr(config, name)
+        allowed = _allowed(name)
+        # 1 equals True, and isn't it.
+        if not any(type(value) is type(choice) and value == choice for choice in allowed):
+            yield Problem(
+                field=f"{field}.{name}",
+                what=f"{value!r} is unknown",
+                remedy=f"Give one of {', '.join(map(repr, allowed))}",
+            )
+    seed: Any = config.seed
+    if not is_count(seed) or not -(2**63) <= seed < 2**63:
+        yield Problem(
+            field=f"{field}.seed", what=f"{seed!r} is no seed", remedy="Give a whole number"
+        )
+    window: Any = config.window_rows
+    if window is not None and (not is_count(window) or window < 1):
+        yield Problem(
+            field=f"{field}.window_rows",
+            what=f"{window!r} is not a number of rows",
+            remedy="Give 1 or more",
+        )
+    columns: Any = config.columns
+    if isinstance(columns, str):
+        yield Problem(
+            field=f"{field}.columns",
+            what=f"{columns!r} is one name",
+            remedy=f"Give a list: [{columns!r}]",
+        )
+    transform: Any = config.transform
+    if transform is not None and not callable(transform):
+        yield Problem(
+            field=f"{field}.transform",
+            what=f"{transform!r} is not callable",
+            remedy="Pass a function from a dict of arrays to another",
+        )
+    group: Any = config.group
+    if group is not None and not isinstance(group, str):
+        yield wrong_type(f"{field}.group", group, str)
+
+
+def _allowed(name: str) -> tuple[Any, ...]:
+    if name == "shuffle":
+        return (True, False, "window")
+    return get_args(get_type_hints(DataConfig)[name])

@@ -1,0 +1,1 @@
+"""Which rows come next, in which order, and on which rank. Pure."""

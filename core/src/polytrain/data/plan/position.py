@@ -1,0 +1,134 @@
+"""Where a run stands in a data set: what a checkpoint records of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from polytrain.data.plan.row_plan import Plan
+from polytrain.data.plan.stream_partitioner import Segment
+
+
+class Position(Protocol):
+    """A place in an epoch."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of the epoch, from 0."""
+
+    @property
+    def start(self) -> int:
+        """Rows that have been given of it."""
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing has been given at all."""
+
+    def moved(self: Self, epoch: int, start: int) -> Self:
+        """Another place."""
+
+    def to_plain(self) -> dict[str, Any]:
+        """The position as JSON and msgpack know it."""
+
+
+Self = TypeVar("Self", bound=Position)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataPosition:
+    """A row of an epoch, and the order that makes the two numbers mean something."""
+
+    epoch: int = 0
+    start: int = 0
+    """Rows of the epoch that have been given, over all ranks; with groups, groups."""
+
+    plan: Plan
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing has been given at all."""
+        return self.epoch == 0 and self.start == 0
+
+    def moved(self, epoch: int, start: int) -> DataPosition:
+        """Another place in the same order."""
+        return DataPosition(epoch=epoch, start=start, plan=self.plan)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The position as JSON and msgpack know it."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> DataPosition:
+        """What `to_plain` has written."""
+        return cls(**{**plain, "plan": Plan(**plain["plan"])})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPosition:
+    """The rows of an epoch that the ranks have been given, where nobody knows the rows' numbers."""
+
+    epoch: int = 0
+    legs: tuple[Segment, ...] = ()
+    """What was consumed of the epoch before this world began."""
+
+    world_size: int
+    start: int = 0
+    """Rows that each rank has been given since."""
+
+    @property
+    def is_beginning(self) -> bool:
+        """Whether nothing has been given at all."""
+        return self.epoch == 0 and self.start == 0 and not self.legs
+
+    def moved(self, epoch: int, start: int) -> StreamPosition:
+        """Another place; a new epoch has no legs yet."""
+        legs = self.legs if epoch == self.epoch else ()
+        return replace(self, epoch=epoch, legs=legs, start=start)
+
+    def to_plain(self) -> dict[str, Any]:
+        """The position as JSON and msgpack know it."""
+        last = [(self.world_size, self.start)] if self.start else []
+        return {"epoch": self.epoch, "legs": [*map(list, self.legs), *map(list, last)]}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any], world_size: int) -> StreamPosition:
+        """Go on from what `to_plain` has written, in a world of this size."""
+        legs = tuple(Segment(*leg) for leg in plain["legs"])
+        return cls(epoch=plain["epoch"], legs=legs, world_size=world_size)
+
+
+class DataChangedError(Exception):
+    """A data set, or the order in which it is read, is not what a checkpoint was made with."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy}"
+
+    remedy = (
+        "Pass the same data with the same options, or go on from a checkpoint that was made "
+        "between two epochs"
+    )
+
+
+def resumed(name: str, position: DataPosition, plan: Plan) -> DataPosition:
+    """Where to go on in a data set that is read by this plan now.
+
+    The canonical shards are those of the position: they are cut once.
+
+    Raises:
+        DataChangedError: the position is inside an epoch of another order.
+    """
+    plan = replace(plan, shards=position.plan.shards)
+    if position.start == 0 or plan == position.plan:
+        return replace(position, plan=plan)
+    then, now = asdict(position.plan), asdict(plan)
+    changes = [f"{k}={then[k]!r} then, {now[k]!r} now" for k in then if then[k] != now[k]]
+    raise DataChangedError(
+        f"The checkpoint was made at row {position.start} of epoch {position.epoch} of the data "
+        f"set {name!r}, which is another one now ({'; '.join(changes)}): nobody can tell which "
+        "rows are still to come"
+    )

@@ -1,0 +1,70 @@
+"""Groups: rows that belong together, such as the candidates of one query, and stay on one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from polytrain.common.data_errors import SourceError
+from polytrain.data.sources.describe import Source
+
+
+def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
+    """The first row of every group, and the number of rows at the end. Reads that column only.
+
+    Raises:
+        SourceError: there is no such column, it has empty values, or a group's rows don't lie
+            together.
+    """
+    if column not in source.schema.names:
+        raise SourceError(
+            f"it has no column {column!r} to group by",
+            f"Its columns: {', '.join(source.schema.names)}",
+        )
+    values = pa.chunked_array(
+        [
+            chunk
+            for piece in source.pieces
+            for chunk in piece.read(0, piece.rows, [column]).column(column).chunks
+        ],
+        type=source.schema.field(column).type,
+    )
+    missing = values.null_count + _nans(values)
+    if missing:
+        raise SourceError(
+            f"{missing} row(s) have no value in the column {column!r} that groups are told by",
+            "Give every row a group",
+        )
+    numbers = _numbered(values)
+    starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+    found, counts = np.unique(numbers[starts], return_counts=True)
+    if (counts > 1).any():
+        torn = found[counts > 1][0]
+        first, again = starts[numbers[starts] == torn][:2]
+        raise SourceError(
+            f"the rows of group {values[int(first)].as_py()!r} of the column {column!r} don't lie "
+            f"together: it begins at row {first} and again at row {again}",
+            f"Sort the data by {column!r}",
+        )
+    return np.append(starts, len(numbers))
+
+
+def group_sizes(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """How many rows each group has, one after another, by the column that tells them."""
+    starts = np.flatnonzero(np.diff(_numbered(values), prepend=-1))
+    return np.diff(np.append(starts, len(values)))
+
+
+def _nans(values: pa.ChunkedArray) -> int:
+    return pc.sum(pc.is_nan(values)).as_py() or 0 if pa.types.is_floating(values.type) else 0
+
+
+def _numbered(values: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """A number for every value of any type, the same one wherever it occurs."""
+    encoded = pc.dictionary_encode(values).unify_dictionaries()
+    return np.concatenate(
+        [np.empty(0, dtype=np.int64), *(chunk.indices.to_numpy() for chunk in encoded.chunks)]
+    )

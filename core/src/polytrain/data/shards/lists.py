@@ -1,0 +1,147 @@
+"""Columns of lists of numbers as arrays: one array where all lists have one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Array = np.ndarray[Any, Any]
+
+
+def is_list_of_numbers(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists, nested to any depth, of numbers or booleans."""
+    return _is_list(kind) and _is_number(_innermost(kind))
+
+
+def lists_to_numpy(column: pa.ChunkedArray) -> Array:
+    """A column of lists as `joined` has it; without a copy where there can be one."""
+    return joined([_stacked_or_rows(chunk) for chunk in column.chunks], own=False)
+
+
+def lists_by_type(column: pa.ChunkedArray) -> Array:
+    """The same in a form that the column's type decides, whatever its values are.
+
+    Returns:
+        `(rows, size, …)` for lists of a fixed size; otherwise `(rows,)` objects: an array for each
+        list, None for a missing one.
+    """
+    if _is_fixed(column.type) and not column.null_count:
+        return lists_to_numpy(column)
+    rows = [row for chunk in column.chunks for row in _rows(chunk)]
+    return _objects(rows)
+
+
+def joined(parts: Sequence[Array], *, own: bool) -> Array:
+    """Rows of several arrays, one after another.
+
+    Args:
+        parts: arrays `(rows, length, …)`, or `(rows,)` objects that are arrays or None.
+        own: the result may be written to, and shares no memory with the parts.
+
+    Returns:
+        `(rows, length, …)` if all lists have one shape, `(rows,)` objects otherwise.
+    """
+    parts = [part for part in parts if len(part)] or list(parts[:1])
+    if not parts:
+        return np.empty((0, 0))
+    if all(part.dtype != object for part in parts) and len({part.shape[1:] for part in parts}) == 1:
+        if len(parts) > 1:
+            return np.concatenate(parts)
+        return parts[0].copy() if own else parts[0]
+    rows = [row for part in parts for row in part]
+    return _stacked_rows(rows) if own else _objects(rows)
+
+
+def _stacked_rows(rows: Sequence[Any]) -> Array:
+    """Rows as one array if they have one shape; copied in any case."""
+    if _have_one_shape(rows):
+        return np.stack(rows)
+    return _objects([row.copy() if isinstance(row, np.ndarray) else row for row in rows])
+
+
+def _have_one_shape(rows: Sequence[Any]) -> bool:
+    return (
+        len(rows) > 0
+        and all(isinstance(row, np.ndarray) and row.dtype != object for row in rows)
+        and len({row.shape for row in rows}) == 1
+    )
+
+
+def _objects(rows: Sequence[Any]) -> Array:
+    # NumPy would make one array of rows that happen to have one shape.
+    objects = np.empty(len(rows), dtype=object)
+    for number, row in enumerate(rows):
+        objects[number] = row
+    return objects
+
+
+def _stacked_or_rows(array: pa.Array) -> Array:
+    stacked = _stacked(array)
+    return _objects(_rows(array)) if stacked is None else stacked
+
+
+def _stacked(array: pa.Array) -> Array | None:
+    """Lists of one shape as one array; None if they differ, or one is missing."""
+    if not _is_list(array.type):
+        return _numbers(array)
+    if array.null_count:
+        return None
+    size = array.type.list_size if pa.types.is_fixed_size_list(array.type) else _length(array)
+    if size is None:
+        return None
+    items = _stacked(array.flatten())
+    return None if items is None else items.reshape(len(array), size, *items.shape[1:])
+
+
+def _length(array: pa.Array) -> int | None:
+    """The one length that all lists have."""
+    if not len(array):
+        return 0
+    ends = pc.min_max(pc.list_value_length(array))
+    return int(ends["min"].as_py()) if ends["min"] == ends["max"] else None
+
+
+def _rows(array: pa.Array) -> list[Any]:
+    """An array for each list, None for a missing one."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
+    stops = np.cumsum(lengths, dtype=np.int64)
+    items = array.flatten()  # without what missing lists may hold
+    values = _rows(items) if _is_list(items.type) else _numbers(items)
+    there = array.is_valid().to_pylist()
+    found = []
+    for stop, length, is_there in zip(stops.tolist(), lengths.tolist(), there, strict=True):
+        part = values[stop - length : stop]
+        if isinstance(part, list):
+            part = np.stack(part) if _have_one_shape(part) else _objects(part)
+        found.append(part if is_there else None)
+    return found
+
+
+def _numbers(array: pa.Array) -> Array:
+    numbers: Array = array.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    """Whether the type alone says that all lists have one shape."""
+    return not _is_list(kind) or (pa.types.is_fixed_size_list(kind) and _is_fixed(kind.value_type))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def _innermost(kind: pa.DataType) -> pa.DataType:
+    return _innermost(kind.value_type) if _is_list(kind) else kind
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    )

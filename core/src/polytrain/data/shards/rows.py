@@ -1,0 +1,214 @@
+"""Where a trainer gets rows from: memory that it maps, or pieces that it reads ahead."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
+
+import pyarrow as pa
+
+from polytrain.data.plan.order import Order, RowSelection
+from polytrain.data.shards.formats import empty_table
+from polytrain.data.shards.regions import Region, RowSlice
+from polytrain.data.sources.pieces import Piece
+
+
+class Stream(ABC):
+    """One pass over rows, mostly forwards."""
+
+    @abstractmethod
+    def take(self, picked: RowSelection) -> list[RowSlice]:
+        """These rows, one after another."""
+
+
+class Rows(ABC):
+    """The rows of a data set, as far as this rank may need them."""
+
+    schema: pa.Schema
+
+    @abstractmethod
+    def read(self, rows: range) -> pa.Table:
+        """Consecutive rows as one table."""
+
+    @abstractmethod
+    def count(self, rows: range) -> int:
+        """How many of these rows are really there."""
+
+    @abstractmethod
+    def stream(self, order: Order, first: int) -> AbstractContextManager[Stream]:
+        """A pass over the rows of an order, from this place on."""
+
+
+class MappedRows(Rows):
+    """Rows that lie in one table."""
+
+    def __init__(self, table: pa.Table, held: range) -> None:
+        """
+        Args:
+            table: in this process, or mapped.
+            held: which rows of the data set these are.
+        """
+        self.schema = table.schema
+        self._table = table
+        self._held = held
+
+    def read(self, rows: range) -> pa.Table:
+        return self._table.slice(rows.start - self._held.start, len(rows))
+
+    def count(self, rows: range) -> int:
+        return int(self.read(rows).num_rows)
+
+    @contextmanager
+    def stream(self, order: Order, first: int) -> Iterator[Stream]:
+        yield _TableStream(self._table, self._held.start)
+
+
+class PieceRows(Rows):
+    """Rows that are read from pieces when they are needed, and one region ahead."""
+
+    def __init__(self, pieces: Sequence[Piece], schema: pa.Schema) -> None:
+        self.schema = schema
+        self._pieces = pieces
+        self._ends = list(accumulate(piece.rows for piece in pieces))
+
+    def read(self, rows: range) -> pa.Table:
+        tables = [*self.parts(rows)]
+        return pa.concat_tables(tables) if tables else empty_table(self.schema)
+
+    def parts(self, rows: range) -> Iterator[pa.Table]:
+        """The same, piece by piece."""
+        for piece, part in self._parts(rows):
+            yield self._read_piece(piece, part)
+
+    def count(self, rows: range) -> int:
+        # A piece that holds other rows than it should says so when it is read.
+        return sum(len(part) for _, part in self._parts(rows))
+
+    @contextmanager
+    def stream(self, order: Order, first: int) -> Iterator[Stream]:
+        if all(piece.seekable(scattered=True) for piece in self._pieces):
+            yield _ItemStream(self)
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="polytrain-read") as reader:
+            stream = _ReadAhead(self, self._regions(order, first), reader)
+            try:
+                yield stream
+            finally:
+                stream.cancel()
+
+    def _regions(self, order: Order, first: int) -> Iterator[RowSelection]:
+        """What is read at once: windows as they are, rows in their order piece by piece."""
+        for region in order.regions(first):
+            if region.arrange is not None:
+                yield region
+                continue
+            for piece, part in self._parts(region.region):
+                origin = self._ends[piece] - self._pieces[piece].rows
+                rows = range(origin + part.start, origin + part.stop)
+                yield RowSelection(region=rows, place=range(len(rows)))
+
+    def _parts(self, rows: range) -> Iterator[tuple[int, range]]:
+        """The pieces that hold these rows, and which rows of theirs."""
+        if not rows:
+            return
+        for piece in range(bisect_right(self._ends, rows.start), len(self._pieces)):
+            origin = self._ends[piece] - self._pieces[piece].rows
+            if origin >= rows.stop:
+                return
+            part = range(
+                max(rows.start, origin) - origin, min(rows.stop, self._ends[piece]) - origin
+            )
+            if part:
+                yield piece, part
+
+    def _read_piece(self, piece: int, part: range) -> pa.Table:
+        return self._pieces[piece].read(part.start, part.stop, self.schema.names)
+
+
+class _TableStream(Stream):
+    def __init__(self, table: pa.Table, first_row: int) -> None:
+        self._region = Region(table)
+        self._first = first_row
+
+    def take(self, picked: RowSelection) -> list[RowSlice]:
+        rows = picked.rows
+        if isinstance(rows, range):
+            return [RowSlice(self._region, rows.start - self._first, rows.stop - self._first)]
+        return [RowSlice.of(self._region.table.take(pa.array(rows - self._first)))]
+
+
+class _ItemStream(Stream):
+    """Rows that can be read one by one, such as items of a map-style data set."""
+
+    def __init__(self, rows: PieceRows) -> None:
+        self._rows = rows
+
+    def take(self, picked: RowSelection) -> list[RowSlice]:
+        if isinstance(picked.rows, range):
+            return [RowSlice.of(self._rows.read(picked.rows))]
+        return [RowSlice.of(self._rows.read(range(row, row + 1))) for row in picked.rows]
+
+
+class _ReadAhead(Stream):
+    """Holds the region that rows are taken from, arranged, while the next one is being read."""
+
+    def __init__(
+        self, rows: PieceRows, regions: Iterator[RowSelection], reader: ThreadPoolExecutor
+    ) -> None:
+        self._rows = rows
+        self._regions = regions
+        self._reader = reader
+        self._ahead: tuple[RowSelection, Future[pa.Table]] | None = None
+        self._held = range(0)
+        self._region = Region(empty_table(rows.schema))
+        self._ask_next()
+
+    def take(self, picked: RowSelection) -> list[RowSlice]:
+        if picked.arrange is not None:
+            self._advance_to(picked, picked.region)
+            return [RowSlice(self._region, picked.place.start, picked.place.stop)]
+        excerpts = []
+        rows = picked.region[picked.place.start : picked.place.stop]
+        while rows:
+            self._advance_to(picked, rows[:1])
+            start = rows.start - self._held.start
+            stop = min(rows.stop, self._held.stop) - self._held.start
+            excerpts.append(RowSlice(self._region, start, stop))
+            rows = rows[stop - start :]
+        return excerpts
+
+    def cancel(self) -> None:
+        """Read nothing more."""
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+
+    def _advance_to(self, picked: RowSelection, rows: range) -> None:
+        """Hold a region that contains these rows."""
+        while not _contains(self._held, rows):
+            if self._ahead is None:
+                # Padding begins at the start again.
+                self._held, self._region = picked.region, Region(self._load(picked.whole))
+                return
+            ahead, table = self._ahead
+            # The old region's memory is free before the next one is asked for.
+            self._held, self._region = ahead.region, Region(table.result())
+            self._ask_next()
+
+    def _ask_next(self) -> None:
+        region = next(self._regions, None)
+        self._ahead = None if region is None else (region, self._reader.submit(self._load, region))
+
+    def _load(self, region: RowSelection) -> pa.Table:
+        table = self._rows.read(region.region)
+        if region.arrange is not None:
+            rows = region.arrange(region.place) - region.region.start
+            table = table.combine_chunks().take(pa.array(rows))
+        return table.combine_chunks()
+
+
+def _contains(outer: range, inner: range) -> bool:
+    return outer.start <= inner.start and inner.stop <= outer.stop and bool(inner)

@@ -1,0 +1,108 @@
+"""Tables in memory that several processes map: nothing is copied, and nothing is left behind."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from polytrain.data.shards.formats import empty_table
+from polytrain.data.shards.layout import Filling, Layout, is_laid_out, is_plain, laid_out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """Where in the memory behind a descriptor something lies."""
+
+    offset: int
+    size: int
+    """Bytes."""
+
+
+def to_shared_memory(table: pa.Table) -> int:
+    """Write a table into anonymous shared memory and return its file descriptor.
+
+    The memory has no name: it is gone when the last process that has the descriptor is.
+    """
+    return _filled(lambda file: _write(table, file))
+
+
+def parts_to_shared_memory(parts: Iterator[pa.Table], schema: pa.Schema, rows: int) -> int:
+    """The same, of a table that comes in parts.
+
+    Args:
+        parts: consecutive rows, each in the schema.
+        schema: of the table.
+        rows: of all parts together.
+    """
+    if not is_plain(schema):
+        return to_shared_memory(pa.concat_tables([empty_table(schema), *parts]))
+    layout = Layout(schema, rows)
+    descriptor = os.memfd_create("polytrain-data")
+    try:
+        os.ftruncate(descriptor, layout.size)
+        filling = Filling(layout, memoryview(mmap.mmap(descriptor, layout.size)))
+        for part in parts:
+            # The import of what casts takes longer than most parts do.
+            filling.append(part if part.schema.equals(schema) else part.cast(schema))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def to_buffer(table: pa.Table) -> pa.Buffer:
+    """The same bytes in this process's memory."""
+    sink = pa.BufferOutputStream()
+    _write(table, sink)
+    return sink.getvalue()
+
+
+def bytes_to_shared_memory(data: bytes | memoryview) -> int:
+    """Bytes in anonymous shared memory, behind a file descriptor."""
+    return _filled(lambda file: file.write(data))
+
+
+def from_shared_memory(descriptor: int, extent: Extent | None = None) -> pa.Table:
+    """Map the table that another process has written. Nothing is copied."""
+    memory = mapped(descriptor, extent)
+    return laid_out(memory) if is_laid_out(memory) else from_buffer(pa.py_buffer(memory))
+
+
+def from_buffer(buffer: pa.Buffer) -> pa.Table:
+    """The table that `to_buffer` has written, in the same memory."""
+    return pa.ipc.open_file(buffer).read_all()
+
+
+def mapped(descriptor: int, extent: Extent | None = None) -> memoryview:
+    """Memory behind a descriptor, all of it or an extent, for reading."""
+    if extent is None:
+        extent = Extent(offset=0, size=os.fstat(descriptor).st_size)
+    if extent.size == 0:
+        return memoryview(b"")
+    # Mappings begin at pages.
+    before = extent.offset % mmap.ALLOCATIONGRANULARITY
+    pages = mmap.mmap(
+        descriptor, before + extent.size, prot=mmap.PROT_READ, offset=extent.offset - before
+    )
+    return memoryview(pages)[before:]
+
+
+def _filled(fill: Callable[[BinaryIO], object]) -> int:
+    descriptor = os.memfd_create("polytrain-data")
+    # The file gets a descriptor of its own, since it closes what it was given.
+    with os.fdopen(os.dup(descriptor), "wb") as file:
+        fill(file)
+    return descriptor
+
+
+def _write(table: pa.Table, file: object) -> None:
+    # Files may number their categories differently; here a column has one numbering. In one chunk
+    # rows are found at once.
+    table = table.unify_dictionaries().combine_chunks()
+    with pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)

@@ -1,0 +1,76 @@
+"""A data set of a run, as every trainer knows it: its order, and who has its rows at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from polytrain.data.plan.row_plan import Plan, Remainder
+from polytrain.data.sources.pieces import Piece
+
+
+class Held(StrEnum):
+    """Which rows a rank's agent holds in memory that its trainers map."""
+
+    NOTHING = "nothing"
+    """Trainers read the pieces themselves, a few at a time."""
+
+    SHARE = "its share"
+    """What the rank reads as a whole; nothing is iterated over."""
+
+    SHARDS = "its canonical shards"
+    """All that the rank's batches may come from."""
+
+    ALL = "all rows"
+    """The node's object store has them, once for all agents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSpec:
+    """The same for every rank and generation of a run."""
+
+    name: str
+    num_rows: int
+    schema: pa.Schema
+    plan: Plan
+    remainder: Remainder
+    held: Held
+
+    pieces: tuple[Piece, ...] = ()
+    """Where agents hold nothing: what trainers read."""
+
+    whole: bool = False
+    """Every rank gets all rows."""
+
+    group_starts: np.ndarray[Any, Any] | None = None
+    """With groups: the first row of each, and the number of rows after the last. The plan then
+    counts groups."""
+
+    def place(self, world_size: int, rank: int) -> tuple[int, int]:
+        """World size and rank, as far as this data set is concerned."""
+        return (1, 0) if self.whole else (world_size, rank)
+
+    def share(self, world_size: int, rank: int) -> range:
+        """The rows that a rank reads as a whole."""
+        return self.rows_of(self.plan.share(*self.place(world_size, rank)))
+
+    def held_rows(self, world_size: int, rank: int) -> range:
+        """The rows that the rank's agent holds."""
+        match self.held:
+            case Held.ALL:
+                return range(self.num_rows)
+            case Held.SHARDS:
+                return self.rows_of(self.plan.reach(*self.place(world_size, rank)))
+            case Held.SHARE:
+                return self.share(world_size, rank)
+        return range(0)
+
+    def rows_of(self, items: range) -> range:
+        """The rows of consecutive items of the plan."""
+        if self.group_starts is None or not items:
+            return items
+        return range(int(self.group_starts[items.start]), int(self.group_starts[items.stop]))

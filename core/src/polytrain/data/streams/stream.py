@@ -1,0 +1,208 @@
+"""A shard whose rows stream past: nobody knows how many there are, or can go back to one.
+
+What a rank is dealt of an epoch comes in parts, in an order that only the stream knows. Every rank
+is dealt as many rows as any other, give or take one at the end, and so ranks cut their own rows
+into batches without knowing of one another.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NoReturn
+
+import pyarrow as pa
+
+from polytrain.data.plan.cursor import Cursor, Epoch
+from polytrain.data.plan.position import StreamPosition
+from polytrain.data.plan.row_plan import Remainder
+from polytrain.data.plan.stream_partitioner import Segment, rank_total
+from polytrain.data.shards.batched import Batch, BatchedShard
+from polytrain.data.shards.formats import empty_table
+from polytrain.data.shards.regions import RowSlice
+from polytrain.monitoring.progress_page import Stage, during
+
+_WHOLE = -1
+"""Stands for the epoch that is read when a shard is asked for as a whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSpec:
+    """A streaming data set of a run: the same for every rank and generation."""
+
+    name: str
+    schema: pa.Schema
+    remainder: Remainder
+
+
+class PartSource(ABC):
+    """Where a rank's parts come from."""
+
+    @abstractmethod
+    def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
+        """The parts of this epoch are wanted, after what these legs have consumed of it."""
+
+    @abstractmethod
+    def next_part(self, epoch: int, index: int) -> pa.Table | int:
+        """The next part; after the last, how many rows all ranks were dealt.
+
+        Raises:
+            StreamLostError: the stream failed.
+        """
+
+
+class StreamLostError(Exception):
+    """A stream of data has failed; the message says why."""
+
+
+class StreamShard(BatchedShard):
+    """One rank's part of a stream."""
+
+    total_rows = None
+
+    def __init__(
+        self,
+        spec: StreamSpec,
+        parts: PartSource,
+        cursor: Cursor[StreamPosition],
+        *,
+        world_size: int,
+        rank: int,
+    ) -> None:
+        super().__init__(
+            name=spec.name, cursor=cursor, remainder=spec.remainder, world_size=world_size
+        )
+        self._spec = spec
+        self._parts = parts
+        self._rank = rank
+        self._whole: pa.Table | None = None
+
+    def __len__(self) -> int:
+        self._unknown("its length")
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._spec.schema
+
+    @property
+    def is_whole(self) -> bool:
+        return False
+
+    def count(self) -> None:
+        return None
+
+    def to_arrow(self) -> pa.Table:
+        if self._whole is None:
+            self._parts.begin(_WHOLE, ())
+            with _Buffer(self._parts, _WHOLE, self._spec.schema) as rows:
+                rows.fill(None)
+                self._whole = rows.take(len(rows)).combine_chunks()
+        return self._whole
+
+    def _num_batches_from(self, start: int, global_rows: int, remainder: Remainder) -> int:
+        self._unknown("how many batches it gives")
+
+    def _unknown(self, what: str) -> NoReturn:
+        raise TypeError(
+            f"The data set {self.name!r} streams while it is computed: {what} is not known before "
+            "its end. Pass dataset.materialize() to have it computed first."
+        )
+
+    def _batches(
+        self, epoch: Epoch, global_rows: int, remainder: Remainder
+    ) -> Generator[Batch, None, None]:
+        size, uneven = divmod(global_rows, self._world_size)
+        if uneven:
+            raise ValueError(
+                f"global_batch_size={global_rows}: a data set that streams is dealt to all "
+                f"{self._world_size} workers alike; give a multiple of that"
+            )
+        position = self.cursor.position
+        legs = position.legs if position.epoch == epoch.number else ()
+        self._parts.begin(epoch.number, legs)
+        start = epoch.start
+        with _Buffer(self._parts, epoch.number, self._spec.schema) as rows:
+            while True:
+                # Whether these are the last rows decides how large a batch is.
+                rows.fill(2 * size)
+                stop = self._batch_stop(start, size, rows, remainder)
+                if stop == start:
+                    return
+                mine = rows.take(stop - start)
+                weight = self._weight(start, stop, rows.dealt)
+                if remainder == "pad" and 0 < len(mine) < size:
+                    repeats = [mine] * -(-size // len(mine))
+                    mine = pa.concat_tables(repeats).slice(0, size)
+                yield Batch(content=[RowSlice.of(mine)], stop=stop, weight=weight)
+                start = stop
+
+    def _batch_stop(self, start: int, size: int, rows: _Buffer, remainder: Remainder) -> int:
+        """Where the next batch ends, in rows of a rank: the same on every rank."""
+        if rows.dealt is None:
+            return start + size
+        most = rank_total(rows.dealt, self._world_size, 0) - start
+        least = rank_total(rows.dealt, self._world_size, self._world_size - 1) - start
+        if remainder == "drop":
+            return start + size if least >= size else start
+        if most >= 2 * size or remainder == "pad":
+            return start + min(size, most)
+        # The last two are as even as can be.
+        batches = -(-most // size)
+        return start + (-(-most // batches) if batches else 0)
+
+    def _weight(self, start: int, stop: int, dealt: int | None) -> float:
+        if dealt is None:
+            return 1.0
+        totals = [rank_total(dealt, self._world_size, rank) for rank in range(self._world_size)]
+        shares = [max(0, min(total, stop) - start) for total in totals]
+        return shares[self._rank] * self._world_size / max(1, sum(shares))
+
+
+class _Buffer:
+    """A rank's rows of an epoch, as far as they have come; the next part is on its way."""
+
+    def __init__(self, parts: PartSource, epoch: int, schema: pa.Schema) -> None:
+        self._parts = parts
+        self._epoch = epoch
+        self._index = 0
+        self._table = empty_table(schema)
+        self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="polytrain-stream")
+        self._next = self._fetch()
+        self.dealt: int | None = None
+        """Rows that all ranks were dealt, once the end has come."""
+
+    def __enter__(self) -> _Buffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._fetcher.shutdown(wait=True, cancel_futures=True)
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def fill(self, rows: int | None) -> None:
+        """Wait for so many rows, or for all."""
+        tables = [self._table]
+        have = self._table.num_rows
+        while self.dealt is None and (rows is None or have < rows):
+            with during(Stage.WAITING_FOR_DATA):
+                part = self._next.result()
+            if isinstance(part, int):
+                self.dealt = part
+            else:
+                self._next = self._fetch()
+                tables.append(part)
+                have += part.num_rows
+        self._table = pa.concat_tables(tables)
+
+    def take(self, rows: int) -> pa.Table:
+        """The first so many rows, or as many as there are."""
+        taken = self._table.slice(0, rows)
+        self._table = self._table.slice(rows)
+        return taken
+
+    def _fetch(self) -> Future[pa.Table | int]:
+        index, self._index = self._index, self._index + 1
+        return self._fetcher.submit(self._parts.next_part, self._epoch, index)

@@ -1,0 +1,1 @@
+"""Hangs and stragglers: what worker processes show, what is measured, who is late."""

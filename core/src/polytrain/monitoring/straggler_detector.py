@@ -1,0 +1,43 @@
+"""Watches over one generation: whether some ranks hold the others up. Pure: no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polytrain.monitoring.health_events import Load
+from polytrain.monitoring.straggler_policy import Straggler, stragglers
+
+_REMEMBERED = 3
+"""Windows. Agents don't end them at the same instant."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StragglerDetector:
+    """What is known of how busy the trainers of one generation are."""
+
+    attempt: int
+    world_size: int
+    _windows: dict[int, dict[int, float]] = field(default_factory=dict)
+    """Window → rank → share of it for which the rank was busy."""
+
+    _named: set[int] = field(default_factory=set)
+    """Ranks that have been called stragglers."""
+
+    def take(self, load: Load) -> list[Straggler]:
+        """Take note of a rank's window; return whom that shows to be a straggler, each once."""
+        if load.attempt != self.attempt:
+            return []
+        window = self._windows.setdefault(load.window, {})
+        window[load.rank] = load.busy
+        if len(window) < self.world_size:
+            return []
+        before = self._windows.get(load.window - 1, {})
+        newest = max(self._windows)
+        self._windows = {w: its for w, its in self._windows.items() if w > newest - _REMEMBERED}
+        found = [
+            straggler
+            for straggler in stragglers(before, window, world_size=self.world_size)
+            if straggler.rank not in self._named
+        ]
+        self._named |= {straggler.rank for straggler in found}
+        return found

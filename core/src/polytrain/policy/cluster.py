@@ -1,0 +1,116 @@
+"""Where a run's agents live: on this machine, in the driver, or on a Ray cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from polytrain.common.config import ScalingConfig
+from polytrain.policy.scaling import largest_fit
+from polytrain_plugins import Problem
+
+_OF_ONE_MACHINE = frozenset({"CPU", "memory"})
+"""Resources that a run shares out by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvailableClusters:
+    """What is known before anything is started."""
+
+    machine: Mapping[str, float]
+    """This machine's resources."""
+
+    ray_is_initialized: bool
+    """Whether this process is connected to Ray."""
+
+    ray_address: str | None
+    """Of the cluster that is named or found; None if there is none."""
+
+    ray_datasets: tuple[str, ...]
+    """Names of the data sets that are Ray's."""
+
+    function_uses_ray: bool
+    """Whether the training function names Ray."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterChoice:
+    """Where agents live, and why."""
+
+    is_local: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{'on this machine' if self.is_local else 'on Ray'}: {self.reason}"
+
+
+def choose_cluster(scaling: ScalingConfig, around: AvailableClusters) -> ClusterChoice:
+    """This machine alone where nobody needs Ray, unless the user insists on either.
+
+    Args:
+        scaling: what the user wants. What speaks against "local" is a problem of its own.
+        around: what is there.
+    """
+    if scaling.cluster != "auto":
+        return ClusterChoice(is_local=scaling.cluster == "local", reason="as asked for")
+    reason = next(_reasons_for_ray(scaling, around), None)
+    return ClusterChoice(is_local=reason is None, reason=reason or "nothing needs a cluster")
+
+
+def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterator[Problem]:
+    """What speaks against having the workers on this machine alone."""
+    for name in around.ray_datasets:
+        yield Problem(
+            field=f"datasets[{name!r}]",
+            what="it is a Ray data set, which ScalingConfig(cluster='local') can't read",
+            remedy="Pass files or a table, or leave cluster out to have Ray",
+        )
+    if scaling.placement_strategy == "STRICT_SPREAD" and scaling.min_workers > 1:
+        yield Problem(
+            field="ScalingConfig.placement_strategy",
+            what="STRICT_SPREAD wants a node for every worker, and cluster='local' is one node",
+            remedy="Leave either out",
+        )
+    others = _only_of_ray(scaling)
+    if others:
+        yield Problem(
+            field="ScalingConfig.resources_per_worker",
+            what=f"{', '.join(others)}: cluster='local' gives workers CPUs and memory only",
+            remedy="Leave cluster out, or set it to 'ray': Ray gives out every other resource",
+        )
+        return
+    least = scaling.min_workers + scaling.standby
+    fit = largest_fit([around.machine], scaling.resources)
+    if least > fit.workers:
+        yield Problem(
+            field="ScalingConfig.num_workers",
+            what=f"{least} workers are more than this machine can hold ({_has(scaling, around)})",
+            remedy=f"Use num_workers={max(1, fit.workers - scaling.standby)}, set "
+            "POLYTRAIN_LOCAL_CPUS to let workers share CPUs, or have a Ray cluster: name it by "
+            "RAY_ADDRESS, or call ray.init()",
+        )
+
+
+def _reasons_for_ray(scaling: ScalingConfig, around: AvailableClusters) -> Iterator[str]:
+    if around.ray_is_initialized:
+        yield "Ray is initialised"
+    if around.ray_address is not None:
+        yield f"there is a cluster at {around.ray_address}"
+    if around.ray_datasets:
+        yield f"the data set {around.ray_datasets[0]!r} is Ray's"
+    if around.function_uses_ray:
+        yield "the training function uses Ray"
+    if scaling.placement_strategy == "STRICT_SPREAD" and scaling.min_workers > 1:
+        yield "STRICT_SPREAD needs several nodes"
+    if _only_of_ray(scaling):
+        yield f"Ray gives out {_only_of_ray(scaling)[0]}"
+
+
+def _only_of_ray(scaling: ScalingConfig) -> list[str]:
+    wanted = (name for name, amount in scaling.resources.items() if amount > 0)
+    return sorted(set(wanted) - _OF_ONE_MACHINE)
+
+
+def _has(scaling: ScalingConfig, around: AvailableClusters) -> str:
+    names = (name for name, amount in scaling.resources.items() if amount > 0)
+    return ", ".join(f"{around.machine.get(name, 0):g} {name}" for name in names)

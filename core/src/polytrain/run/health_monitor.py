@@ -1,0 +1,145 @@
+"""What the controller does about ranks that don't meet, hang, hold others up, or don't leave."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from polytrain.checkpoint.events import CheckpointEvent
+from polytrain.common.config import FailureConfig
+from polytrain.common.errors import Failure, stacks_text
+from polytrain.common.events import DrainWanted, Event, Exited, Failed, Joined, Purpose
+from polytrain.monitoring.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
+from polytrain.monitoring.health_events import HealthEvent, Load, Overstayed
+from polytrain.monitoring.straggler_detector import StragglerDetector
+from polytrain.monitoring.straggler_policy import Straggler
+from polytrain.run.journal import Journal
+from polytrain.run.states import State
+from polytrain.workers.group import WorkerGroup
+
+_HINT = (
+    "polytrain.heartbeat() tells that a rank goes on; what becomes of one that doesn't is up to "
+    "FailureConfig(hang_timeout_s=…, hang_action=…)."
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class HealthMonitor:
+    """Watches over one generation after another."""
+
+    config: FailureConfig
+    group: WorkerGroup
+    journal: Journal
+    _hang_detector: HangDetector | None = None
+    _straggler_detector: StragglerDetector | None = None
+    _moved: set[int] = field(default_factory=set)
+    """Ranks that have been given another agent because they were stragglers."""
+
+    def launched(self, attempt: int, world_size: int) -> None:
+        """A generation begins."""
+        if (
+            self._straggler_detector is not None
+            and self._straggler_detector.world_size != world_size
+        ):
+            # They are other ranks now.
+            self._moved.clear()
+        self._straggler_detector = StragglerDetector(attempt=attempt, world_size=world_size)
+        self._hang_detector = HangDetector(
+            config=self.config, attempt=attempt, world_size=world_size
+        )
+
+    @property
+    def deadline(self) -> float | None:
+        """When `look` may have something to say though nothing has happened."""
+        return None if self._hang_detector is None else self._hang_detector.deadline
+
+    def may_have_caused(self, event: Event | CheckpointEvent) -> bool:
+        """Whether a rank may have failed because it was paused to see why the others hang.
+
+        Or because another has been stopped; either way it is not to blame.
+        """
+        hang_detector = self._hang_detector
+        if (
+            hang_detector is None
+            or not hang_detector.may_harm
+            or not isinstance(event, Failed | Exited)
+        ):
+            return False
+        return event.attempt == hang_detector.attempt
+
+    def take(self, sign: HealthEvent | Joined) -> DrainWanted | None:
+        """Take note of something; return what the state machine is to be asked for."""
+        if isinstance(sign, Load):
+            return self._take_load(sign)
+        hang_detector = self._hang_detector
+        if hang_detector is not None:
+            before = hang_detector.has_started
+            hang_detector.take(sign, now=time.monotonic())
+            if hang_detector.has_started and not before:
+                self.journal.started(attempt=hang_detector.attempt)
+        if isinstance(sign, Overstayed):
+            self._warn(
+                sign.attempt,
+                f"rank {sign.rank} has not ended within {sign.after_s:g} s after every rank was "
+                "done, and was killed",
+                {sign.rank: sign.stacks},
+            )
+        return None
+
+    def look(self, state: State) -> Failure | None:
+        """Do what there is to do now; return what ends the attempt."""
+        finding = (
+            None
+            if self._hang_detector is None
+            else self._hang_detector.look(state.status, now=time.monotonic())
+        )
+        match finding:
+            case DumpStacks(pausing=pausing):
+                self.group.dump_stacks(state.attempt, pausing=pausing)
+            case WarnUser(reason=reason, stacks=stacks):
+                self._warn(state.attempt, reason, stacks, hint=_HINT)
+            case FailAttempt(failure=failure):
+                self.journal.stacks_dumped(
+                    attempt=state.attempt, reason=str(failure), stacks=failure.stacks
+                )
+                return failure
+        return None
+
+    def _take_load(self, load: Load) -> DrainWanted | None:
+        found = [] if self._straggler_detector is None else self._straggler_detector.take(load)
+        reasons = {its.rank: self._tell_of(its, load.attempt) for its in found}
+        if self.config.stragglers != "replace" or not reasons.keys() - self._moved:
+            return None
+        moved = frozenset(reasons.keys() - self._moved)
+        self._moved |= moved
+        reason = "; ".join(reasons[rank] for rank in sorted(moved))
+        return DrainWanted(purpose=Purpose.MOVE, reason=reason, ranks=moved)
+
+    def _tell_of(self, straggler: Straggler, attempt: int) -> str:
+        """Tell who holds the others up, everybody who is to know; return the reason."""
+        host = self.group.members[straggler.rank].host
+        reason = straggler.reason(host=host, window_s=self.config.straggler_window_s)
+        self.journal.straggler(attempt=attempt, rank=straggler.rank, host=host, reason=reason)
+        if self.config.stragglers == "report":
+            hint = "FailureConfig(stragglers='replace') gives its place to a standby."
+        elif straggler.rank in self._moved:
+            hint = "It has been moved before: look at what it is given to do."
+        else:
+            hint = "A standby takes its place after the next checkpoint."
+        logger.warning("%s", _sentences(reason, hint))
+        return reason
+
+    def _warn(
+        self, attempt: int, reason: str, stacks: Mapping[int, str], *, hint: str = ""
+    ) -> None:
+        self.journal.stacks_dumped(attempt=attempt, reason=reason, stacks=stacks)
+        told = stacks_text(stacks)
+        logger.warning("%s What was being done:\n%s", _sentences(reason, hint), told)
+
+
+def _sentences(reason: str, hint: str) -> str:
+    return f"{reason[0].upper()}{reason[1:]}. {hint}".strip()

@@ -1,0 +1,287 @@
+"""Whose run it is: at most one driver works on a run at a time.
+
+Claims are numbered files. The owner is who holds the highest token; a token is given once,
+because its file is created exclusively. The owner counts beats in its file. A claim is over when
+its owner says so, when the owner's process is known to be dead, or when its beats have stopped for
+a while. Whoever was taken for dead finds a higher token before it commits anything more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from polytrain.common.errors import RunOwnedError
+from polytrain.storage.protocol import Storage
+
+logger = logging.getLogger(__name__)
+
+_LEASES = "leases"
+_BEAT_EVERY_S = 5.0
+_DEAD_AFTER_S = 30.0
+"""Seconds without a beat, as the waiting driver's clock has them."""
+
+_held: set[str] = set()
+"""Tokens of the claims that this process holds or wants."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owner:
+    """What a claim says of its holder."""
+
+    host: str
+    pid: int
+    process_started: int
+    """Ticks since the machine's boot: the time of day may be corrected."""
+
+    nonce: str
+    """Of this claim alone."""
+
+    machine: str
+    """Tells machines, their boots and their process namespaces apart; empty if nothing does."""
+
+    since: str
+    beats: int = 0
+    released: bool = False
+
+    @classmethod
+    def this_process(cls) -> _Owner:
+        return cls(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_started=_started(os.getpid()) or 0,
+            nonce=secrets.token_hex(8),
+            machine=_this_machine(),
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
+    def lives(self) -> bool | None:
+        """Whether its process still works on the run; None if that can't be known here."""
+        if not self.machine or self.machine != _this_machine():
+            return None
+        if self.pid == os.getpid():
+            # What couldn't be released is over all the same.
+            return self.nonce in _held
+        try:
+            return _started(self.pid) == self.process_started
+        except PermissionError:
+            return None
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+class Lease:
+    """This driver's claim on a run, while it is held."""
+
+    def __init__(
+        self, storage: Storage, no_retry: Storage, token: int, path: str, owner: _Owner
+    ) -> None:
+        self.token = token
+        self._storage = storage
+        self._no_retry = no_retry
+        self._path = path
+        self._owner = owner
+        self.lost: RunOwnedError | None = None
+        """Who has taken the run over, once this driver knows."""
+
+        self._when_lost: Callable[[], None] | None = None
+        self._ended = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="polytrain-claim", daemon=True)
+        self._beating.start()
+
+    def notify(self, when_lost: Callable[[], None]) -> None:
+        """Call a function, on another thread, when another driver is seen to have the run."""
+        self._when_lost = when_lost
+
+    def check(self) -> None:
+        """Make sure that nobody else has taken the run.
+
+        Raises:
+            RunOwnedError: somebody has.
+            OSError: the storage can't be asked.
+        """
+        self._check(self._storage)
+
+    def _check(self, storage: Storage) -> None:
+        token, owner = _newest(storage)
+        if token > self.token:
+            self.lost = RunOwnedError(
+                f"The run in {storage.root} was taken over by {owner or 'another driver'}: "
+                f"this process gave no sign of life for {_DEAD_AFTER_S:g} s."
+            )
+            raise self.lost
+
+    def release(self) -> None:
+        """Give the run up."""
+        self._ended.set()
+        self._beating.join()
+        self._write(replace(self._owner, released=True))
+
+    def _beat(self) -> None:
+        while not self._ended.wait(_BEAT_EVERY_S):
+            self._owner = replace(self._owner, beats=self._owner.beats + 1)
+            self._write(self._owner)
+            try:
+                self._check(self._no_retry)
+            except RunOwnedError:
+                if self._when_lost is not None:
+                    self._when_lost()
+                return
+            except OSError as error:
+                logger.debug("Whose the run is can't be asked: %s", error)
+
+    def _write(self, owner: _Owner) -> None:
+        try:
+            self._no_retry.write(self._path, json.dumps(asdict(owner)).encode())
+        except OSError as error:
+            # Whoever finds it unchanged waits until it is over.
+            logger.warning("The claim %s can't be renewed: %s", self._path, error)
+
+
+@contextmanager
+def leased(storage: Storage, no_retry: Storage) -> Iterator[Lease]:
+    """Hold a run. Waits for an owner of whom nobody knows whether it is still alive.
+
+    Args:
+        storage: the run's.
+        impatient: the same, but its calls aren't repeated when they fail: a beat that comes late
+            is as good as none.
+
+    Raises:
+        RunOwnedError: another driver works on it.
+        OSError: the storage refused.
+    """
+    owner = _Owner.this_process()
+    _held.add(owner.nonce)
+    try:
+        token, path = _taken(storage, owner)
+        lease = Lease(storage, no_retry, token, path, owner)
+        try:
+            yield lease
+        finally:
+            lease.release()
+    finally:
+        _held.discard(owner.nonce)
+
+
+def _taken(storage: Storage, owner: _Owner) -> tuple[int, str]:
+    """Number and path of the new claim."""
+    watch = _Watch(storage.root)
+    while True:
+        token, other = _newest(storage)
+        # A token without an owner is one whose owner has just given way: whoever came next isn't
+        # to be passed by.
+        if token == 0 or (other is not None and watch.finds_over(token, other)):
+            path = _create(storage, token + 1, owner)
+            if path is not None:
+                return token + 1, path
+        threading.Event().wait(watch.pause_s)
+
+
+class _Watch:
+    """Looks for signs of life of an owner."""
+
+    def __init__(self, root: str) -> None:
+        self.pause_s = 0.0
+        """Seconds until the next look."""
+
+        self._root = root
+        self._watched: tuple[int, int] | None = None
+        self._waited = 0.0
+
+    def finds_over(self, token: int, owner: _Owner) -> bool:
+        """Whether a claim is over.
+
+        Raises:
+            RunOwnedError: it isn't.
+        """
+        self.pause_s = random.uniform(0.1, 0.5)
+        lives = owner.lives()
+        if owner.released or lives is False:
+            return True
+        is_watched = self._watched is not None and self._watched[0] == token
+        if lives or (is_watched and self._watched != (token, owner.beats)):
+            raise RunOwnedError(
+                f"The run in {self._root} is being worked on by {owner}. Wait for it to end, or "
+                "give RunConfig another name."
+            )
+        if not is_watched:
+            self._watched, self._waited = (token, owner.beats), 0.0
+            logger.warning(
+                "The run in %s belongs to %s. Waiting up to %g s for a sign of life of it.",
+                self._root,
+                owner,
+                _DEAD_AFTER_S,
+            )
+        self._waited += self.pause_s
+        return self._waited >= _DEAD_AFTER_S
+
+
+def _create(storage: Storage, token: int, owner: _Owner) -> str | None:
+    return storage.create(f"{_LEASES}/{token:06d}", json.dumps(asdict(owner)).encode())
+
+
+def _newest(storage: Storage) -> tuple[int, _Owner | None]:
+    """The highest token, and who holds it; 0 and None if there is no claim."""
+    by_number: dict[int, list[str]] = {}
+    for path in storage.list(_LEASES):
+        token = Path(path).name.partition(".")[0]
+        # NFS leaves files of its own beside those that are replaced while they are read.
+        if token.isdigit():
+            by_number.setdefault(int(token), []).append(path)
+    if not by_number:
+        return 0, None
+    newest = max(by_number)
+    # Of several, which tried at once, all but one are about to give way.
+    owners = [owner for path in sorted(by_number[newest]) if (owner := _read(storage, path))]
+    living = [owner for owner in owners if not owner.released]
+    return newest, next(iter(living or owners), None)
+
+
+def _read(storage: Storage, path: str) -> _Owner | None:
+    try:
+        return _Owner(**json.loads(storage.read(path)))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        # Torn. Whoever wrote it may be alive all the same.
+        return _Owner(
+            host="an unknown host", pid=0, process_started=0, nonce="", machine="", since="?"
+        )
+
+
+def _started(pid: int) -> int | None:
+    """When a process was started, in ticks since the boot; None if it is none any more.
+
+    Raises:
+        PermissionError: that is none of our business.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        # Those of others may be hidden.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 0)
+        return None
+    # One that nobody has asked for its exit code yet is a zombie.
+    return None if status[0] in "ZX" else int(status[19])
+
+
+def _this_machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""

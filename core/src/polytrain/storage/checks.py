@@ -1,0 +1,93 @@
+"""What is wrong with a run's storage, found before any worker starts. Leaves nothing behind."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from polytrain.storage.location import (
+    Location,
+    holds_credentials,
+    is_of_one_process,
+    without_credentials,
+)
+from polytrain_plugins import Problem
+
+_FIELD = "RunConfig.storage_path"
+
+
+def storage_problems(location: Location, *, num_workers: int) -> Iterator[Problem]:
+    """Whether a run can be kept at a location.
+
+    Args:
+        location: the run's.
+        num_workers: worker processes that are to reach it; 0 if there are none.
+    """
+    if holds_credentials(location.address):
+        yield Problem(
+            field=_FIELD,
+            what=f"{without_credentials(location.address)!r} has a password or another secret in "
+            "it, which would end up in logs",
+            remedy="Put it into the environment, for example into AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY, or pass RunConfig(storage_filesystem=…)",
+        )
+    elif is_of_one_process(location.address, location.filesystem) and num_workers > 0:
+        yield Problem(
+            field=_FIELD,
+            what=f"{location.address!r} is memory of this process, which workers can't reach",
+            remedy="Use it with num_workers=0, or give a directory or an address",
+        )
+    elif location.is_local:
+        yield from _directory_problems(Path(location.address))
+    else:
+        yield from _address_problems(location)
+
+
+def _directory_problems(path: Path) -> Iterator[Problem]:
+    if path.is_dir() and any(path.iterdir()) and not (path / "leases").is_dir():
+        yield Problem(
+            field="RunConfig.name",
+            what=f"{str(path)!r} is there already, and is no run",
+            remedy="Choose another name, or leave it out to get a new one",
+        )
+        return
+    existing = next(p for p in (path, *path.parents) if p.exists())
+    try:
+        # Permissions don't tell of read-only and special file systems; trying does.
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        yield Problem(
+            field=_FIELD,
+            what=f"{str(existing)!r} can't be written to ({error.strerror})",
+            remedy="Give a directory in which this user may make files",
+        )
+
+
+def _address_problems(location: Location) -> Iterator[Problem]:
+    if location.filesystem is not None:
+        from polytrain.storage.remote import arrow_filesystem
+
+        is_path = "://" not in location.address and not location.address.startswith("~")
+        if arrow_filesystem(location.filesystem) is None or not is_path:
+            yield Problem(
+                field="RunConfig.storage_filesystem",
+                what=f"a {type(location.filesystem).__name__} with the path {location.address!r}",
+                remedy="Give a pyarrow.fs.FileSystem or one of fsspec's, and as storage_path a "
+                "path on it, or an address alone",
+            )
+            return
+    probe = f".polytrain-probe-{secrets.token_hex(8)}"
+    try:
+        storage = replace(location.parent, retry_s=0).open()
+        storage.write(probe, b"")
+        storage.delete(probe)
+    except OSError as error:
+        yield Problem(
+            field=_FIELD,
+            what=f"{location.parent.address!r} can't be written to: {error}",
+            remedy="Check the address, and what the environment says of servers and credentials",
+        )

@@ -1,0 +1,86 @@
+"""What goes wrong with storages for a while is tried again; what won't change is not."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import tenacity
+
+logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+_FIRST_WAIT_S = 0.2
+_LONGEST_WAIT_S = 15.0
+
+_HOPELESS = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENAMETOOLONG,
+        errno.EFBIG,
+        errno.EINVAL,
+    }
+)
+
+# Arrow's clients of object storages have no error numbers, but the services' own words.
+_HOPELESS_WORDS = (
+    "ACCESS_DENIED",
+    "INVALID_ACCESS_KEY_ID",
+    "INVALID_CLIENT_TOKEN_ID",
+    "INVALID_SIGNATURE",
+    "SIGNATURE_DOES_NOT_MATCH",
+    "NO_SUCH_BUCKET",
+    "No such bucket",
+)
+
+
+def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
+    """Call until it works, with growing pauses in between (exponential backoff with jitter).
+
+    Args:
+        call: may be called any number of times.
+        patience_s: seconds after which the last error is raised.
+        what: is done, for the warning at the first failure.
+
+    Raises:
+        OSError: it still didn't work, or never will.
+    """
+    # Trainers, which import this indirectly, never call a storage.
+    import tenacity
+
+    def tell(state: tenacity.RetryCallState) -> None:
+        if state.attempt_number == 1 and state.outcome is not None:
+            logger.warning(
+                "%s: %s. Trying again for up to %g s.", what, state.outcome.exception(), retry_s
+            )
+
+    repeated = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(is_passing),
+        wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
+        stop=tenacity.stop_before_delay(retry_s),
+        before_sleep=tell,
+        reraise=True,
+    )
+    return repeated(call)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same call may work later."""
+    if not isinstance(error, OSError) or isinstance(error, FileNotFoundError | PermissionError):
+        return False
+    if error.errno in _HOPELESS:
+        return False
+    text = str(error)
+    return not any(word in text for word in _HOPELESS_WORDS)

@@ -1,0 +1,140 @@
+"""All of the chaos tier, for the test classes of some backends, and faults by chance after it.
+
+    python -m polytrain.testing.chaos_cli tests/conformance --minutes 30 --seed 1 --backend torch
+
+Every case befalls the training of every backend, and a function that shows which rows were used.
+What isn't as it must be is told with the call that repeats it; the end is a table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, product
+from pathlib import Path
+
+from polytrain.testing.chaos import ChaosTier
+from polytrain.testing.chaos_cases import CASES, UNTOUCHED, Case, at_random
+from polytrain.testing.chaos_runner import ChaosRun, Subject, Verdict, Work, judged
+from polytrain.testing.chaos_table import print_table
+from polytrain.testing.local_ray import LocalRay
+
+_WORKS: tuple[Work, ...] = ("model", "rows")
+
+
+def main() -> int:
+    """Run what the arguments say; 1 if anything went wrong."""
+    arguments = _arguments()
+    directory = Path(tempfile.mkdtemp(prefix="polytrain-chaos-"))
+    subjects = list(_subjects(arguments.tests, set(arguments.backend)))
+    if not subjects:
+        print("There is no test class that inherits the chaos tier.", file=sys.stderr)
+        return 2
+    began = time.monotonic()
+    with LocalRay() as cluster:
+        trials = _Trials(directory=directory, cluster=cluster)
+        untouched = [trials.run(subject, UNTOUCHED, "model") for subject in subjects]
+        verdicts = list(untouched)
+        cases = [case for case in CASES if arguments.case in case.name]
+        for reference in [] if arguments.only_chance else untouched:
+            for case, work in product(cases, _WORKS):
+                verdicts.append(trials.run(reference.run.subject, case, work, reference))
+        end = began + 60 * arguments.minutes
+        for seed in count(arguments.seed):
+            if time.monotonic() > end:
+                break
+            for reference in untouched:
+                case = at_random(seed, steps=reference.steps)
+                work = _WORKS[seed % len(_WORKS)]
+                verdicts.append(trials.run(reference.run.subject, case, work, reference))
+    print_table(verdicts)
+    print(f"\n{len(verdicts)} runs, {time.monotonic() - began:.0f} s")
+    wrong = any(verdict.wrong for verdict in verdicts)
+    if not wrong:
+        shutil.rmtree(directory)
+    return 1 if wrong else 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trials:
+    """Runs one case after another, and tells at once what is wrong."""
+
+    directory: Path
+    cluster: LocalRay
+    _done: int = 0
+
+    def run(
+        self, subject: Subject, case: Case, work: Work, reference: Verdict | None = None
+    ) -> Verdict:
+        """Have a case befall a run of its own."""
+        self._done += 1
+        directory = self.directory / f"{self._done:05d}"
+        directory.mkdir()
+        run = ChaosRun(subject=subject, case=case, work=work, directory=directory)
+        nodes = self.cluster.second_node() if case.on_two_nodes else contextlib.nullcontext()
+        # What trainers write while they are killed is of interest only if something is wrong.
+        with (
+            (directory / "output").open("w") as output,
+            contextlib.redirect_stderr(output),
+            contextlib.redirect_stdout(output),
+            nodes,
+        ):
+            verdict = judged(run, expected=reference.model if reference is not None else None)
+        if verdict.wrong:
+            print(f"\nWRONG: {subject.name}, {case.name}, {work}: see {directory}", flush=True)
+            print("\n".join(f"  {what}" for what in verdict.wrong), flush=True)
+            print("\n".join(f"  {fault}" for fault in case.faults), flush=True)
+            chosen = f'--case "{case.name}"'
+            if case.name.startswith("seed "):
+                chosen = f"--only-chance --{case.name} --minutes 0.01"
+            print(f"again: --backend {subject.backend.name} {chosen}", flush=True)
+        else:
+            shutil.rmtree(directory)
+        return verdict
+
+
+def _subjects(paths: Sequence[Path], backends: set[str]) -> Iterator[Subject]:
+    """What the test classes in these files and directories are about."""
+    sys.path.insert(0, str(Path.cwd()))
+    for path in paths:
+        for file in sorted(path.glob("test_*.py")) if path.is_dir() else [path]:
+            relative = file.resolve().relative_to(Path.cwd()).with_suffix("")
+            module = importlib.import_module(".".join(relative.parts))
+            for name, class_ in vars(module).items():
+                if not inspect.isclass(class_) or class_.__module__ != module.__name__:
+                    continue
+                if issubclass(class_, ChaosTier) and (
+                    not backends or class_.backend.name in backends
+                ):
+                    yield replace(class_.subject(), name=name.removeprefix("Test"))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="polytrain.testing.chaos_cli",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "tests", type=Path, nargs="+", help="files with conformance classes, or directories of them"
+    )
+    parser.add_argument("--backend", action="append", default=[], help="only those of this backend")
+    parser.add_argument("--case", default="", help="only the cases with this in their name")
+    parser.add_argument(
+        "--minutes", type=float, default=0, help="at least; by chance once all is done"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="the first of those that choose")
+    parser.add_argument("--only-chance", action="store_true", help="leave the list of cases out")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

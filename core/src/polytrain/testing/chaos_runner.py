@@ -1,0 +1,298 @@
+"""One run of the chaos tier: it is befallen by a case, and judged by what has become of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from polytrain import (
+    CheckpointConfig,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    TrainingFailedError,
+)
+from polytrain.checkpoint.manifest import MANIFEST_NAME
+from polytrain.run.journal import JOURNAL
+from polytrain.testing.chaos_cases import Case
+from polytrain.testing.injection import FaultClock, FaultPlan, Strike, WithFaults
+from polytrain.testing.leftovers import leftovers
+from polytrain.testing.rows import use_rows, wrong_rows
+from polytrain.workers.available_clusters import ray_is_initialized
+from polytrain.workers.pickling import code_of_job, pickled_with
+from polytrain_plugins import Backend, CheckpointKind
+
+Work = Literal["model", "rows"]
+"""What a run does: the backend's own training, or a function that shows which rows were used."""
+
+BOUND_S = 60.0
+"""Seconds within which any run is over, whatever befalls it."""
+
+Files = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A backend, and what it trains."""
+
+    name: str
+    backend: Backend
+    training_function: Callable[..., Any] | None
+    data: pa.Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosRun:
+    """A run and what is to befall it."""
+
+    subject: Subject
+    case: Case
+    work: Work
+    directory: Path
+    """Of its own."""
+
+    @property
+    def plan(self) -> FaultPlan:
+        """What befalls it."""
+        return FaultPlan(directory=self.directory, faults=self.case.faults)
+
+    def fit(self, clock: FaultClock) -> Result:
+        """Train, in this process.
+
+        Raises:
+            TrainingFailedError: the run failed.
+        """
+        (self.directory / "diary").mkdir(parents=True, exist_ok=True)
+        rows = self.work == "rows"
+        backend, function = self.subject.backend, self.subject.training_function
+        config: dict[str, Any] | None = {} if function is not None else None
+        if rows:
+            # The function brings its own work: options for training would be in its way.
+            backend, function = type(backend)(), use_rows
+            every_rank = backend.capabilities.checkpoint is CheckpointKind.EVERY_RANK
+            config = {"diary": str(self.directory / "diary"), "all_write": every_rank}
+        declarative = function is None
+        return Trainer(
+            WithFaults(inner=backend, plan=self.plan),
+            function,
+            train_loop_config=config,
+            datasets={"train": self.subject.data},
+            scaling_config=ScalingConfig(
+                num_workers=2,
+                placement_strategy="SPREAD" if self.case.on_two_nodes else "PACK",
+                cluster=self.case.cluster,
+            ),
+            run_config=RunConfig(
+                name="run",
+                storage_path=self.directory,
+                failure_config=FailureConfig(
+                    max_failures=self.case.max_failures,
+                    rendezvous_timeout_s=BOUND_S / 3,
+                    hang_timeout_s=self.case.hang_timeout_s,
+                ),
+                checkpoint_config=CheckpointConfig(checkpoint_frequency=1 if declarative else 0),
+                observers=(clock,),
+                progress=False,
+            ),
+        ).fit()
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdict:
+    """What has come of a run."""
+
+    run: ChaosRun
+    wrong: list[str] = field(default_factory=list)
+    note: str = ""
+    """What else there is to say of it."""
+
+    restarts: int = 0
+    struck: int = 0
+    recoveries_s: list[float] = field(default_factory=list)
+    """Seconds from each fault to the first report of the attempt after it."""
+
+    steps: int = 0
+    model: Files = field(default_factory=dict)
+    """The files of the newest checkpoint."""
+
+
+def judged(run: ChaosRun, *, expected: Files | None) -> Verdict:
+    """Have a case befall a run, and say what isn't as it must be.
+
+    Args:
+        run: it.
+        expected: the model that it is to end in; None if whatever it ends in is right.
+    """
+    verdict = Verdict(run=run)
+    run.directory.mkdir(parents=True, exist_ok=True)
+    clock = run.plan.clock
+    try:
+        with bounded(BOUND_S):
+            if run.case.effect == "other driver":
+                _killed_driver(run)
+            result = _ended(run, clock)
+    except NotOverError as error:
+        verdict.wrong.append(str(error))
+        return verdict
+    strikes = run.plan.strikes
+    verdict.restarts, verdict.struck = result.restarts, len(strikes)
+    verdict.steps = len(result.history)
+    verdict.recoveries_s = list(_recoveries(strikes, clock.first_reports))
+    verdict.wrong += _wrong_end(run, result)
+    verdict.wrong += _wrong_reasons(run)
+    verdict.wrong += [f"never struck: {fault}" for fault in _missing(run.case, strikes)]
+    if run.case.effect == "maybe":
+        verdict.note = _note(strikes, result)
+    if run.case.effect != "failure":
+        verdict.model = _files(result)
+        verdict.wrong += _wrong_model(run, result, verdict.model, expected)
+    verdict.wrong += [f"left behind: {what}" for what in leftovers(Path(result.path))]
+    return verdict
+
+
+class NotOverError(Exception):
+    """Something takes longer than it may."""
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Have what takes longer raise a NotOverError. On the main thread only."""
+
+    def expire(*_: object) -> None:
+        raise NotOverError(f"it wasn't over after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _ended(run: ChaosRun, clock: FaultClock) -> Result:
+    try:
+        return run.fit(clock)
+    except TrainingFailedError as error:
+        if error.result is None:
+            raise
+        return error.result
+
+
+def _killed_driver(run: ChaosRun) -> None:
+    """Run it in another process, which is killed on the way."""
+    address = None
+    if ray_is_initialized():
+        import ray
+
+        address = ray.get_runtime_context().gcs_address
+    written = code_of_job(run.subject.training_function, run.subject.backend)
+    (run.directory / "job").write_bytes(pickled_with(*written, value=run))
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "from polytrain.testing.chaos_runner import other_driver\n"
+        f"other_driver({str(run.directory)!r}, {address!r})"
+    )
+    subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+
+
+def other_driver(directory: str, address: str | None) -> None:
+    """The body of that process; `address` is that of the Ray that it is to use, if any."""
+    import cloudpickle
+
+    if address is not None:
+        import ray
+
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    run: ChaosRun = cloudpickle.loads(Path(directory, "job").read_bytes())
+    run.fit(run.plan.clock)
+
+
+def _wrong_end(run: ChaosRun, result: Result) -> Iterator[str]:
+    case, error = run.case, result.error
+    if case.effect == "failure":
+        kind = error.failures[0].kind if error is not None and error.failures else None
+        if kind is not case.kind:
+            yield f"it ended in {error!r}, of the kind {kind!r} instead of {case.kind!r}"
+    elif error is not None:
+        yield f"it failed: {error}"
+    if result.restarts not in case.restarts:
+        yield f"there were {result.restarts} restarts, instead of {case.restarts}"
+
+
+def _wrong_reasons(run: ChaosRun) -> Iterator[str]:
+    told: dict[int, Mapping[str, Any]] = {}
+    for line in (run.directory / "run" / JOURNAL).read_text().splitlines():
+        entry = json.loads(line)
+        if entry["event"] == "AttemptEnded" and entry["failure"] is not None:
+            told[entry["attempt"]] = entry["failure"]
+    for attempt in sorted({strike.attempt for strike in run.plan.strikes}):
+        endings = run.case.endings(attempt)
+        failure = told.get(attempt)
+        if endings and failure is None:
+            yield f"the journal doesn't say why attempt {attempt} ended"
+        elif endings and not any(ending.is_reported(failure or {}) for ending in endings):
+            what = {key: failure[key] for key in ("kind", "rank", "message")} if failure else {}
+            yield f"attempt {attempt} ended for {what}, instead of any of {endings}"
+
+
+def _wrong_model(
+    run: ChaosRun, result: Result, model: Files, expected: Files | None
+) -> Iterator[str]:
+    if run.work == "rows":
+        state = json.loads(model.get("state-0.json", b'{"sums": null}'))
+        rows = run.subject.data.column("x0").to_pylist()
+        yield from wrong_rows(run.directory / "diary", rows, state)
+    elif expected is not None:
+        differing = [name for name in {*model, *expected} if model.get(name) != expected.get(name)]
+        if differing or not model:
+            yield f"the model isn't that of an uninterrupted run: {sorted(differing)} differ"
+    steps = [metrics.get("step") for metrics in result.history]
+    if run.work == "rows" and steps != list(range(1, len(steps) + 1)):
+        yield f"the history has the steps {steps}"
+
+
+def _missing(case: Case, strikes: list[Strike]) -> Iterator[str]:
+    """Faults that have not happened: the run proves nothing about them."""
+    happened = {(strike.kind, strike.point, strike.rank, strike.attempt) for strike in strikes}
+    for attempt in {0, *(fault.attempt for fault in case.faults if fault.attempt is not None)}:
+        faults = [fault for fault in case.faults if fault.attempt in (attempt, None)]
+        # Of two that are to strike at once, one may have been killed for the other.
+        if faults and not any((f.kind, f.point, f.rank, attempt) in happened for f in faults):
+            yield str(faults)
+
+
+def _recoveries(strikes: list[Strike], first_reports: Mapping[int, float]) -> Iterator[float]:
+    last = {strike.attempt: strike.time for strike in strikes}
+    for attempt, time in last.items():
+        if attempt + 1 in first_reports:
+            yield first_reports[attempt + 1] - time
+
+
+def _note(strikes: list[Strike], result: Result) -> str:
+    if strikes and not strikes[0].services:
+        return "nothing to lose: rank 0 serves nothing on a port then"
+    return "recovered" if result.restarts else "not needed any more, and not missed"
+
+
+def _files(result: Result) -> Files:
+    if result.checkpoint is None:
+        return {}
+    root = Path(result.checkpoint.path)
+    return {
+        path.relative_to(root).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*"))
+        if path.is_file() and path.name != MANIFEST_NAME
+    }

@@ -1,0 +1,75 @@
+"""What runs have left of themselves, on this machine and on Ray."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from polytrain.checkpoint.manifest import MANIFEST_NAME
+from polytrain.checkpoint.staging import STAGING
+from polytrain.testing.processes import eventually, title
+from polytrain.workers.available_clusters import ray_is_initialized
+from polytrain.workers.processes.cache import kept_process
+
+_MARK = "POLYTRAIN_CONFORMANCE_PROCESS"
+"""A variable that all processes of this test session's runs inherit: others' runs are no leak."""
+
+
+def mark_processes() -> None:
+    """Have what this process starts known as its own, from now on."""
+    os.environ[_MARK] = str(os.getpid())
+
+
+def our_processes() -> list[psutil.Process]:
+    """Zygotes, trainers and agents that live, whichever run of this session they are of."""
+    forked = [p for p in psutil.process_iter() if _is_marked(p) and "polytrain.workers" in title(p)]
+    # Ray writes its titles over the environment: agents are known by whose they are.
+    below = psutil.Process().children(recursive=True)
+    agents = [process for process in below if "ray::RayAgent" in title(process)]
+    return forked + agents
+
+
+def _left_processes() -> list[psutil.Process]:
+    # The one zygote that is kept for the next run is kept on purpose.
+    return [process for process in our_processes() if process.pid != kept_process()]
+
+
+def leftovers(run: Path) -> list[str]:
+    """What a run that has ended should have taken with it: none of it is there at the end.
+
+    Args:
+        run: its directory.
+    """
+    # The kernel and Ray end in their own time what they have been told to end.
+    eventually(lambda: not _left_processes(), seconds=10)
+    left = [f"the process {process}" for process in _left_processes()]
+    if ray_is_initialized():
+        left += _left_on_ray()
+    if (run / STAGING).exists():
+        left.append(f"{run / STAGING}")
+    checkpoints = (path for path in run.glob("checkpoints/*") if path.is_dir())
+    left += [str(path) for path in checkpoints if not (path / MANIFEST_NAME).exists()]
+    return left
+
+
+def _left_on_ray() -> list[str]:
+    import ray
+
+    from polytrain.common.ray_state import free_resources
+
+    groups = ray.util.placement_group_table().values()
+    left = [f"the placement group {g['name']}" for g in groups if g["state"] != "REMOVED"]
+    # Ray counts in its own time, too.
+    total = ray.cluster_resources().get("CPU")  # type: ignore[no-untyped-call]
+    if not eventually(lambda: free_resources().get("CPU") == total, seconds=10):
+        left.append(f"{free_resources().get('CPU')} of {total} CPUs are free")
+    return left
+
+
+def _is_marked(process: psutil.Process) -> bool:
+    try:
+        return bool(process.environ().get(_MARK) == str(os.getpid()))
+    except psutil.Error:
+        return False

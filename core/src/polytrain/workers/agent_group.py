@@ -1,0 +1,299 @@
+"""Workers with agents: one per rank, some more on standby, and those that are yet to come."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.common.config import ScalingConfig
+from polytrain.common.events import DrainWanted, Event, Purpose
+from polytrain.common.placement import members
+from polytrain.data.shards.assignment import RunDataset
+from polytrain.data.shards.spec import ShardSpec
+from polytrain.data.streams.stream import StreamSpec
+from polytrain.policy.scaling import holds
+from polytrain.workers.agent import AgentSpec
+from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
+from polytrain.workers.group import Handler, Happening
+from polytrain.workers.job import LaunchOrder, WorkerJob
+from polytrain.workers.pickling import code_of_job, pickled_with
+from polytrain.workers.processes.cache import WarmZygote, keep, warm_zygote
+from polytrain.workers.processes.client import ZygoteSpec
+from polytrain.workers.shard_cache import ShardCachePlanner, TableStore
+from polytrain.workers.worker_pool import AgentLauncher, Cluster, WorkerPool
+from polytrain_plugins import Demand, Member, Offer
+
+if TYPE_CHECKING:
+    from polytrain.workers.ray_streams import StreamOrder, Streams
+
+_CLOSE_TIMEOUT_S = 10.0
+
+LEAVE_TIMEOUT_S = 60.0
+"""Seconds that a trainer may take to end once every rank is done."""
+
+# Imported in the zygotes of every run, and of those with data: Arrow's conversions use pandas.
+_PRELOAD = ("polytrain.workers.worker_process",)
+_PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
+
+
+class Watch(Protocol):
+    """Something that goes on until it is closed."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+class ClosableLauncher(AgentLauncher, Protocol):
+    """Who asks for agents, and ends all of them."""
+
+    def close(self, timeout_s: float, *, here: Sequence[AgentHandle]) -> None:
+        """End all agents, and give back what they hold.
+
+        Args:
+            timeout_s: seconds to wait for that.
+            here: the agents that are there.
+        """
+
+
+class AgentCluster(Cluster, TableStore, Protocol):
+    """The place where a run's agents live: a Ray cluster, or this machine alone."""
+
+    @property
+    def node_id(self) -> str:
+        """The driver's node."""
+
+    def launcher(
+        self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
+    ) -> ClosableLauncher:
+        """Who asks for agents there. What agents tell goes to the mailbox."""
+
+    def watch(self, tell: Callable[[frozenset[str]], None]) -> Watch:
+        """Tell of nodes that are about to be taken away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentGroupSpec:
+    """What the workers are to be like."""
+
+    scaling: ScalingConfig
+    demand: Demand
+    job: WorkerJob
+    store: CheckpointStore
+    hang_timeout_s: float | None
+    straggler_window_s: float | None
+    datasets: tuple[RunDataset, ...]
+    specs: tuple[ShardSpec | StreamSpec, ...]
+    """Of the data sets, in the same order."""
+
+    directory: str
+    """The driver's working directory."""
+
+    path: tuple[str, ...]
+    """The driver's `sys.path`."""
+
+
+class AgentGroup:
+    """A `WorkerGroup` of agents, wherever these live.
+
+    Nothing here blocks: agents arrive, and are lost, as mail.
+    """
+
+    def __init__(self, spec: AgentGroupSpec, cluster: AgentCluster) -> None:
+        self._spec = spec
+        self._cluster = cluster
+        self._token = secrets.token_hex(8)
+        self._node_id = cluster.node_id
+        scaling, agent_spec = spec.scaling, self._describe_agents()
+        # Frameworks import here while agents still start.
+        self._zygote = self._have_zygote_early(agent_spec.zygote)
+        if self._zygote is not None:
+            name = self._zygote.token
+            agent_spec = replace(agent_spec, zygote=replace(agent_spec.zygote, name=name))
+        self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+        self._launcher = cluster.launcher(agent_spec, scaling, self._mailbox)
+        self._of_the_pool: deque[Event] = deque()
+        self._pool = WorkerPool(
+            scaling,
+            launcher=self._launcher,
+            cluster=cluster,
+            first_node=self._node_id,
+            tell=self._of_the_pool.append,
+        )
+        self._data: ShardCachePlanner | None = None
+        written = code_of_job(spec.job.training_function, spec.job.backend)
+        self._job = pickled_with(*written, value=spec.job)
+        self._streams = _streams(spec)
+        self._nodes = cluster.watch(self._nodes_are_leaving)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return members(
+            [agent_handle.place for agent_handle in self._pool.ranked],
+            cpus=self._spec.scaling.cpus_per_worker,
+            gpus=self._spec.scaling.gpus_per_worker,
+        )
+
+    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+        self._pool.place(avoid=avoid, without=without)
+
+    def launch(self, order: LaunchOrder) -> None:
+        self._seat(len(order.members))
+        streams: tuple[StreamOrder, ...] = () if self._streams is None else self._streams.start()
+        for agent_handle in self._pool.ranked:
+            agent_handle.call("launch", agent_handle.seat, order, streams)
+
+    def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
+        for agent_handle in self._pool.ranked:
+            agent_handle.call("send_roster", attempt, offers)
+
+    def drain(self, attempt: int) -> None:
+        for agent_handle in self._pool.ranked:
+            agent_handle.call("drain", attempt)
+
+    def leave(self, attempt: int) -> None:
+        for agent_handle in self._pool.ranked:
+            agent_handle.call("leave", attempt)
+
+    def kill(self, attempt: int) -> None:
+        for agent_handle in self._pool.ranked:
+            agent_handle.call("kill", attempt)
+
+    def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
+        for agent_handle in self._pool.ranked:
+            agent_handle.call("dump_stacks", attempt, pausing)
+
+    def acknowledge(self, attempt: int, checkpoint: int) -> None:
+        for rank, agent_handle in enumerate(self._pool.ranked):
+            if self._spec.job.writes_checkpoints(rank):
+                agent_handle.call("acknowledge", attempt, checkpoint)
+
+    def wait(self, handle: Handler, timeout: float | None) -> None:
+        if self._update_pool(handle):
+            timeout = 0.0
+        try:
+            mail = self._mailbox.get(timeout=self._wait_limit(timeout))
+            while True:
+                for happening in mail:
+                    self._take(happening, handle)
+                    self._update_pool(handle)
+                mail = self._mailbox.get_nowait()
+        except queue.Empty:
+            self._pool.look_at_the_clock()
+            self._update_pool(handle)
+
+    def wake(self) -> None:
+        self._mailbox.put(())
+
+    def close(self) -> None:
+        self._nodes.close()
+        if self._streams is not None:
+            self._streams.close()
+        self._pool.dismiss_those_to_come()
+        self._launcher.close(_CLOSE_TIMEOUT_S, here=self._pool.here)
+        if self._data is not None:
+            self._data.close()
+        if self._zygote is not None:
+            if self._zygote.connection.is_open:
+                keep(self._zygote)
+            else:
+                self._zygote.connection.close()
+
+    def _describe_agents(self) -> AgentSpec:
+        threads = str(self._spec.scaling.cpus_per_worker)
+        environment = {
+            **self._spec.demand.environment,
+            "OMP_NUM_THREADS": threads,
+        }
+        zygote = ZygoteSpec(
+            name=self._token,
+            environment=environment,
+            modules=(
+                *_PRELOAD,
+                *(_PRELOAD_WITH_DATA if self._spec.datasets else ()),
+                *self._spec.demand.preload,
+            ),
+            path=self._spec.path,
+        )
+        return AgentSpec(
+            token=self._token,
+            zygote=zygote,
+            environment=environment,
+            directory=self._spec.directory,
+            store=self._spec.store,
+            hang_timeout_s=self._spec.hang_timeout_s,
+            straggler_window_s=self._spec.straggler_window_s,
+            leave_timeout_s=LEAVE_TIMEOUT_S,
+        )
+
+    def _have_zygote_early(self, spec: ZygoteSpec) -> WarmZygote | None:
+        if not holds(
+            self._cluster.living_nodes().get(self._node_id, {}), self._spec.scaling.resources
+        ):
+            return None
+        return warm_zygote(replace(spec, name=""), self._node_id)
+
+    def _take(self, happening: Happening | Arrived | Gone, handle: Handler) -> None:
+        match happening:
+            case Arrived(agent_handle=agent_handle, place=place):
+                self._pool.arrived(agent_handle, place)
+            case Gone():
+                self._launcher.dismiss(happening.agent_handle)
+                lost = self._pool.lost(happening)
+                if lost is not None:
+                    handle(lost)
+            case _:
+                handle(happening)
+
+    def _update_pool(self, handle: Handler) -> bool:
+        """Pass on what the crew has told, before anything else; whether there was anything."""
+        told = bool(self._of_the_pool)
+        while self._of_the_pool:
+            handle(self._of_the_pool.popleft())
+        return told
+
+    def _nodes_are_leaving(self, nodes: frozenset[str]) -> None:
+        """Called by the watch's thread."""
+        reason = f"{len(nodes)} node(s) are about to be taken away"
+        self._mailbox.put((DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=nodes),))
+
+    def _seat(self, world_size: int) -> None:
+        """Have every agent at its rank, with the rank's data."""
+        if self._zygote is not None and not any(
+            agent_handle.place.node_id == self._node_id for agent_handle in self._pool.here
+        ):
+            # Not waited for: an agent that is yet to arrive here may be its client.
+            self._zygote.connection.leave()
+        # Not before: while the actors started, the zygotes could import.
+        data = self._data = self._data or ShardCachePlanner(
+            self._spec.datasets, self._spec.specs, self._cluster
+        )
+        for rank, agent_handle in enumerate(self._pool.ranked):
+            if agent_handle.seat != (rank, world_size):
+                agent_handle.seat = (rank, world_size)
+                agent_handle.call(
+                    "prepare", agent_handle.seat, self._job, data.order(world_size, rank)
+                )
+
+    def _wait_limit(self, timeout: float | None) -> float | None:
+        deadline = self._pool.deadline
+        if deadline is None:
+            return timeout
+        own = max(0.0, deadline - time.monotonic())
+        return own if timeout is None else min(own, timeout)
+
+
+def _streams(spec: AgentGroupSpec) -> Streams | None:
+    if all(dataset.source.stream is None for dataset in spec.datasets):
+        return None
+    # Only Ray has streams.
+    from polytrain.workers.ray_streams import Streams
+
+    scaling = spec.scaling
+    held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
+    return Streams(spec.datasets, held)

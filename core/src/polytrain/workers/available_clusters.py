@@ -1,0 +1,67 @@
+"""What is there for a run's agents to live on, found without importing Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType
+from typing import Any
+
+from polytrain.data.sources.ray_data import is_ray_dataset
+from polytrain.policy.cluster import AvailableClusters, ClusterChoice
+from polytrain.workers.agent_group import AgentCluster
+from polytrain.workers.local_cluster import LocalCluster
+from polytrain.workers.machine_resources import machine_resources
+from polytrain.workers.ray_address import cluster_address
+
+
+def available_clusters(function: Any, datasets: Any) -> AvailableClusters:
+    """What is there now.
+
+    Args:
+        function: the training function, or None.
+        datasets: by name, as the user passed them.
+    """
+    names = datasets if isinstance(datasets, Mapping) else {}
+    return AvailableClusters(
+        machine=machine_resources(os.environ),
+        ray_is_initialized=ray_is_initialized(),
+        ray_address=cluster_address(os.environ),
+        ray_datasets=tuple(str(name) for name, data in names.items() if is_ray_dataset(data)),
+        function_uses_ray=_names_ray(getattr(function, "__code__", None)),
+    )
+
+
+def ray_is_initialized() -> bool:
+    """Whether this process is connected to Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+@contextlib.contextmanager
+def opened_cluster(choice: ClusterChoice) -> Iterator[AgentCluster]:
+    """Have the place that was chosen. A Ray that is started for it is shut down again.
+
+    Raises:
+        InvalidJobError: `RAY_ADDRESS` names a cluster of which nobody answers.
+    """
+    if choice.is_local:
+        yield LocalCluster()
+        return
+    # Ray takes a while to import.
+    from polytrain.workers.ray_cluster import RayCluster
+    from polytrain.workers.ray_runtime import running_ray
+
+    with running_ray():
+        yield RayCluster()
+
+
+def _names_ray(code: CodeType | None) -> bool:
+    """Whether code, or a function within it, uses or imports something called `ray`."""
+    if code is None:
+        return False
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    named = any(name.partition(".")[0] == "ray" for name in code.co_names)
+    return named or any(_names_ray(function) for function in inner)

@@ -1,0 +1,81 @@
+"""This machine as the place where agents live: Ray is neither started nor imported."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from polytrain.common.config import ScalingConfig
+from polytrain.common.placement import NodeAddress
+from polytrain.data.shards.shared_memory import bytes_to_shared_memory
+from polytrain.policy.scaling import largest_fit
+from polytrain.workers.agent import AgentSpec
+from polytrain.workers.agent_handle import Delivery
+from polytrain.workers.local_launcher import LocalAgentLauncher
+from polytrain.workers.machine_resources import machine_resources
+from polytrain.workers.shard_cache import OpenTable
+
+
+class LocalCluster:
+    """A `Cluster` of one node, whose agents are objects in this process."""
+
+    reference_type: tuple[type, ...] = ()
+    """What refers to objects of Ray's is refused before."""
+
+    def __init__(self) -> None:
+        self.node_id = socket.gethostname()
+        self._resources = machine_resources(os.environ)
+
+    def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """This machine's resources in all."""
+        return {self.node_id: self._resources}
+
+    def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """The same: what others use is unknown."""
+        return self.living_nodes()
+
+    def launcher(
+        self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
+    ) -> LocalAgentLauncher:
+        """Who makes agents."""
+        return LocalAgentLauncher(
+            spec,
+            place=NodeAddress(node_id=self.node_id, host="127.0.0.1"),
+            room=largest_fit([self._resources], scaling.resources).workers,
+            mailbox=mailbox,
+        )
+
+    def share(self, table: pa.Buffer) -> LocalTable:
+        """Have a table in memory once, for all agents."""
+        return LocalTable(descriptor=bytes_to_shared_memory(memoryview(table)))
+
+    def watch(self, tell: Callable[[frozenset[str]], None]) -> Nothing:
+        """This machine doesn't leave before this process does."""
+        return Nothing()
+
+
+class Nothing:
+    """What is watched where nothing can happen."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTable:
+    """A table in this process's memory."""
+
+    descriptor: int
+
+    def open(self) -> OpenTable:
+        """Map it for one agent's worker processes."""
+        return OpenTable(descriptor=os.dup(self.descriptor), extent=None, kept=None)
+
+    def close(self) -> None:
+        """Give the memory back once no agent has it any more."""
+        os.close(self.descriptor)

@@ -1,0 +1,83 @@
+"""What this machine has for workers: a container's limits count, not those of what is below."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from polytrain_plugins import InvalidJobError, Problem
+
+_CPUS = "POLYTRAIN_LOCAL_CPUS"
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def machine_resources(
+    environment: Mapping[str, str], control_group: Path = _CGROUP
+) -> dict[str, float]:
+    """CPUs that this process may use, and bytes of memory, by the names that Ray gives them.
+
+    Args:
+        environment: this process's variables. POLYTRAIN_LOCAL_CPUS is a number of CPUs to take
+            instead of those that there are.
+        control_group: where the kernel shows its limits.
+
+    Raises:
+        InvalidJobError: POLYTRAIN_LOCAL_CPUS isn't a number above 0.
+    """
+    return {
+        "CPU": _given_cpus(environment) or float(_cpus(control_group)),
+        "memory": float(_memory(control_group)),
+    }
+
+
+def _given_cpus(environment: Mapping[str, str]) -> float | None:
+    given = environment.get(_CPUS)
+    if not given:
+        return None
+    try:
+        cpus = float(given)
+    except ValueError:
+        cpus = math.nan
+    if not (math.isfinite(cpus) and cpus > 0):
+        problem = Problem(
+            field=_CPUS,
+            what=f"it is {given!r}, which isn't a number of CPUs",
+            remedy="Set it to a number above 0, or unset it",
+        )
+        raise InvalidJobError((problem,))
+    return cpus
+
+
+def _cpus(group: Path) -> int:
+    available = len(os.sched_getaffinity(0))
+    quota = _quota(group)
+    return available if quota is None else max(1, min(available, math.floor(quota)))
+
+
+def _quota(group: Path) -> float | None:
+    """CPUs that the control group may use on average; None if that isn't limited."""
+    # Version 2, then version 1.
+    limit, _, period = _read(group / "cpu.max").partition(" ")
+    if not limit:
+        limit = _read(group / "cpu/cpu.cfs_quota_us")
+        period = _read(group / "cpu/cpu.cfs_period_us")
+    if not limit.isdigit() or not period.isdigit():
+        return None
+    return int(limit) / int(period)
+
+
+def _memory(group: Path) -> int:
+    total: int = psutil.virtual_memory().total
+    limit = _read(group / "memory.max") or _read(group / "memory/memory.limit_in_bytes")
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

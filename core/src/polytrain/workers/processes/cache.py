@@ -1,0 +1,112 @@
+"""The zygote that a run leaves behind, warm for the next run of the same process.
+
+Who calls `fit()` once often does it again: in a notebook, or to compare settings. What trainers
+need is then imported already. One zygote at most is kept, on the driver's node, for a minute, and
+it goes with the process. A run that needs another one ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
+
+_KEPT_S = 60.0
+_OF_NO_EFFECT = ("RAY_", "PYTEST_")
+"""Variables that differ between runs that are alike: pytest names each test in one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmZygote:
+    """A zygote on the driver's node, and the connection that keeps it alive."""
+
+    token: str
+    """Names it, and the others of its run, on every node."""
+
+    connection: ZygoteConnection
+    likeness: tuple[str, ZygoteSpec, Mapping[str, str]]
+    """Node, modules and environment: everything that it depends on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    zygote: WarmZygote
+    timer: threading.Timer
+
+
+_lock = threading.Lock()
+_kept: _Kept | None = None
+
+
+def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
+    """The zygote that an earlier run has left, if it is like this one; else one that is started.
+
+    Args:
+        spec: what it is like; it has no name yet.
+        node_id: the driver's node.
+    """
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(_OF_NO_EFFECT)
+    }
+    likeness = (node_id, spec, environment)
+    kept = _taken()
+    if kept is not None:
+        if kept.likeness == likeness and kept.connection.has_forgotten():
+            return kept
+        kept.connection.end()
+    token = secrets.token_hex(8)
+    connection = ZygoteConnection.open(replace(spec, name=zygote_name(token, node_id)))
+    return WarmZygote(token=token, connection=connection, likeness=likeness)
+
+
+def keep(zygote: WarmZygote) -> None:
+    """Leave the zygote to the next run. No other may be using it."""
+    global _kept
+    before = _taken()
+    if before is not None:
+        before.connection.end()
+    with contextlib.suppress(OSError):
+        # What this run's training function has imported is nothing to the next.
+        zygote.connection.request(["forget"])
+    timer = threading.Timer(_KEPT_S, let_go)
+    timer.daemon = True
+    with _lock:
+        _kept = _Kept(zygote=zygote, timer=timer)
+    timer.start()
+
+
+def let_go() -> None:
+    """End the zygote that is kept, if there is one."""
+    zygote = _taken()
+    if zygote is not None:
+        zygote.connection.end()
+
+
+def kept_process() -> int | None:
+    """Process id of the zygote that is kept and that this process has started, if there is one."""
+    with _lock:
+        return None if _kept is None else _kept.zygote.connection.pid
+
+
+def _taken() -> WarmZygote | None:
+    global _kept
+    with _lock:
+        kept, _kept = _kept, None
+    if kept is None:
+        return None
+    kept.timer.cancel()
+    return kept.zygote
+
+
+def _leave_in_fork() -> None:
+    """A forked child of the driver must not keep it alive."""
+    if _kept is not None:
+        _kept.zygote.connection.leave()
+
+
+os.register_at_fork(after_in_child=_leave_in_fork)

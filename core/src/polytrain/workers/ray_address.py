@@ -1,0 +1,84 @@
+"""Which Ray a run joins: one that answers, and otherwise one of its own.
+
+`ray.init()` joins the cluster that this machine has last joined, and keeps trying for ten minutes
+if that has died without removing its address. Without Ray: it is asked before Ray is imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from polytrain_plugins import InvalidJobError, Problem
+
+logger = logging.getLogger(__name__)
+
+_ANSWERS_WITHIN_S = 2.0
+
+
+def address_to_join(environment: Mapping[str, str]) -> str | None:
+    """What to pass to `ray.init`: None to join, or start, what it would by itself.
+
+    Args:
+        environment: this process's variables.
+
+    Raises:
+        InvalidJobError: `RAY_ADDRESS` names a cluster of which nobody answers.
+    """
+    asked = environment.get("RAY_ADDRESS", "")
+    if asked == "local" or "://" in asked:
+        return None
+    address = asked if asked not in ("", "auto") else _recorded(environment)
+    if not address or _answers(address):
+        return None
+    if asked:
+        problem = Problem(
+            field="RAY_ADDRESS",
+            what=f"it is {asked!r}, and the Ray cluster at {address} doesn't answer",
+            remedy="Start that cluster, or unset the variable to have one started for the run",
+        )
+        raise InvalidJobError((problem,))
+    logger.warning(
+        "The Ray cluster at %s, which this machine has joined before, doesn't answer: the run "
+        "starts a Ray of its own. `ray stop --force` clears what is left of the other.",
+        address,
+    )
+    return "local"
+
+
+def cluster_address(environment: Mapping[str, str]) -> str | None:
+    """The cluster that is named, or that has been started on this machine and answers.
+
+    Args:
+        environment: this process's variables.
+    """
+    asked = environment.get("RAY_ADDRESS", "")
+    if asked == "local":
+        return None
+    if asked not in ("", "auto"):
+        return asked
+    recorded = _recorded(environment)
+    return recorded if recorded and _answers(recorded) else asked or None
+
+
+def _recorded(environment: Mapping[str, str]) -> str:
+    """The address that Ray has written down for this machine; empty if there is none."""
+    named = (environment[name] for name in ("RAY_TMPDIR", "TMPDIR") if name in environment)
+    with contextlib.suppress(OSError):
+        return Path(next(named, "/tmp"), "ray", "ray_current_cluster").read_text().strip()
+    return ""
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S):
+            return True
+    except ValueError:
+        # Ray says what is wrong with an address that is none.
+        return True
+    except OSError:
+        return False

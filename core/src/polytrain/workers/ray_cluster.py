@@ -1,0 +1,114 @@
+"""A Ray cluster as the place where agents live."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+
+from polytrain.common import ray_state
+from polytrain.common.config import ScalingConfig
+from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
+from polytrain.workers.agent import AgentSpec
+from polytrain.workers.agent_handle import Delivery
+from polytrain.workers.node_watch import NodeWatch
+from polytrain.workers.ray_launcher import RayAgentLauncher
+from polytrain.workers.shard_cache import OpenTable
+
+
+class RayCluster:
+    """A `Cluster` of Ray's nodes. Ray must be initialised."""
+
+    reference_type: type = ray.ObjectRef
+
+    def __init__(self) -> None:
+        self.node_id: str = ray.get_runtime_context().get_node_id()
+
+    def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Each node's resources in all."""
+        return ray_state.living_nodes()
+
+    def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Each node's resources that nobody uses now."""
+        return ray_state.free_nodes()
+
+    def launcher(
+        self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
+    ) -> RayAgentLauncher:
+        """Who asks Ray for agents."""
+        return RayAgentLauncher(
+            spec=spec,
+            resources=scaling.resources,
+            spread=scaling.placement_strategy == "SPREAD",
+            mailbox=mailbox,
+        )
+
+    def share(self, table: pa.Buffer) -> RayTable:
+        """Put a table where the agents of all nodes can read it."""
+        # In a list, so that it isn't fetched before it is opened.
+        return RayTable(references=[ray.put(np.frombuffer(table, dtype=np.uint8))])
+
+    def watch(self, tell: Callable[[frozenset[str]], None]) -> NodeWatch:
+        """Tell of nodes that are about to be taken away."""
+        return NodeWatch(tell)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayTable:
+    """A table in Ray's object store."""
+
+    references: list[Any]
+
+    def open(self) -> OpenTable:
+        """Map it in an agent."""
+        array = ray.get(self.references[0])
+        descriptor, extent = _store_memory(array) or (
+            bytes_to_shared_memory(memoryview(array)),
+            None,
+        )
+        return OpenTable(descriptor=descriptor, extent=extent, kept=array)
+
+    def close(self) -> None:
+        """Ray counts the references."""
+
+
+def _store_memory(array: np.ndarray[Any, Any]) -> tuple[int, Extent] | None:
+    """The object store's memory that lies behind an array; None if it can't be told.
+
+    The store is one file without a name, mapped by this process. The process that serves it, which
+    has started this one, holds the file open, and whoever may look at that process can open it too.
+    """
+    address = array.ctypes.data
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, _, offset, device, inode, *_ = line.split()
+            start, stop = (int(end, 16) for end in span.split("-"))
+            if start <= address and address + array.nbytes <= stop:
+                break
+        else:
+            return None
+    major, minor = (int(part, 16) for part in device.split(":"))
+    file = (os.makedev(major, minor), int(inode))
+    server = f"/proc/{os.getppid()}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(server):
+            if _identity(f"{server}/{name}") == file:
+                descriptor = os.open(f"{server}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                where = Extent(offset=int(offset, 16) + address - start, size=array.nbytes)
+                return descriptor, where
+    return None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:  # closed in the meantime
+        return None
+    return status.st_dev, status.st_ino

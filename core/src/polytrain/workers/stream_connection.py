@@ -1,0 +1,102 @@
+"""The line between a trainer and its agent over which the parts of a streaming data set come.
+
+The trainer asks, the agent answers: with a part in shared memory, with the end, or with what went
+wrong. The agent's side runs on a thread of its own, for as long as the trainer lives.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polytrain.data.plan.stream_partitioner import Segment
+from polytrain.data.streams.stream import PartSource, StreamLostError
+from polytrain.workers.messages import SocketChannel, pack
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class StreamConnection(PartSource):
+    """The trainer's end."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._channel = SocketChannel(connection)
+        # The next epoch may be wanted while the last part of this one is still on its way.
+        self._lock = threading.Lock()
+
+    def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
+        with self._lock:
+            self._channel.send(["begin", epoch, [list(leg) for leg in legs]])
+
+    def next_part(self, epoch: int, index: int) -> pa.Table | int:
+        from polytrain.data.shards.shared_memory import from_shared_memory
+
+        with self._lock:
+            self._channel.send(["next", epoch, index])
+            # A byte comes with the descriptor, if there is one, before the answer.
+            _, ancillary, _, _ = self._connection.recvmsg(1, socket.CMSG_SPACE(4))
+            try:
+                answer = self._channel.receive()
+            except EOFError as error:
+                raise StreamLostError("the agent that reads the stream is gone") from error
+        if answer[0] == "end":
+            rows: int = answer[1]
+            return rows
+        if answer[0] == "failed":
+            raise StreamLostError(answer[1])
+        descriptor = array.array("i", ancillary[0][2])[0]
+        try:
+            return from_shared_memory(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def serve_stream(
+    connection: socket.socket,
+    *,
+    begin: Callable[[int, tuple[Segment, ...]], None],
+    next_part: Callable[[int, int], Any],
+) -> None:
+    """The agent's end: answer until the trainer is gone.
+
+    Args:
+        connection: to the trainer; closed at the end.
+        begin: starts an epoch.
+        next_part: gives a part as a table, or the number of rows that all ranks were dealt.
+    """
+    from polytrain.data.shards.shared_memory import to_shared_memory
+
+    channel = SocketChannel(connection)
+    with contextlib.closing(connection), contextlib.suppress(EOFError, OSError):
+        failure = ""
+        while True:
+            what, epoch, argument = channel.receive()
+            try:
+                if what == "begin":
+                    begin(epoch, tuple(Segment(*leg) for leg in argument))
+                    continue
+                part = next_part(epoch, argument) if not failure else None
+            except Exception as error:  # whatever a user's pipeline raises is the trainer's to tell
+                failure = str(error)
+                if what == "begin":
+                    continue
+            if failure:
+                connection.sendmsg([b"."])
+                connection.sendall(pack(["failed", failure]))
+            elif isinstance(part, int):
+                connection.sendmsg([b"."])
+                connection.sendall(pack(["end", part]))
+            else:
+                descriptor = to_shared_memory(part)
+                try:
+                    socket.send_fds(connection, [b"."], [descriptor])
+                finally:
+                    os.close(descriptor)
+                connection.sendall(pack(["part"]))

@@ -1,0 +1,341 @@
+"""Who works for a run: which agents have ranks, which stand by, which are yet to come.
+
+Nothing here waits: agents arrive and are lost, and the crew says when it is complete.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from polytrain.common.config import ScalingConfig
+from polytrain.common.events import (
+    AgentLost,
+    AgentsPlaced,
+    DrainWanted,
+    Event,
+    PlacementFailed,
+    Purpose,
+)
+from polytrain.common.placement import NodeAddress, rank_order
+from polytrain.policy.scaling import SizePolicy, holds, largest_fit
+from polytrain.workers.agent_handle import AgentHandle, Gone
+
+logger = logging.getLogger(__name__)
+
+_NOTICE_AFTER_S = 10.0
+"""Seconds without all workers after which the user is told what is waited for."""
+
+_SETBACKS = 3
+"""Agents that may be lost one after another before one arrives, or as many as there are workers."""
+
+
+class Cluster(Protocol):
+    """What there is to place agents on."""
+
+    def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Each node's resources in all."""
+
+    def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Each node's resources that nobody uses now."""
+
+
+class AgentLauncher(Protocol):
+    """Who asks for agents, and ends them."""
+
+    def reserve(self, bundles: int, strategy: str) -> None:
+        """Have room for so many agents, all of it or none."""
+
+    def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
+        """Ask for an agent; it arrives, or is gone, some time later."""
+
+    def dismiss(self, agent_handle: AgentHandle) -> None:
+        """End an agent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Placing:
+    """What is known while the workers of a generation come together."""
+
+    room: int
+    """Workers that there was room for."""
+
+    notice_at: float | None
+    """When to tell the user that it takes long; None once it is done."""
+
+    give_up_at: float
+
+
+class WorkerPool:
+    """The agents of one run."""
+
+    def __init__(
+        self,
+        scaling: ScalingConfig,
+        *,
+        launcher: AgentLauncher,
+        cluster: Cluster,
+        first_node: str,
+        tell: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            scaling: how many there are to be.
+            recruiter: asks for them.
+            cluster: where they may be.
+            first_node: the node whose workers come first, if it has any.
+            tell: is told when the crew is complete, can't be, or can grow. What it is told is to be
+                heard before the next loss is told here: by then ranks may be others'.
+            clock: seconds that never go back.
+        """
+        self.ranked: list[AgentHandle] = []
+        """Agents of the last generation, by rank; some may be gone."""
+
+        self._scaling = scaling
+        self._sizes = SizePolicy(
+            least=scaling.min_workers, most=scaling.max_workers, standby=scaling.standby
+        )
+        self._launcher = launcher
+        self._cluster = cluster
+        self._clock = clock
+        self._first_node = first_node
+        self._tell = tell
+        self._spares: list[AgentHandle] = []
+        """Agents that are there and have no rank."""
+
+        self._coming: list[AgentHandle] = []
+        """Agents that have been asked for."""
+
+        self._setbacks = 0
+        """Agents that were lost since one has arrived."""
+
+        self._avoided: frozenset[str] = frozenset()
+        self._bundle_nodes: dict[int, str] = {}
+        self._placing: _Placing | None = None
+
+    @property
+    def here(self) -> list[AgentHandle]:
+        """The agents that are there, those with a rank first."""
+        return [
+            agent_handle for agent_handle in self.ranked if not agent_handle.is_gone
+        ] + self._spares
+
+    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+        """Complete the crew; see `WorkerGroup.place`."""
+        now, scaling = self._clock(), self._scaling
+        self._setbacks = 0
+        self._placing = _Placing(
+            room=self._room(),
+            notice_at=now + min(_NOTICE_AFTER_S, scaling.start_timeout_s),
+            give_up_at=now + scaling.start_timeout_s,
+        )
+        if not self.ranked and not scaling.is_elastic:
+            self._launcher.reserve(scaling.max_workers, scaling.placement_strategy)
+        self._leave(avoid, without)
+        self._staff()
+
+    @property
+    def deadline(self) -> float | None:
+        """When `look_at_the_clock` may have something to do."""
+        placing = self._placing
+        return None if placing is None else placing.notice_at or placing.give_up_at
+
+    def arrived(self, agent_handle: AgentHandle, place: NodeAddress) -> None:
+        """An agent is there."""
+        if agent_handle not in self._coming:
+            return
+        self._coming.remove(agent_handle)
+        agent_handle.place = place
+        if agent_handle.bundle is not None:
+            self._bundle_nodes[agent_handle.bundle] = place.node_id
+        self._setbacks = 0
+        if place.node_id in self._avoided:
+            # It was asked for before the node was to be left.
+            self._dismiss(agent_handle)
+            self._ask_for_more()
+            return
+        self._spares.append(agent_handle)
+        if self._placing is not None:
+            self._staff()
+        else:
+            growth = self._sizes.growth(size=len(self.ranked), up=len(self.here))
+            if growth is not None:
+                self._tell(DrainWanted(purpose=Purpose.RESIZE, reason=growth.reason))
+
+    def lost(self, gone: Gone) -> AgentLost | None:
+        """Note that an agent isn't there any more; what to tell if it had a rank."""
+        agent_handle, was_wanted = gone.agent_handle, not gone.agent_handle.is_gone
+        agent_handle.is_gone = True
+        # Those that were there may go all at once, with their node.
+        self._setbacks += was_wanted and agent_handle in self._coming
+        self._forget(agent_handle)
+        if not was_wanted:
+            return None
+        if agent_handle in self.ranked and self._placing is None:
+            rank = self.ranked.index(agent_handle)
+            return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
+        if self._placing is None:
+            logger.warning("An agent without a rank is lost: %s.", gone.reason)
+            self._ask_for_more()
+        elif not self._may_wait:
+            self._placing = None
+            self._tell(PlacementFailed(reason=f"agents don't stay: {gone.reason}"))
+        else:
+            self._staff()
+        return None
+
+    def dismiss_those_to_come(self) -> None:
+        """Ask for nobody any more."""
+        for agent_handle in list(self._coming):
+            self._dismiss(agent_handle)
+
+    def look_at_the_clock(self) -> None:
+        """Tell who is waited for, and give up in the end."""
+        placing, now = self._placing, self._clock()
+        if placing is None:
+            return
+        if placing.notice_at is not None and now >= placing.notice_at:
+            placing.notice_at = None
+            # What is there by now is what there is.
+            placing.room = len(self.here)
+            self._avoid_no_more()
+            self._staff()
+            if self._placing is not None:
+                logger.warning("Waiting for resources: %s.", self._wanted_and_free())
+        if self._placing is not None and now >= placing.give_up_at:
+            self._placing = None
+            self._tell(PlacementFailed(reason=self._why_not_placed()))
+
+    def _staff(self) -> None:
+        """Share the ranks out, if there are enough agents for it."""
+        assert self._placing is not None
+        up = len(self.here)
+        if self.ranked:
+            size = self._sizes.after_place(size=len(self.ranked), up=up)
+        else:
+            size = self._sizes.first(up=up, room=self._placing.room)
+        if size is not None:
+            self._placing = None
+            self._seat(size.workers)
+            self._tell(AgentsPlaced(nodes=tuple(r.place.node_id for r in self.ranked)))
+        self._ask_for_more()
+
+    def _seat(self, size: int) -> None:
+        """Give every rank an agent."""
+        spares = list(self._spares)
+        if size == len(self.ranked):
+            # Whoever stays keeps its rank, and so its data.
+            self.ranked = [spares.pop(0) if r.is_gone else r for r in self.ranked]
+        else:
+            chosen = self.here[:size]
+            order = rank_order([agent_handle.place for agent_handle in chosen], self._first_node)
+            self.ranked = [chosen[index] for index in order]
+        self._spares = [
+            agent_handle for agent_handle in self._spares if agent_handle not in self.ranked
+        ]
+
+    def _ask_for_more(self) -> None:
+        """Ask for the agents that are missing: workers first, standbys when these are there."""
+        scaling = self._scaling
+        wanted = scaling.max_workers
+        if scaling.is_elastic or self._placing is None:
+            wanted += scaling.standby
+        if not self._may_wait:
+            return
+        bundles = [] if scaling.is_elastic else self._free_bundles()
+        for _ in range(wanted - len(self.here) - len(self._coming)):
+            if bundles:
+                agent_handle = self._launcher.ask(bundle=bundles.pop(0))
+            else:
+                agent_handle = self._launcher.ask(avoid=self._avoided | self._busy_nodes())
+            self._coming.append(agent_handle)
+
+    @property
+    def _may_wait(self) -> bool:
+        return self._setbacks <= max(_SETBACKS, self._scaling.max_workers)
+
+    def _room(self) -> int:
+        """Workers that there are resources for now, besides those that are there."""
+        return largest_fit([*self._cluster.free_nodes().values()], self._scaling.resources).workers
+
+    def _free_bundles(self) -> list[int]:
+        taken = {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
+        # What was reserved on a node that is gone is reserved elsewhere.
+        avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
+        return [
+            bundle
+            for bundle in range(self._scaling.max_workers)
+            if bundle not in taken and self._bundle_nodes.get(bundle) not in avoided
+        ]
+
+    def _busy_nodes(self) -> frozenset[str]:
+        """The nodes that a standby is better not on, if others have room for it."""
+        if self._placing is not None or not self._scaling.standby:
+            return frozenset()
+        busy = frozenset(agent_handle.place.node_id for agent_handle in self.ranked)
+        others = {
+            node: free for node, free in self._cluster.free_nodes().items() if node not in busy
+        }
+        demand = self._scaling.resources
+        return busy if any(holds(free, demand) for free in others.values()) else frozenset()
+
+    def _leave(self, avoid: frozenset[str], without: frozenset[int]) -> None:
+        """Send agents away from where they mustn't be, if there is another place for them."""
+        unwanted = [
+            agent_handle for agent_handle in self.here if agent_handle.place.node_id in avoid
+        ]
+        if unwanted:
+            others = [
+                total for node, total in self._cluster.living_nodes().items() if node not in avoid
+            ]
+            if largest_fit(others, self._scaling.resources).workers < self._sizes.least:
+                if others:
+                    logger.warning(
+                        "%d agent(s) stay on nodes that they should leave: no others can hold the "
+                        "workers.",
+                        len(unwanted),
+                    )
+                unwanted, avoid = [], frozenset()
+        self._avoided = avoid
+        replaceable = len(
+            [agent_handle for agent_handle in self._spares if agent_handle not in unwanted]
+        )
+        ranked = [self.ranked[rank] for rank in sorted(without)[:replaceable]]
+        for agent_handle in {*unwanted, *ranked}:
+            self._dismiss(agent_handle)
+
+    def _avoid_no_more(self) -> None:
+        """Take any node: those that seemed to have room are gone, or others use them."""
+        if self._avoided:
+            self._avoided = frozenset()
+            for agent_handle in list(self._coming):
+                self._dismiss(agent_handle)
+
+    def _dismiss(self, agent_handle: AgentHandle) -> None:
+        agent_handle.is_gone = True
+        self._forget(agent_handle)
+        self._launcher.dismiss(agent_handle)
+
+    def _forget(self, agent_handle: AgentHandle) -> None:
+        for agent_handles in (self._spares, self._coming):
+            if agent_handle in agent_handles:
+                agent_handles.remove(agent_handle)
+
+    def _why_not_placed(self) -> str:
+        return (
+            f"the workers could not be placed within {self._scaling.start_timeout_s:g} s: "
+            f"{self._wanted_and_free()}. Wait for other jobs, ask for fewer workers, or raise "
+            "ScalingConfig(start_timeout_s=…)"
+        )
+
+    def _wanted_and_free(self) -> str:
+        resources = self._scaling.resources
+        wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
+        free = self._cluster.free_nodes().values()
+        has = ", ".join(f"{sum(node.get(name, 0) for node in free):g} {name}" for name in resources)
+        least = self._scaling.min_workers
+        return f"{least} workers of {wanted} each; the cluster has {has} free"

@@ -1,0 +1,79 @@
+"""DDP that can be used like the model that it wraps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from inspect import ismethod
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+
+
+class DataParallel(DistributedDataParallel):
+    """DDP whose public attributes and methods are the model's, where DDP has none of that name.
+
+    DDP averages the gradients of what its own `forward` has run. What would train the model past
+    that is refused: its submodules, and methods that run it with gradients.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Until here attributes are DDP's own, such as `dim`, whatever the model calls so.
+        self._is_wrapped = True
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            # Libraries look for private attributes to find out what a model is.
+            if name.startswith("_") or not self.__dict__.get("_is_wrapped"):
+                raise
+        value = getattr(self.module, name)
+        if isinstance(value, torch.nn.Module):
+            raise AttributeError(
+                f"{name!r} is a part of the model that DDP wraps: use model.module.{name}. To "
+                "train, run the model by model(…): gradients of parts that are run by themselves "
+                "aren't averaged over the workers."
+            )
+        if ismethod(value) and isinstance(value.__self__, torch.nn.Module):
+            return self._without_training(value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_of_model(name):
+            setattr(self.module, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _is_of_model(self, name: str) -> bool:
+        is_own = name in self.__dict__ or hasattr(type(self), name) or name.startswith("_")
+        return (
+            not is_own
+            and bool(self.__dict__.get("_is_wrapped"))
+            and name not in self._modules
+            and hasattr(self.module, name)
+        )
+
+    def _without_training(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """The method, which mustn't run the model as training does."""
+        parts = frozenset(self.module.modules())
+
+        def refuse(part: torch.nn.Module, _: Any) -> None:
+            if part in parts and part.training and torch.is_grad_enabled():
+                raise RuntimeError(
+                    f"{method.__name__}() runs the model with gradients, which DDP doesn't average "
+                    f"over the workers. Have the model's forward call {method.__name__}(), and "
+                    "train by model(…); or call it under torch.no_grad()."
+                )
+
+        @functools.wraps(method)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if not torch.is_grad_enabled():
+                return method(*args, **kwargs)
+            with register_module_forward_pre_hook(refuse):
+                return method(*args, **kwargs)
+
+        return called

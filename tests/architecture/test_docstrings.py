@@ -1,0 +1,28 @@
+"""Every module says what its job is."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+MODULES = sorted(
+    path
+    for folder in ("*/src", "tests", "examples", ".ci")
+    for path in ROOT.glob(f"{folder}/**/*.py")
+    if "__pycache__" not in path.parts
+)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_every_module_says_its_job() -> None:
+    assert len({path.parts[len(ROOT.parts)] for path in MODULES}) >= 7
+    texts = {name(path): path.read_text() for path in MODULES}
+    silent = [
+        path for path, text in texts.items() if text and not ast.get_docstring(ast.parse(text))
+    ]
+    assert silent == []

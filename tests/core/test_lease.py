@@ -1,0 +1,409 @@
+"""At most one driver works on a run, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faulty_storage import ERROR, FaultyFileSystem, FromThenOn, never
+from tests.object_storage import Bucket
+
+import polytrain
+from polytrain import (
+    Checkpoint,
+    FailureConfig,
+    FailureKind,
+    RunConfig,
+    RunOwnedError,
+    ScalingConfig,
+    Trainer,
+    TrainingFailedError,
+    make_trainer,
+)
+from polytrain.run.lease import Lease, leased
+from polytrain.storage.location import Location
+from polytrain.storage.protocol import Storage
+
+DRIVER = """
+import pickle, sys
+from pathlib import Path
+from polytrain.common.errors import RunOwnedError
+from polytrain.run import lease as leases
+
+location, machine, beat = pickle.loads(bytes.fromhex(sys.argv[1]))
+if machine:
+    leases._this_machine = lambda: machine
+leases._BEAT_EVERY_S = beat
+storage = location.open()
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with leases.leased(storage, storage) as lease:
+        print("owner", lease.token, flush=True)
+        for line in sys.stdin:
+            if line == "end\\n":
+                break
+            lease.check()
+            print("still owner", flush=True)
+except RunOwnedError as error:
+    print("refused:", error, flush=True)
+"""
+
+
+class Driver:
+    """A process that wants a run."""
+
+    def __init__(self, location: Location, *, machine: str = "", beat_every_s: float = 5) -> None:
+        what = pickle.dumps((location, machine, beat_every_s)).hex()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, what],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.hear() == "ready"
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def ask(self, line: str) -> str:
+        self.say(line)
+        return self.hear()
+
+    def end(self) -> None:
+        self.say("end")
+        self.process.wait()
+
+
+Start = Callable[..., Driver]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts drivers that end with the test."""
+    started: list[Driver] = []
+
+    def begin(location: Location, **how: Any) -> Driver:
+        started.append(Driver(location, **how))
+        return started[-1]
+
+    yield begin
+    for driver in started:
+        driver.process.send_signal(signal.SIGCONT)
+        driver.process.kill()
+        driver.process.communicate()
+
+
+@pytest.fixture(params=["directory", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Location:
+    if request.param == "directory":
+        return Location.of(tmp_path / "run")
+    request.getfixturevalue("bucket")
+    return Location.of("s3://bucket/runs/run")
+
+
+@pytest.fixture
+def storage(location: Location) -> Storage:
+    return location.open()
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Owners are given up for dead soon."""
+    monkeypatch.setattr("polytrain.run.lease._DEAD_AFTER_S", 0.5)
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """What the user has been told."""
+    caplog.set_level(logging.WARNING)
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_of_many_drivers_one_gets_the_run(location: Location, start: Start) -> None:
+    drivers = [start(location) for _ in range(6)]
+    for driver in drivers:
+        driver.say("go")
+    answers = {driver: driver.hear() for driver in drivers}
+    [owner] = [driver for driver, answer in answers.items() if answer.startswith("owner")]
+    pids = {str(driver.process.pid) for driver in drivers}
+    for driver, answer in answers.items():
+        if driver is not owner:
+            assert answer.startswith(f"refused: The run in {location.address} is being worked on")
+            told = re.search(r"process (\d+) on (\S+), since (\d{4}-\d\d-\d\dT[\d:]+)", answer)
+            assert told is not None
+            assert told[1] in pids - {str(driver.process.pid)}
+            assert told[2] == socket.gethostname()
+    assert owner.ask("check") == "still owner"
+
+
+def test_a_driver_that_comes_later_is_told_who_works_on_the_run(
+    location: Location, start: Start, storage: Storage
+) -> None:
+    owner = start(location)
+    assert owner.ask("go") == "owner 1"
+    expected = rf"process {owner.process.pid} on {re.escape(socket.gethostname())}, since \d{{4}}-"
+    with pytest.raises(RunOwnedError, match=expected) as caught, leased(storage, storage):
+        pass
+    assert "another name" in str(caught.value)
+    assert owner.ask("check") == "still owner"
+
+
+def test_a_run_is_free_when_its_driver_has_ended(
+    location: Location, start: Start, storage: Storage, told: Callable[[], list[str]]
+) -> None:
+    for number in range(1, 4):
+        owner = start(location)
+        assert owner.ask("go") == f"owner {number}"
+        owner.end()
+    with leased(storage, storage) as lease:
+        assert lease.token == 4
+    assert told() == []
+
+
+@pytest.mark.parametrize("is_reaped", [True, False], ids=["reaped", "zombie"])
+def test_a_driver_that_was_killed_here_is_followed_at_once(
+    location: Location,
+    start: Start,
+    storage: Storage,
+    told: Callable[[], list[str]],
+    is_reaped: bool,
+) -> None:
+    """In a container, nobody may ever ask for a dead driver's exit code."""
+    owner = start(location)
+    assert owner.ask("go") == "owner 1"
+    owner.process.kill()
+    os.waitid(os.P_PID, owner.process.pid, os.WEXITED | os.WNOWAIT)
+    if is_reaped:
+        owner.process.wait()
+    with leased(storage, storage) as lease:
+        assert lease.token == 2
+    assert told() == [], "nobody was waited for"
+
+
+def test_a_driver_on_another_machine_that_works_is_left_alone(
+    location: Location, start: Start, storage: Storage
+) -> None:
+    owner = start(location, machine="another", beat_every_s=0.02)
+    assert owner.ask("go") == "owner 1"
+    expected = f"process {owner.process.pid} on"
+    with pytest.raises(RunOwnedError, match=expected), leased(storage, storage):
+        pass
+    assert owner.ask("check") == "still owner"
+
+
+def test_a_driver_that_was_killed_on_another_machine_is_waited_for(
+    location: Location,
+    start: Start,
+    storage: Storage,
+    told: Callable[[], list[str]],
+    soon: None,
+) -> None:
+    owner = start(location, machine="another")
+    assert owner.ask("go") == "owner 1"
+    owner.process.kill()
+    owner.process.wait()
+    with leased(storage, storage) as lease:
+        assert lease.token == 2
+    [warning] = told()
+    assert location.address in warning
+    assert f"process {owner.process.pid} on {socket.gethostname()}" in warning
+    assert "up to 0.5 s" in warning
+
+
+def test_a_driver_that_was_taken_for_dead_finds_out(
+    location: Location, start: Start, storage: Storage, soon: None
+) -> None:
+    owner = start(location, machine="another")
+    assert owner.ask("go") == "owner 1"
+    owner.process.send_signal(signal.SIGSTOP)
+    with leased(storage, storage) as lease:
+        owner.process.send_signal(signal.SIGCONT)
+        answer = owner.ask("check")
+        assert answer.startswith("refused:")
+        assert f"taken over by process {os.getpid()} on {socket.gethostname()}" in answer
+        # Its last words don't end the claim of its successor.
+        owner.process.wait()
+        lease.check()
+        late = start(location)
+        assert late.ask("go").startswith("refused:")
+
+
+def test_a_run_belongs_to_one_at_a_time_within_a_process(storage: Storage) -> None:
+    with leased(storage, storage) as lease:
+        expected = f"process {os.getpid()} on"
+        with pytest.raises(RunOwnedError, match=expected), leased(storage, storage):
+            pass
+        lease.check()
+    with leased(storage, storage) as lease:
+        assert lease.token == 2
+
+
+def leases(storage: Storage) -> dict[str, Any]:
+    return {path: json.loads(storage.read(path)) for path in storage.list("claims")}
+
+
+def test_a_process_that_has_got_the_number_of_a_dead_one_is_another(
+    location: Location, storage: Storage, start: Start, told: Callable[[], list[str]]
+) -> None:
+    with leased(storage, storage):
+        [(path, lease)] = leases(storage).items()
+    other = start(location).process
+    storage.write(path, json.dumps({**lease, "released": False, "pid": other.pid}).encode())
+    with leased(storage, storage) as next_claim:
+        assert next_claim.number == 2
+    assert told() == []
+
+
+@pytest.mark.parametrize("content", [b"", b'{"host": "a', b"{}", b"[]", b"null", b"\xff\x00"])
+def test_a_torn_claim_is_waited_for(
+    storage: Storage, told: Callable[[], list[str]], soon: None, content: bytes
+) -> None:
+    """Whoever wrote it may be alive."""
+    storage.write("claims/000001", content)
+    with leased(storage, storage) as lease:
+        assert lease.token == 2
+        lease.check()
+    assert len(told()) == 1
+
+
+def test_what_a_file_system_leaves_among_the_claims_is_none(storage: Storage) -> None:
+    for name in (".nfs000000000001", "README", ".DS_Store", "lost+found/x"):
+        storage.write(f"claims/{name}", b"")
+    with leased(storage, storage) as lease:
+        assert lease.token == 1
+        lease.check()
+
+
+def test_a_claim_that_could_not_be_given_up_is_over_for_its_own_process(
+    tmp_path: Path, told: Callable[[], list[str]]
+) -> None:
+    """In a notebook, the run is gone on with once the storage is back."""
+    filesystem = FaultyFileSystem(tmp_path)
+    storage = Location.of("run", filesystem, retry_s=0).open()
+    with leased(storage, storage) as lease:
+        filesystem.faults.fault = FromThenOn(0)
+        with pytest.raises(OSError, match=ERROR):
+            lease.check()
+    filesystem.faults.fault = never
+    with leased(storage, storage) as lease:
+        assert lease.token == 2
+    assert len(told()) == 1
+    assert ERROR in told()[0]
+
+
+class Slow:
+    """A storage on which something happens between two looks at it."""
+
+    def __init__(self, storage: Storage, *, after_listing: Callable[[], object]) -> None:
+        self._storage = storage
+        self._happening = [after_listing]
+
+    def list(self, below: str) -> dict[str, int]:
+        listed = self._storage.list(below)
+        while self._happening:
+            self._happening.pop()()
+        return listed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+
+def test_nobody_passes_by_who_came_first(bucket: Bucket) -> None:
+    """One finds another's claim, which is then withdrawn; a third has seen neither."""
+    storage = Location.of("s3://bucket/run").open()
+    with ExitStack() as stack:
+        owners: list[Lease] = []
+
+        def others_come() -> None:
+            storage.write("claims/000001.withdrawn", b"{}")
+            second: Any = Slow(storage, after_listing=withdraw)
+            owners.append(stack.enter_context(leased(second, storage)))
+
+        def withdraw() -> None:
+            storage.delete("claims/000001.withdrawn")
+
+        third: Any = Slow(storage, after_listing=others_come)
+        with pytest.raises(RunOwnedError), leased(third, storage):
+            pass
+        [owner] = owners
+        owner.check()
+
+
+def test_a_run_in_progress_is_refused_to_a_second_driver(tmp_path: Path) -> None:
+    def trainer(function: Callable[[], None]) -> Trainer:
+        return make_trainer(
+            "reference",
+            function,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(name="one", storage_path=tmp_path, progress=False),
+        )
+
+    def again() -> None:
+        with pytest.raises(RunOwnedError, match=f"process {os.getpid()} on"):
+            trainer(lambda: None).fit()
+
+    assert trainer(again).fit().error is None
+
+
+def take_over(run: Path) -> None:
+    """As another driver does that has taken this one for dead."""
+    # By its name: a beat that is being written has a second file beside it.
+    mine = run / "claims/000001"
+    owner = json.loads(mine.read_text()) | {"host": "elsewhere", "pid": 77, "machine": "other"}
+    mine.with_name("000002").write_text(json.dumps(owner))
+
+
+@pytest.mark.parametrize("reports", ["checkpoints", "metrics alone"])
+def test_a_driver_whose_run_was_taken_over_stops_at_once_and_says_who_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reports: str
+) -> None:
+    """However many failures are allowed; without a checkpoint it hears of it by its next beat."""
+    launches = []
+
+    def train() -> None:
+        launches.append(1)
+        take_over(tmp_path / "run")
+        while len(launches) == 1:
+            directory = tmp_path / "files"
+            directory.mkdir(exist_ok=True)
+            made = Checkpoint.from_directory(directory) if reports == "checkpoints" else None
+            polytrain.report({"launches": len(launches)}, checkpoint=made)
+
+    beat_every_s = 3600 if reports == "checkpoints" else 0.01
+    monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", beat_every_s)
+    with pytest.raises(TrainingFailedError, match="another driver works on the run") as caught:
+        make_trainer(
+            "reference",
+            train,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(
+                name="run",
+                storage_path=tmp_path,
+                progress=False,
+                failure_config=FailureConfig(max_failures=-1, retry_user_errors=True),
+            ),
+        ).fit()
+    assert launches == [1]
+    [failure] = caught.value.failures
+    assert failure.kind is FailureKind.LEASE_LOST
+    assert "was taken over by process 77 on elsewhere" in failure.message
+    assert list(tmp_path.glob("run/checkpoints/*/polytrain-manifest.json")) == []

@@ -1,0 +1,88 @@
+"""Workers on one machine, without Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+from tests.e2e.driver import run_driver
+
+import polytrain
+from polytrain import (
+    InvalidJobError,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
+
+
+def report_size() -> None:
+    polytrain.report({"world_size": polytrain.get_context().get_world_size()})
+
+
+def test_a_script_needs_no_ray(tmp_path: Path) -> None:
+    """Neither the driver nor a worker process has imported it, and nothing is left."""
+    script = """
+    import psutil
+    from polytrain.workers.processes.cache import let_go
+
+    def train():
+        polytrain.report({"ray": "ray" in sys.modules})
+
+    result = make_trainer(
+        "reference", train, scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path="runs"),
+    ).fit()
+    print(result.metrics, "ray" in sys.modules)
+    let_go()
+    print("left", psutil.Process().children(recursive=True))
+    """
+    code, output, errors = run_driver(tmp_path, script)
+    assert code == 0, errors
+    assert output == "{'ray': False} False\nleft []\n"
+    first = "run: starting (2 workers on this machine: nothing needs a cluster)"
+    assert errors.startswith(first), errors
+
+
+def test_as_many_workers_start_as_the_machine_holds(quiet: RunConfig) -> None:
+    cpus = os.environ["POLYTRAIN_LOCAL_CPUS"]
+    result = make_trainer(
+        "reference",
+        report_size,
+        scaling_config=ScalingConfig(num_workers=(2, 64)),
+        run_config=quiet,
+    ).fit()
+    assert result.metrics["world_size"] == int(cpus)
+
+
+def test_more_workers_than_the_machine_holds(quiet: RunConfig) -> None:
+    with pytest.raises(InvalidJobError) as caught:
+        make_trainer(
+            "reference",
+            report_size,
+            scaling_config=ScalingConfig(num_workers=5),
+            run_config=quiet,
+        )
+    [problem] = caught.value.problems
+    assert problem.field == "ScalingConfig.num_workers"
+    assert problem.what == "5 workers are more than this machine can hold (4 CPU)"
+    assert problem.remedy.startswith("Use num_workers=4")
+
+
+def test_a_worker_that_cannot_be_prepared_ends_the_run(
+    quiet: RunConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What goes wrong before any worker process exists has a reason all the same."""
+    file = tmp_path / "file"
+    file.write_text("")
+    monkeypatch.setattr("tempfile.tempdir", str(file))
+    with pytest.raises(TrainingFailedError, match=r"agents don't stay: NotADirectoryError"):
+        make_trainer(
+            "reference",
+            report_size,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=dataclasses.replace(quiet, storage_path=tmp_path / "runs"),
+        ).fit()

@@ -1,0 +1,66 @@
+"""Tests run in several processes at once; those marked `alone` have the machine to themselves.
+
+A test that measures time, or which process is busy, would measure the tests beside it as well.
+Each test holds a lock while it runs: shared by most, exclusive for these.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_LOCKS = "polytrain_locks"
+"""Under this name pytest-xdist gives every process of a run the directory of its locks."""
+
+_directory: tempfile.TemporaryDirectory[str] | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "alone: no other test runs beside this one.")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Called in the process that hands out the tests, once for each that runs them."""
+    global _directory
+    if _directory is None:
+        _directory = tempfile.TemporaryDirectory(prefix="polytrain-tests-")
+    node.workerinput[_LOCKS] = _directory.name
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """The outermost wrapper: fixtures and the test's timeout start after the wait."""
+    directory = getattr(item.config, "workerinput", {}).get(_LOCKS)
+    if directory is None:
+        return (yield)
+    with _turn(Path(directory), alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+@contextmanager
+def _turn(directory: Path, *, alone: bool) -> Iterator[None]:
+    with _opened(directory / "gate") as gate, _opened(directory / "machine") as machine:
+        # A test that waits to be alone holds the gate: the others finish, and none starts.
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(machine, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        yield
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield descriptor
+    finally:
+        # Closing isn't enough: a process that the test has forked may still have it open.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

@@ -1,0 +1,50 @@
+"""Tests that are long by nature: a fixed selection each time, everything with `--sweep`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeVar
+
+import pytest
+
+Case = TypeVar("Case")
+
+_OPTION = "--sweep"
+
+
+class Selected(Protocol):
+    """Chooses a sweep's cases: all with `--sweep`, otherwise one in so many, always the same."""
+
+    def __call__(self, cases: Iterable[Case], one_in: int) -> list[Case]: ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(_OPTION, action="store_true", help="run all cases of sweeps (make sweep)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sweep: part of `make sweep`, where it has all its cases.")
+    config.addinivalue_line("markers", "only_in_sweep: a case that `make test` leaves out.")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption(_OPTION):
+        return
+    left_out = [item for item in items if item.get_closest_marker("only_in_sweep")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+def only_in_sweep(*values: Any, id: str | None = None) -> Any:
+    """A parameter set that `make test` leaves out."""
+    return pytest.param(*values, id=id, marks=pytest.mark.only_in_sweep)
+
+
+@pytest.fixture(scope="session")
+def selected(request: pytest.FixtureRequest) -> Selected:
+    everything = request.config.getoption(_OPTION)
+
+    def choose(cases: Iterable[Case], one_in: int) -> list[Case]:
+        return list(cases) if everything else list(cases)[::one_in]
+
+    return choose

@@ -1,0 +1,132 @@
+"""Slow things are done one after another while the controller goes on listening."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from polytrain.common.events import AgentLost, Event
+from polytrain.run.background_tasks import BackgroundTask, BackgroundTasks
+
+SECONDS = 30
+"""After which a thread that should have come isn't waited for any more."""
+
+
+def told(number: int) -> AgentLost:
+    return AgentLost(rank=number, reason="")
+
+
+def task(
+    number: int, done: list[int], *, first: Callable[[], object] = lambda: None
+) -> BackgroundTask:
+    """Something that is noted when it is done, and results in an event."""
+
+    def do() -> Event:
+        first()
+        done.append(number)
+        return told(number)
+
+    return do
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """Keeps a chore waiting until it is set; set in the end, whatever happens."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def held_by(gate: threading.Event) -> Callable[[], object]:
+    return lambda: gate.wait(SECONDS)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_chores_are_done_in_the_order_in_which_they_were_given(at_once: bool) -> None:
+    done: list[int] = []
+    with BackgroundTasks(wake=lambda: None, at_once=at_once) as background_tasks:
+        for number in range(50):
+            background_tasks.give(task(number, done))
+        background_tasks.finish()
+        assert done == list(range(50))
+        assert list(background_tasks.results()) == [told(number) for number in range(50)]
+        assert list(background_tasks.results()) == [], "each result is told once"
+
+
+def test_inline_a_chore_is_done_before_the_caller_goes_on() -> None:
+    threads: list[threading.Thread] = []
+    with BackgroundTasks(wake=lambda: None, at_once=True) as background_tasks:
+        background_tasks.give(lambda: threads.append(threading.current_thread()))
+        assert threads == [threading.current_thread()]
+
+
+def test_the_caller_goes_on_while_a_chore_is_done(gate: threading.Event) -> None:
+    done: list[int] = []
+    with BackgroundTasks(wake=lambda: None, at_once=False) as background_tasks:
+        background_tasks.give(task(1, done, first=held_by(gate)))
+        background_tasks.give(task(2, done))
+        assert done == []
+        assert list(background_tasks.results()) == []
+        gate.set()
+        background_tasks.finish()
+        assert done == [1, 2]
+
+
+def test_whoever_listens_is_woken_when_there_is_a_result() -> None:
+    woken = threading.Semaphore(0)
+    with BackgroundTasks(wake=woken.release, at_once=False) as background_tasks:
+        background_tasks.give(lambda: None)
+        for number in (1, 2):
+            background_tasks.give(task(number, []))
+        heard: list[Event] = []
+        wakes = 0
+        while len(heard) < 2:
+            assert woken.acquire(timeout=SECONDS), "nobody was woken"
+            wakes += 1
+            heard += background_tasks.results()
+        background_tasks.finish()
+    while woken.acquire(blocking=False):
+        wakes += 1
+    assert heard == [told(1), told(2)]
+    assert wakes == 2, "what has no result wakes nobody"
+
+
+def test_finishing_where_nothing_was_given_is_fine() -> None:
+    with BackgroundTasks(wake=lambda: None, at_once=False) as background_tasks:
+        background_tasks.finish()
+
+
+def test_what_was_given_is_done_before_all_is_over(gate: threading.Event) -> None:
+    done: list[int] = []
+    with BackgroundTasks(wake=lambda: None, at_once=False) as background_tasks:
+        background_tasks.give(task(1, done, first=held_by(gate)))
+        background_tasks.give(task(2, done))
+        gate.set()
+    assert done == [1, 2]
+
+
+def test_an_interrupted_run_finishes_only_what_is_being_done() -> None:
+    """A commit that has begun must not go on behind the back of the next driver."""
+    done: list[int] = []
+    begun = threading.Event()
+
+    def interrupted() -> None:
+        with BackgroundTasks(wake=lambda: None, at_once=False) as background_tasks:
+
+            def until_no_more_is_taken() -> None:
+                begun.set()
+                with contextlib.suppress(RuntimeError):
+                    while True:
+                        background_tasks.give(lambda: None)
+
+            background_tasks.give(task(1, done, first=until_no_more_is_taken))
+            background_tasks.give(task(2, done))
+            assert begun.wait(SECONDS)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert done == [1]

@@ -1,0 +1,117 @@
+"""Where a run's workers are: on this machine, unless something needs Ray."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from polytrain import ScalingConfig
+from polytrain.policy.cluster import AvailableClusters, choose_cluster, local_problems
+
+ALONE = AvailableClusters(
+    machine={"CPU": 4.0, "memory": 8e9},
+    ray_is_initialized=False,
+    ray_address=None,
+    ray_datasets=(),
+    function_uses_ray=False,
+)
+
+
+def scaling(**options: Any) -> ScalingConfig:
+    return ScalingConfig(**{"num_workers": 2, **options})
+
+
+def test_nothing_needs_ray() -> None:
+    assert str(choose_cluster(scaling(), ALONE)) == "on this machine: nothing needs a cluster"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"ray_is_initialized": True}, "on Ray: Ray is initialised"),
+        ({"ray_address": "10.0.0.1:6379"}, "on Ray: there is a cluster at 10.0.0.1:6379"),
+        ({"ray_datasets": ("train",)}, "on Ray: the data set 'train' is Ray's"),
+        ({"function_uses_ray": True}, "on Ray: the training function uses Ray"),
+    ],
+)
+def test_ray_is_used_where_it_is_there_or_needed(change: dict[str, Any], reason: str) -> None:
+    around = replace(ALONE, **change)
+    assert str(choose_cluster(scaling(), around)) == reason
+    assert choose_cluster(scaling(cluster="local"), around).is_local
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"use_gpu": True}, "Ray gives out GPU"),
+        ({"resources_per_worker": {"TPU": 1}}, "Ray gives out TPU"),
+        ({"placement_strategy": "STRICT_SPREAD"}, "STRICT_SPREAD needs several nodes"),
+    ],
+)
+def test_what_one_machine_cannot_give_is_asked_of_ray(options: dict[str, Any], reason: str) -> None:
+    choice = choose_cluster(scaling(**options), ALONE)
+    assert not choice.is_local
+    assert choice.reason == reason
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": (2, 8)},
+        {"num_workers": 4, "placement_strategy": "STRICT_PACK"},
+        {"num_workers": 8, "resources_per_worker": {"CPU": 0.5}},
+        {"num_workers": 1, "placement_strategy": "STRICT_SPREAD"},
+        {"resources_per_worker": {"GPU": 0}},
+    ],
+)
+def test_what_one_machine_can_give_needs_no_ray(options: dict[str, Any]) -> None:
+    assert choose_cluster(scaling(**options), ALONE).is_local
+    assert list(local_problems(scaling(cluster="local", **options), ALONE)) == []
+
+
+def test_ray_is_used_where_it_is_asked_for() -> None:
+    assert str(choose_cluster(scaling(cluster="ray"), ALONE)) == "on Ray: as asked for"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 5},
+        {"num_workers": 4, "standby": 1},
+        {"resources_per_worker": {"memory": 5e9}},
+    ],
+)
+@pytest.mark.parametrize("cluster", ["auto", "local"])
+def test_more_than_the_machine_holds_is_refused(options: dict[str, Any], cluster: str) -> None:
+    """Whether or not it was asked for: a Ray that is started here would have no more."""
+    wanted = scaling(cluster=cluster, **options)
+    assert choose_cluster(wanted, ALONE).is_local
+    [problem] = local_problems(wanted, ALONE)
+    assert problem.field == "ScalingConfig.num_workers"
+    assert "RAY_ADDRESS" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "field", "says"),
+    [
+        ({"num_workers": 5}, {}, "ScalingConfig.num_workers", "5 workers are more than .*4 CPU"),
+        ({"use_gpu": True}, {}, "ScalingConfig.resources_per_worker", "GPU: cluster='local'"),
+        (
+            {"placement_strategy": "STRICT_SPREAD"},
+            {},
+            "ScalingConfig.placement_strategy",
+            "a node for every worker",
+        ),
+        ({}, {"ray_datasets": ("train",)}, "datasets['train']", "it is a Ray data set"),
+    ],
+)
+def test_local_is_refused_where_it_cannot_be(
+    options: dict[str, Any], change: dict[str, Any], field: str, says: str
+) -> None:
+    [problem] = local_problems(scaling(cluster="local", **options), replace(ALONE, **change))
+    assert problem.field == field
+    assert re.search(says, problem.what)
+    assert problem.remedy

@@ -1,0 +1,138 @@
+"""Where a rank stands in a data set, and what it records of that."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polytrain.data.plan.cursor import Cursor
+from polytrain.data.plan.position import DataChangedError, DataPosition, StreamPosition
+from polytrain.data.plan.row_plan import Plan
+from polytrain.data.plan.stream_partitioner import Segment
+from polytrain.data.shards.opening import in_plan
+
+PLAN = Plan(rows=100, shards=2, shuffle=True)
+
+
+def cursor(epoch: int = 0, start: int = 0) -> Cursor[DataPosition]:
+    return Cursor(DataPosition(epoch=epoch, start=start, plan=PLAN))
+
+
+def stands(at: Cursor[Any]) -> tuple[int, int]:
+    return at.position.epoch, at.position.start
+
+
+def test_every_iteration_is_an_epoch() -> None:
+    one = cursor()
+    for number in range(3):
+        assert stands(one) == (number, 0)
+        with one.epoch() as epoch:
+            assert (epoch.number, epoch.start) == (number, 0)
+            for stop in (30, 60, 100):
+                epoch.given(stop)
+                assert stands(one) == (number, stop)
+    assert stands(one) == (3, 0)
+
+
+def test_an_iteration_that_is_left_early_is_over() -> None:
+    one = cursor()
+    with one.epoch() as epoch:
+        epoch.given(30)
+    assert stands(one) == (1, 0)
+
+
+def test_the_first_iteration_after_a_restart_goes_on() -> None:
+    again = Cursor(in_plan("train", cursor(4, 60).position.to_plain(), PLAN))
+    assert again.next_start == 60
+    with again.epoch() as epoch:
+        assert (epoch.number, epoch.start) == (4, 60)
+        epoch.given(100)
+    with again.epoch() as epoch:
+        assert (epoch.number, epoch.start) == (5, 0)
+
+
+def test_of_two_iterations_at_once_the_later_counts() -> None:
+    one = cursor()
+    with one.epoch() as outer:
+        outer.given(10)
+        with one.epoch() as inner:
+            inner.given(5)
+            outer.given(50)
+            assert stands(one) == (1, 5)
+        assert stands(one) == (2, 0)
+        outer.given(60)
+        assert stands(one) == (2, 0)
+    assert stands(one) == (2, 0)
+
+
+@given(
+    rows=st.integers(0, 2**62),
+    shards=st.integers(1, 4096),
+    shuffle=st.sampled_from([True, False, "window"]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    epoch=st.integers(0, 10**6),
+)
+def test_a_position_survives_a_manifest(
+    rows: int, shards: int, shuffle: bool, seed: int, epoch: int
+) -> None:
+    plan = Plan(rows=rows, shards=shards, shuffle=shuffle, seed=seed)
+    position = DataPosition(epoch=epoch, start=rows // 2, plan=plan)
+    assert DataPosition.from_plain(json.loads(json.dumps(position.to_plain()))) == position
+
+
+def test_canonical_shards_are_those_of_the_checkpoint() -> None:
+    again = in_plan("train", cursor(0, 10).position.to_plain(), replace(PLAN, shards=7))
+    assert again.plan == PLAN
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"rows": 101}, "rows=100 then, 101 now"),
+        ({"seed": 1}, "seed=0 then, 1 now"),
+        ({"shuffle": False}, "shuffle=True then, False now"),
+    ],
+)
+def test_inside_an_epoch_the_order_can_not_be_changed(change: dict[str, int], told: str) -> None:
+    now = replace(PLAN, **change)  # type: ignore[arg-type]  # one field at a time
+    with pytest.raises(
+        DataChangedError, match=f"row 10 of epoch 3 of the data set 'train'.*{told}"
+    ):
+        in_plan("train", cursor(3, 10).position.to_plain(), now)
+    between_epochs = in_plan("train", cursor(3, 0).position.to_plain(), now)
+    assert between_epochs.plan == replace(now, shards=2)
+    assert between_epochs.epoch == 3
+
+
+def test_an_epoch_of_which_nothing_was_given_may_be_asked_for_again() -> None:
+    one = cursor()
+    discarded, used = one.next_epoch(), one.next_epoch()
+    assert discarded.number == used.number == 0
+    used.given(10)
+    discarded.end()
+    assert stands(one) == (0, 10)
+    assert one.next_epoch().number == 1
+
+
+def test_a_stream_remembers_each_world_that_read_the_epoch() -> None:
+    one = Cursor(StreamPosition(world_size=2))
+    epoch = one.next_epoch()
+    epoch.given(30)
+    plain = json.loads(json.dumps(one.position.to_plain()))
+    again = Cursor(StreamPosition.from_plain(plain, world_size=3))
+    assert again.position.legs == (Segment(2, 30),)
+    with again.epoch() as epoch:
+        epoch.given(7)
+        assert again.position.to_plain() == {"epoch": 0, "legs": [[2, 30], [3, 7]]}
+    assert again.position.to_plain() == {"epoch": 1, "legs": []}
+
+
+def test_a_stream_can_not_go_on_as_a_table() -> None:
+    stream = StreamPosition(world_size=2, start=5).to_plain()
+    with pytest.raises(DataChangedError, match="'train' was a stream"):
+        in_plan("train", stream, PLAN)

@@ -1,0 +1,130 @@
+"""Errors travel between processes and say what a person must know."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from dataclasses import replace
+
+import pytest
+
+import polytrain.common.errors
+import polytrain_plugins.errors
+from polytrain.api.result import Result
+from polytrain.common.errors import (
+    BadDataError,
+    Failure,
+    FailureKind,
+    RunFormatError,
+    TrainingFailedError,
+)
+from polytrain.testing.reference import Reference
+from polytrain_plugins import InvalidJobError, PolytrainError, Problem
+
+PROBLEMS = (
+    Problem(field="label", what="it is required", remedy="Name the column to predict"),
+    Problem(field="datasets", what="there is no 'train'", remedy="Pass one"),
+)
+FAILURES = (
+    Failure(kind=FailureKind.USER_ERROR, rank=1, message="ValueError: no", traceback="Tr\n  a\n"),
+    Failure(kind=FailureKind.USER_ERROR, rank=0, message="RuntimeError: peer closed"),
+)
+ARGUMENTS = {
+    BadDataError: (PROBLEMS,),
+    InvalidJobError: (PROBLEMS,),
+    RunFormatError: (1, 2),
+    TrainingFailedError: (
+        "max_failures=0 allows no restart",
+        FAILURES,
+        Result(path="/runs/run", backend=Reference(label="y"), metrics={"loss": 1.0}),
+    ),
+}
+
+
+def every_error() -> list[type[Exception]]:
+    found = {
+        cls
+        for module in (polytrain.common.errors, polytrain_plugins.errors)
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if issubclass(cls, Exception)
+    }
+    return sorted(found, key=lambda cls: cls.__name__)
+
+
+@pytest.mark.parametrize("cls", every_error(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("how", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy])
+def test_every_error_survives_pickling(cls: type[Exception], how: object) -> None:
+    error = cls(*ARGUMENTS.get(cls, ("what happened",)))
+    again = how(error)
+    assert type(again) is cls
+    assert str(again) == str(error) != ""
+    assert vars(again) == vars(error)
+
+
+@pytest.mark.parametrize("cls", every_error(), ids=lambda cls: cls.__name__)
+def test_every_error_can_be_caught_as_one(cls: type[Exception]) -> None:
+    assert issubclass(cls, PolytrainError)
+
+
+def test_an_invalid_job_lists_every_problem_with_its_remedy() -> None:
+    text = str(InvalidJobError(PROBLEMS))
+    assert "2 problems" in text
+    for problem in PROBLEMS:
+        assert f"{problem.field}: {problem.what}. {problem.remedy}" in text
+    assert "1 problem;" in str(InvalidJobError(PROBLEMS[:1]))
+
+
+def test_an_invalid_job_is_a_value_error() -> None:
+    assert isinstance(InvalidJobError(PROBLEMS), ValueError)
+
+
+def test_a_failed_training_begins_with_its_cause() -> None:
+    text = str(TrainingFailedError("no restart is left", FAILURES))
+    first, *_ = text.splitlines()
+    assert first == "rank 1: ValueError: no (no restart is left)"
+    assert "On rank 1:\nTr\n  a" in text
+    assert "Also on rank 0: RuntimeError: peer closed" in text
+
+
+def test_what_ranks_have_raised_alike_is_told_once() -> None:
+    bug = Failure(kind=FailureKind.USER_ERROR, rank=0, message="KeyError: 1", traceback="Tr\n a\n")
+    refused = Failure(kind=FailureKind.USER_ERROR, rank=0, message="BadDataError: label")
+    for failure in (bug, refused):
+        failures = tuple(replace(failure, rank=rank) for rank in (2, 0, 1))
+        text = str(TrainingFailedError("no restart is left", failures))
+        assert text == str(TrainingFailedError("no restart is left", failures[:1]))
+
+
+def test_bad_data_are_told_by_their_problems() -> None:
+    assert str(BadDataError(PROBLEMS[:1])) == str(PROBLEMS[0])
+    assert str(BadDataError(PROBLEMS)).startswith("2 problems:\n  - label: it is required")
+
+
+def test_a_hang_is_told_with_what_the_first_ranks_did() -> None:
+    stacks = {rank: f"frame of {rank}\n" for rank in reversed(range(20))}
+    hang = Failure(kind=FailureKind.HANG, rank=None, message="no progress", stacks=stacks)
+    text = str(TrainingFailedError("no restart is left", (hang,)))
+    assert text.startswith("no progress (no restart is left)\n")
+    assert "Rank 0:\nframe of 0\n\nRank 1:\nframe of 1\n" in text
+    assert "frame of 7" in text
+    assert "frame of 8" not in text
+    assert "12 more are in the run's journal" in text
+
+
+def test_a_failure_of_no_rank_is_told_without_one() -> None:
+    failure = Failure(kind=FailureKind.STARTUP, rank=None, message="no room for 4 workers")
+    error = TrainingFailedError("workers can't be placed", (failure,))
+    assert str(error) == "no room for 4 workers (workers can't be placed)"
+
+
+def test_the_last_words_of_a_process_that_could_not_say_more_are_told() -> None:
+    lost = Failure(
+        kind=FailureKind.WORKER_LOST,
+        rank=1,
+        message="killed by SIGSEGV before its training was done",
+        output="Fatal Python error: Segmentation fault\n\n",
+    )
+    told = str(TrainingFailedError("max_failures=0 allows no restart", (lost,)))
+    assert told.startswith("rank 1: killed by SIGSEGV")
+    assert told.endswith("on rank 1's standard error:\nFatal Python error: Segmentation fault")

@@ -1,0 +1,335 @@
+"""Whether a failed attempt is followed by another, and which failure was its cause."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polytrain.common.errors import Failure, FailureKind
+from polytrain.policy.failure import (
+    FailedAttempt,
+    FailurePolicy,
+    classified,
+    failed_attempt,
+    root_cause,
+)
+
+
+def failure(kind: FailureKind, *, rank: int = 0, message: str = "no", step: int = 0) -> Failure:
+    return Failure(kind=kind, rank=rank, message=message, step=step)
+
+
+def attempt_of(*failures: Failure, **changes: Any) -> FailedAttempt:
+    """An attempt of two ranks that has trained, and ended with these failures."""
+    attempt = failed_attempt(failures, world_size=2, has_reported=True, lasted_s=60.0)
+    return dataclasses.replace(attempt, **changes)
+
+
+LOST = attempt_of(failure(FailureKind.WORKER_LOST))
+BUG = attempt_of(failure(FailureKind.USER_ERROR, message="ValueError: no", step=3))
+
+
+@given(max_failures=st.integers(0, 20), failures=st.integers(1, 25))
+def test_the_budget_is_spent_exactly(max_failures: int, failures: int) -> None:
+    decision = FailurePolicy(max_failures=max_failures).decide([LOST] * failures)
+    assert decision.restart == (failures <= max_failures)
+
+
+def test_minus_one_is_any_number() -> None:
+    assert FailurePolicy(max_failures=-1).decide([LOST] * 1000).restart
+
+
+def test_reasons_name_the_number_of_the_failure_and_the_limit() -> None:
+    assert "failure 1 of max_failures=2" in FailurePolicy(max_failures=2).decide([LOST]).reason
+    assert "no restart is left" in FailurePolicy(max_failures=2).decide([LOST] * 3).reason
+    assert FailurePolicy().decide([LOST]).reason == "max_failures=0 allows no restart"
+    assert "unlimited" in FailurePolicy(max_failures=-1).decide([LOST]).reason
+
+
+def test_a_bug_that_repeats_itself_is_not_retried() -> None:
+    decision = FailurePolicy(max_failures=-1).decide([BUG, BUG])
+    assert not decision.restart
+    assert "step 3" in decision.reason
+
+
+def test_data_that_are_refused_are_not_tried_again() -> None:
+    root = failure(
+        FailureKind.USER_ERROR, message="polytrain.common.errors.BadDataError: label: no"
+    )
+    decision = FailurePolicy(max_failures=-1).decide([attempt_of(root)])
+    assert not decision.restart
+    assert "same data" in decision.reason
+
+
+def test_the_time_of_day_in_a_message_makes_no_difference() -> None:
+    told = [
+        attempt_of(failure(FailureKind.USER_ERROR, message=f"XGBoostError: [{time}] no"))
+        for time in ("15:21:10", "15:21:14")
+    ]
+    assert not FailurePolicy(max_failures=-1).decide(told).restart
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        failure(FailureKind.USER_ERROR, message="ValueError: no", step=2),
+        failure(FailureKind.USER_ERROR, message="KeyError: 'a'", step=3),
+        failure(FailureKind.WORKER_LOST, message="ValueError: no", step=3),
+    ],
+    ids=["another step", "another exception", "another kind"],
+)
+def test_what_differs_from_the_attempt_before_is_retried(before: Failure) -> None:
+    assert FailurePolicy(max_failures=2).decide([attempt_of(before), BUG]).restart
+
+
+def raised(message: str, *, rank: int = 0, step: int = 3) -> Failure:
+    return classified(failure(FailureKind.USER_ERROR, rank=rank, message=message, step=step))
+
+
+def ended(how: str, *, rank: int = 0, step: int = 3) -> Failure:
+    message = f"{how} before its training was done"
+    return failure(FailureKind.WORKER_LOST, rank=rank, message=message, step=step)
+
+
+SHAPES = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x1)"
+GLOO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:{}"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([raised(SHAPES)], [raised(SHAPES)]),
+        ([raised(SHAPES), raised(SHAPES, rank=1)], [raised(SHAPES, rank=1)]),
+        (
+            [raised(GLOO.format(4001)), raised(SHAPES, rank=1)],
+            [raised(SHAPES, rank=1), raised(GLOO.format(4002))],
+        ),
+        ([ended("killed by SIGSEGV")], [ended("killed by SIGSEGV")]),
+        ([ended("killed by SIGABRT")], [ended("killed by SIGABRT", rank=1)]),
+        ([ended("exited with code 3")], [ended("exited with code 3")]),
+        ([raised(GLOO.format(4001))], [raised(GLOO.format(4002))]),
+    ],
+    ids=["exception", "other ranks", "order", "SIGSEGV", "SIGABRT", "exit", "connection"],
+)
+def test_whatever_comes_again_at_the_same_step_ends_the_run(
+    first: list[Failure], second: list[Failure]
+) -> None:
+    policy = FailurePolicy(max_failures=-1)
+    attempts = [attempt_of(*first), attempt_of(*second)]
+    assert policy.decide(attempts[:1]).restart
+    decision = policy.decide(attempts)
+    assert not decision.restart
+    assert "same error at step 3" in decision.reason
+    # It is no repetition where a checkpoint was committed meanwhile.
+    further = dataclasses.replace(attempts[1], committed=3)
+    assert policy.decide([attempts[0], further]).restart
+    assert FailurePolicy(max_failures=-1, retry_user_errors=True).decide(attempts).restart
+
+
+@pytest.mark.parametrize("how", ["killed by SIGKILL", "killed by SIGTERM"])
+def test_what_comes_from_outside_may_come_again(how: str) -> None:
+    attempts = [attempt_of(ended(how), raised(GLOO.format(port), rank=1)) for port in (1, 2)]
+    assert FailurePolicy(max_failures=-1).decide(attempts).restart
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "torch.distributed.DistBackendError: NCCL error: remote process exited",
+        "xgboost.core.XGBoostError: [12:01:02] rabit/comm.cc: Connection reset by peer",
+        "lightgbm.basic.LightGBMError: Socket recv error, Connection reset by peer (code: 104)",
+        "tensorflow.python.framework.errors_impl.UnavailableError: Socket closed",
+        GLOO.format(4001),
+    ],
+)
+def test_a_broken_connection_is_no_error_of_the_user(message: str) -> None:
+    lost = raised(message)
+    assert lost.kind is FailureKind.CONNECTION_LOST
+    policy = FailurePolicy(max_failures=3, retry_user_errors=False)
+    assert policy.decide([attempt_of(lost, raised(message, rank=1))]).restart
+    # The rank whose exception has closed it is to blame.
+    assert root_cause([lost, raised(SHAPES, rank=1)]).rank == 1
+
+
+def test_only_the_attempt_before_is_compared() -> None:
+    assert FailurePolicy(max_failures=3).decide([BUG, LOST, BUG]).restart
+
+
+def test_workers_that_are_lost_the_same_way_are_replaced_again() -> None:
+    assert FailurePolicy(max_failures=2).decide([LOST, LOST]).restart
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        FailureKind.WORKER_LOST,
+        FailureKind.AGENT_LOST,
+        FailureKind.NODE_LOST,
+        FailureKind.OUT_OF_MEMORY,
+        FailureKind.PREEMPTED,
+    ],
+)
+def test_a_loss_is_the_cause_of_exceptions_that_came_before(kind: FailureKind) -> None:
+    lost = failure(kind, rank=2)
+    assert root_cause([BUG.root, failure(FailureKind.USER_ERROR, rank=1), lost]) is lost
+
+
+def test_without_a_loss_the_first_failure_is_the_cause() -> None:
+    storage = failure(FailureKind.STORAGE)
+    assert root_cause([storage, BUG.root]) is storage
+
+
+PREEMPTED = attempt_of(failure(FailureKind.PREEMPTED))
+NO_START = attempt_of(failure(FailureKind.STARTUP), has_reported=False, lasted_s=1.0)
+EVERYWHERE = attempt_of(BUG.root, on_every_rank=True)
+
+kinds = st.sampled_from([LOST, BUG, PREEMPTED, NO_START, EVERYWHERE])
+
+
+@given(before=st.lists(kinds, max_size=30), max_failures=st.integers(-1, 3))
+def test_a_preemption_never_ends_a_run(before: list[FailedAttempt], max_failures: int) -> None:
+    policy = FailurePolicy(max_failures=max_failures, retry_user_errors=False)
+    decision = policy.decide([*before, PREEMPTED])
+    assert decision.restart
+    assert "isn't counted" in decision.reason
+
+
+@given(max_failures=st.integers(0, 5), where=st.lists(st.booleans(), max_size=20))
+def test_preemptions_use_no_failure_up(max_failures: int, where: list[bool]) -> None:
+    attempts = [LOST if is_loss else PREEMPTED for is_loss in where]
+    decision = FailurePolicy(max_failures=max_failures).decide([*attempts, LOST])
+    assert decision.restart == (where.count(True) + 1 <= max_failures)
+
+
+@pytest.mark.parametrize("kind", [FailureKind.USER_ERROR, FailureKind.CHECKPOINT_MISMATCH])
+def test_errors_of_the_user_that_are_not_to_be_retried_are_not(kind: FailureKind) -> None:
+    policy = FailurePolicy(max_failures=-1, retry_user_errors=False)
+    decision = policy.decide([attempt_of(failure(kind))])
+    assert not decision.restart
+    assert "retry_user_errors=False" in decision.reason
+    # What nobody's code has done is none of its business.
+    assert policy.decide([LOST]).restart
+    assert policy.decide([attempt_of(failure(FailureKind.STORAGE))]).restart
+
+
+@given(st.integers(1, 50), st.booleans())
+def test_errors_of_the_user_that_are_to_be_retried_are_only_counted(
+    count: int, on_every_rank: bool
+) -> None:
+    attempt = EVERYWHERE if on_every_rank else BUG
+    policy = FailurePolicy(max_failures=25, retry_user_errors=True)
+    assert policy.decide([attempt] * count).restart == (count <= 25)
+
+
+def test_an_error_on_every_rank_at_once_is_not_retried() -> None:
+    decision = FailurePolicy(max_failures=-1).decide([EVERYWHERE])
+    assert not decision.restart
+    assert "every rank" in decision.reason
+
+
+def test_an_error_is_retried_once() -> None:
+    policy = FailurePolicy(max_failures=-1)
+    assert policy.decide([BUG]).restart
+    assert not policy.decide([BUG, BUG]).restart
+
+
+def test_objects_that_lie_elsewhere_make_no_other_error() -> None:
+    def attempt(address: str, *, what: str = "Net") -> FailedAttempt:
+        message = f"TypeError: <{what} object at {address}> is not a tensor"
+        return attempt_of(failure(FailureKind.USER_ERROR, message=message, step=3))
+
+    policy = FailurePolicy(max_failures=-1)
+    assert not policy.decide([attempt("0x7f00aa12"), attempt("0x7EFFBB34")]).restart
+    assert policy.decide([attempt("0x7f00aa12"), attempt("0x7f00aa12", what="Loss")]).restart
+
+
+@given(
+    trained=st.lists(st.booleans(), max_size=20),
+    attempt=st.sampled_from(
+        [NO_START, dataclasses.replace(LOST, has_reported=False, lasted_s=1.0)]
+    ),
+)
+def test_five_starts_in_a_row_may_fail(trained: list[bool], attempt: FailedAttempt) -> None:
+    attempts = [LOST if has_trained else attempt for has_trained in trained]
+    decisions = [
+        FailurePolicy(max_failures=-1).decide(attempts[: n + 1]) for n in range(len(attempts))
+    ]
+    five = "".join("T" if has_trained else "." for has_trained in trained).find(".....")
+    first = next((n for n, decision in enumerate(decisions) if not decision.restart), None)
+    assert first == (None if five < 0 else five + 4)
+    if first is not None:
+        assert decisions[first].reason == "5 attempts in a row have ended before they trained"
+
+
+@pytest.mark.parametrize(
+    "long_enough",
+    [
+        dataclasses.replace(NO_START, lasted_s=1000.0),
+        dataclasses.replace(NO_START, has_reported=True),
+    ],
+    ids=["it has lasted", "it has reported"],
+)
+def test_who_has_trained_has_started(long_enough: FailedAttempt) -> None:
+    policy = FailurePolicy(max_failures=-1)
+    assert policy.decide([NO_START] * 2 + [long_enough] + [NO_START] * 2).restart
+
+
+def test_the_limit_of_starts_does_not_lift_that_of_failures() -> None:
+    decision = FailurePolicy(max_failures=2).decide([NO_START] * 3)
+    assert not decision.restart
+    assert "max_failures=2" in decision.reason
+
+
+def summed_up(*failures: Failure, world_size: int) -> FailedAttempt:
+    return failed_attempt(failures, world_size=world_size, has_reported=True, lasted_s=60.0)
+
+
+@given(world_size=st.integers(1, 6), ranks=st.lists(st.integers(0, 5), min_size=1, max_size=12))
+def test_an_error_is_on_every_rank_if_each_has_raised_it(world_size: int, ranks: list[int]) -> None:
+    raised = [
+        failure(FailureKind.USER_ERROR, rank=rank % world_size, message=f"E: <x at 0x{n:x}>")
+        for n, rank in enumerate(ranks)
+    ]
+    attempt = summed_up(*raised, world_size=world_size)
+    everybody = {rank % world_size for rank in ranks} == set(range(world_size))
+    # Of a single rank nothing can be told by that: it is retried once, like others.
+    assert attempt.on_every_rank == (everybody and world_size > 1)
+    assert attempt.root is raised[0]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        failure(FailureKind.USER_ERROR, rank=1, message="KeyError: 'a'"),
+        failure(FailureKind.USER_ERROR, rank=1, step=2),
+        failure(FailureKind.STORAGE, rank=1),
+    ],
+    ids=["another exception", "another step", "another kind"],
+)
+def test_different_errors_are_not_one_on_every_rank(other: Failure) -> None:
+    one = failure(FailureKind.USER_ERROR, rank=0)
+    assert not summed_up(one, other, world_size=2).on_every_rank
+
+
+def test_processes_that_are_lost_everywhere_are_no_error_of_the_user() -> None:
+    lost = [failure(FailureKind.WORKER_LOST, rank=rank) for rank in range(2)]
+    attempt = summed_up(*lost, world_size=2)
+    assert not attempt.on_every_rank
+    assert FailurePolicy(max_failures=1).decide([attempt]).restart
+
+
+def test_a_run_that_another_driver_has_is_not_retried() -> None:
+    """Whatever else is wrong: peers that are killed on the way are no reason to go on."""
+    taken = failure(FailureKind.LEASE_LOST, message="taken over by process 7 on elsewhere")
+    attempt = failed_attempt(
+        [failure(FailureKind.WORKER_LOST), taken], world_size=2, has_reported=True, lasted_s=60
+    )
+    assert attempt.root is taken
+    decision = FailurePolicy(max_failures=-1, retry_user_errors=True).decide([attempt])
+    assert not decision.restart
+    assert decision.reason == "another driver works on the run"

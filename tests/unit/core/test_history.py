@@ -1,0 +1,182 @@
+"""What a journal tells of a run: the same whatever drivers it had, and however they ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polytrain.common.errors import RunFormatError
+from polytrain.common.events import Reported
+from polytrain.run.actions import Conclude
+from polytrain.run.history import RunHistory, read_history
+from polytrain.run.journal import JOURNAL, Journal
+from polytrain.run.ledger import Ledger
+from polytrain.storage.location import Location
+
+
+class Written:
+    """A journal that drivers write, one after another or at the same time."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path / JOURNAL
+        self._storage = Location.of(path).open()
+        self._leases = 0
+
+    def driver(self, *, anew: bool = False, world_size: int = 2, **identity: Any) -> Journal:
+        """A driver that has just opened the journal."""
+        self._leases += 1
+        journal = Journal(self._storage, token=self._leases, ledger=Ledger())
+        journal.opened(anew=anew, identity=identity, world_size=world_size)
+        return journal
+
+    def read(self) -> RunHistory:
+        """What the journal tells."""
+        run_history = read_history(self._storage.read_log(JOURNAL))
+        assert run_history is not None
+        return run_history
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    return Written(tmp_path)
+
+
+def report(journal: Journal, *steps: int, **metrics: Any) -> None:
+    for step in steps:
+        reported = Reported(attempt=0, rank=0, step=step, metrics={"step": step, **metrics})
+        journal.reported(reported)
+
+
+def steps(run_history: RunHistory) -> list[int]:
+    assert all(step == metrics["step"] for step, metrics in run_history.history)
+    return [step for step, _ in run_history.history]
+
+
+def by(run_history: RunHistory) -> list[str]:
+    """Who has reported what stands in the history."""
+    return [metrics["by"] for _, metrics in run_history.history]
+
+
+@pytest.mark.parametrize(
+    "journal",
+    ["", "\n\n", "no JSON\n", '{"event": "Opened"}\n', "[1]\n3\nnull\n", '{"time": 1, "token": 1'],
+)
+def test_what_no_driver_has_opened_is_no_run(journal: str) -> None:
+    assert read_history(journal) is None
+
+
+def test_a_run_that_went_well(written: Written) -> None:
+    journal = written.driver(anew=True, world_size=3, backend="reference")
+    journal.launched(attempt=0, step=0, start=None, world_size=2)
+    report(journal, 1, 2, 3)
+    assert written.read().succeeded is None
+    journal.concluded(Conclude(succeeded=True, reason="every rank finished"))
+    told = written.read()
+    assert told.identity == {"backend": "reference"}
+    assert (told.world_size, told.since_token, told.launches) == (3, 1, 1)
+    assert steps(told) == [1, 2, 3]
+    assert told.metrics == {"step": 3}
+    assert (told.succeeded, told.reason) == (True, "every rank finished")
+
+
+def test_metrics_are_as_they_were_reported(written: Written) -> None:
+    metrics: Mapping[str, Any] = {"valid": {"auc": 0.1}, "text": "a\nb\x0b\x1e\u2028é", "l": [1]}
+    report(written.driver(anew=True), 1, **metrics)
+    assert written.read().metrics == {"step": 1, **metrics}
+
+
+def test_a_restart_undoes_what_came_after_its_checkpoint(written: Written) -> None:
+    journal = written.driver(anew=True)
+    journal.launched(attempt=0, step=0, start=None, world_size=2)
+    report(journal, 1, 2, 3, by="first")
+    journal.launched(attempt=1, step=2, start="/run/checkpoint", world_size=2)
+    assert steps(written.read()) == [1, 2]
+    report(journal, 3, 4, by="second")
+    assert steps(written.read()) == [1, 2, 3, 4]
+    assert by(written.read()) == ["first", "first", "second", "second"]
+    assert written.read().launches == 2
+
+
+def test_another_driver_goes_on_where_the_first_was_killed(written: Written) -> None:
+    first = written.driver(anew=True, world_size=2, backend="reference")
+    first.launched(attempt=0, step=0, start=None, world_size=2)
+    report(first, 1, 2, 3, by="first")
+    second = written.driver(world_size=4, backend="reference")
+    second.launched(attempt=0, step=1, start="/run/checkpoint", world_size=2)
+    report(second, 2, 3, by="second")
+    told = written.read()
+    assert steps(told) == [1, 2, 3]
+    assert by(told) == ["first", "second", "second"]
+    assert (told.world_size, told.since_token, told.launches) == (4, 1, 2)
+
+
+def test_a_failed_run_that_is_gone_on_with_has_not_failed_yet(written: Written) -> None:
+    written.driver(anew=True).concluded(Conclude(succeeded=False, reason="no restart is left"))
+    assert written.read().succeeded is False
+    written.driver()
+    assert (written.read().succeeded, written.read().reason) == (None, "")
+
+
+def test_a_run_that_is_started_over_has_no_past(written: Written) -> None:
+    first = written.driver(anew=True)
+    first.launched(attempt=0, step=0, start=None, world_size=2)
+    report(first, 1, 2)
+    first.concluded(Conclude(succeeded=True, reason="every rank finished"))
+    written.driver(anew=True, backend="another")
+    told = written.read()
+    assert (told.history, told.launches, told.succeeded) == ([], 0, None)
+    assert (told.since_token, told.identity) == (2, {"backend": "another"})
+    assert told.metrics == {}
+
+
+def test_a_driver_whose_run_was_taken_says_nothing_more(written: Written) -> None:
+    """It was thought dead, and doesn't know yet."""
+    first = written.driver(anew=True)
+    first.launched(attempt=0, step=0, start=None, world_size=2)
+    report(first, 1, 2, by="first")
+    second = written.driver()
+    report(first, 3, by="first")
+    second.launched(attempt=0, step=2, start="/run/checkpoint", world_size=2)
+    report(second, 3, by="second")
+    first.launched(attempt=1, step=0, start=None, world_size=2)
+    report(first, 1, 4, by="first")
+    first.concluded(Conclude(succeeded=False, reason="the storage has failed"))
+    report(second, 4, by="second")
+    told = written.read()
+    assert steps(told) == [1, 2, 3, 4]
+    assert by(told) == ["first", "first", "second", "second"]
+    assert (told.launches, told.succeeded) == (2, None)
+
+
+@pytest.mark.parametrize("torn", ["in a line", "between lines", "with zeros"])
+def test_torn_lines_are_passed_over(written: Written, torn: str) -> None:
+    first = written.driver(anew=True)
+    report(first, 1, 2)
+    content = written.file.read_bytes()
+    match torn:
+        case "in a line":
+            written.file.write_bytes(content[:-10])
+        case "between lines":
+            written.file.write_bytes(content[:-1])
+        case "with zeros":
+            # What some file systems leave of a write that power failed on.
+            written.file.write_bytes(content[:-10] + bytes(200))
+    second = written.driver()
+    report(second, 3)
+    assert steps(written.read()) == ([1, 2, 3] if torn == "between lines" else [1, 3])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"time": 1.0, "claim": 1, "event": "Opened", "anew": true, "identity": {}}',
+        '{"time": 1.0, "token": 1, "event": "Opened", "anew": true, "identity": {}, "format": 99}',
+    ],
+    ids=["format 1", "a later one"],
+)
+def test_a_journal_of_another_format_is_refused(line: str) -> None:
+    with pytest.raises(RunFormatError, match=r"format (1|99); .* reads format 2\. .*RunConfig"):
+        read_history(line + "\n")

@@ -1,0 +1,151 @@
+"""The journal: a line of JSON for every transition that has a reason, written at once."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polytrain.common.errors import Failure, FailureKind
+from polytrain.common.events import AgentsPlaced, Event, Exited, Failed, Offered, Reported
+from polytrain.policy.failure import FailurePolicy
+from polytrain.run.actions import Conclude
+from polytrain.run.journal import JOURNAL, Journal
+from polytrain.run.ledger import Ledger
+from polytrain.run.machine import begin, step
+from polytrain.run.states import State
+from polytrain.storage.location import Location
+from polytrain_plugins import Offer
+
+
+def journal_in(path: Path, *, token: int = 1) -> Journal:
+    return Journal(Location.of(path).open(), token=token, ledger=Ledger())
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / JOURNAL).read_text().splitlines()]
+
+
+def write_run(journal: Journal, *events: Event) -> None:
+    """Let a run of one worker live through the events."""
+    transition = begin(State(world_size=1, policy=FailurePolicy(max_failures=1)))
+    journal.transition(None, transition)
+    for event in events:
+        transition = step(transition.state, event)
+        journal.transition(event, transition)
+
+
+FAILED = Failed(
+    attempt=0, failure=Failure(kind=FailureKind.USER_ERROR, rank=0, message="ValueError: é\n")
+)
+GONE = Exited(attempt=0, rank=0, how="exited with code 0", killed=False)
+
+
+def test_every_transition_is_told_with_its_reason(tmp_path: Path) -> None:
+    before = time.time()
+    with journal_in(tmp_path) as journal:
+        write_run(
+            journal,
+            AgentsPlaced(nodes=("node",)),
+            Offered(attempt=0, rank=0, offer=Offer()),
+            FAILED,
+        )
+    written = lines(tmp_path)
+    assert [(line["event"], line["phase"]) for line in written] == [
+        ("Begun", "Placing"),
+        ("AgentsPlaced", "Gathering"),
+        ("Offered", "Training"),
+        ("Failed", "Ending"),
+    ]
+    assert written[-1]["reason"] == "rank 0: before it had joined the others: ValueError: é\n"
+    assert all(line["reason"] for line in written)
+    times = [line["time"] for line in written]
+    assert before <= min(times) <= max(times) <= time.time()
+
+
+def test_a_restart_counts_the_generation(tmp_path: Path) -> None:
+    with journal_in(tmp_path) as journal:
+        write_run(journal, AgentsPlaced(nodes=("node",)), FAILED, GONE)
+    assert [line["attempt"] for line in lines(tmp_path)] == [0, 0, 0, 1]
+    assert "failure 1 of max_failures=1" in lines(tmp_path)[-1]["reason"]
+
+
+def test_what_changes_nothing_is_left_out(tmp_path: Path) -> None:
+    late = Offered(attempt=7, rank=0, offer=Offer())
+    with journal_in(tmp_path) as journal:
+        write_run(journal, AgentsPlaced(nodes=("node",)), late)
+    assert [line["event"] for line in lines(tmp_path)] == ["Begun", "AgentsPlaced"]
+
+
+def test_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
+    """What has been written survives the driver's death."""
+    with journal_in(tmp_path) as journal:
+        write_run(journal, AgentsPlaced(nodes=("node",)))
+        assert len(lines(tmp_path)) == 2
+
+
+def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
+    with journal_in(tmp_path, token=3) as journal:
+        identity = {"backend": "reference"}
+        journal.opened(anew=True, identity=identity, world_size=2, began=12.5)
+        journal.launched(attempt=0, step=40, start="/run/checkpoint", world_size=2)
+        journal.started(attempt=0)
+        journal.reported(
+            Reported(attempt=0, rank=0, step=41, metrics={"loss": 0.5, "text": "a\nb\u2028é"})
+        )
+        journal.reported(Reported(attempt=0, rank=0, step=42, metrics={}, stalled_s=0.25))
+        journal.concluded(Conclude(succeeded=False, reason="no restart is left"))
+        journal.closed()
+    written = lines(tmp_path)
+    assert {line["token"] for line in written} == {3}
+    assert [{k: v for k, v in line.items() if k not in ("token", "time")} for line in written] == [
+        {
+            "event": "Opened",
+            "format": 2,
+            "anew": True,
+            "identity": {"backend": "reference"},
+            "world_size": 2,
+            "began": 12.5,
+        },
+        {
+            "event": "Launched",
+            "attempt": 0,
+            "step": 40,
+            "start": "/run/checkpoint",
+            "world_size": 2,
+        },
+        {"event": "Started", "attempt": 0},
+        {"event": "Reported", "step": 41, "metrics": {"loss": 0.5, "text": "a\nb\u2028é"}},
+        {"event": "Reported", "step": 42, "metrics": {}, "stalled_s": 0.25},
+        {
+            "event": "Concluded",
+            "succeeded": False,
+            "stopped": False,
+            "reason": "no restart is left",
+        },
+        {"event": "Closed"},
+    ]
+
+
+def test_a_journal_is_appended_to(tmp_path: Path) -> None:
+    for token in (1, 2):
+        with journal_in(tmp_path, token=token) as journal:
+            write_run(journal)
+    assert [line["token"] for line in lines(tmp_path)] == [1, 2]
+
+
+def test_a_line_that_a_dying_driver_has_torn_spoils_no_other(tmp_path: Path) -> None:
+    with journal_in(tmp_path) as journal:
+        write_run(journal, AgentsPlaced(nodes=("node",)))
+    file = tmp_path / JOURNAL
+    file.write_bytes(file.read_bytes()[:-20])
+    with journal_in(tmp_path, token=2) as journal:
+        write_run(journal)
+    first, torn, last = file.read_text().splitlines()
+    assert json.loads(first)["token"] == 1
+    assert json.loads(last)["token"] == 2
+    with pytest.raises(ValueError, match="char"):
+        json.loads(torn)

@@ -1,0 +1,137 @@
+"""What is particular to directories: other names, other file systems, and what others do there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polytrain.storage.local import LocalStorage
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "run", retry_s=0)
+
+
+def everything(storage: LocalStorage) -> set[str]:
+    root = Path(storage.root)
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_file_that_nobody_needs_is_moved_and_not_copied(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    file = tmp_path / "model"
+    file.write_bytes(b"weights")
+    inode = file.stat().st_ino
+    storage.put(file, "c/model", move=True)
+    assert (tmp_path / "run" / "c" / "model").stat().st_ino == inode
+    assert not file.exists()
+
+
+WRITER = """
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from polytrain.storage.local import LocalStorage
+
+storage = LocalStorage(Path(sys.argv[1]), retry_s=0)
+storage.put(Path(sys.argv[2]), "c/model", move=False)
+"""
+
+
+def test_what_was_being_written_when_its_writer_died_is_no_file(
+    storage: LocalStorage, tmp_path: Path
+) -> None:
+    storage.write("c/before", b"1")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-c", WRITER, storage.root, str(pipe)]
+    with subprocess.Popen(command) as writer, pipe.open("wb") as content:
+        # More than a pipe holds: most of it has been read when this returns.
+        content.write(bytes(1 << 20))
+        content.flush()
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    assert storage.list("") == {"c/before": 1}
+    with pytest.raises(FileNotFoundError):
+        storage.read("c/model")
+
+
+def test_what_could_not_be_written_leaves_nothing(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.write("c/model", b"before")
+    (tmp_path / "file").write_bytes(b"after")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writes: tuple[Callable[[], object], ...] = (
+        lambda: storage.write("c/model", b"after"),
+        lambda: storage.create("c/new", b"after"),
+        lambda: storage.put(tmp_path / "file", "c/model", move=False),
+        lambda: storage.put(tmp_path / "file", "c/model", move=True),
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        for write in writes:
+            with pytest.raises(OSError, match="No space left"):
+                write()
+    assert everything(storage) == {"c/model"}
+    assert storage.read("c/model") == b"before"
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK])
+def test_a_file_is_created_once_where_there_are_no_hard_links(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def link(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.link", link)
+    assert storage.create("leases/1", b"first") == "leases/1"
+    assert storage.create("leases/1", b"second") is None
+    assert storage.read("leases/1") == b"first"
+    assert everything(storage) == {"leases/1"}
+
+
+def test_a_link_that_is_there_although_its_maker_was_told_otherwise_is_its_own(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when an answer of NFS gets lost, and its client asks once more."""
+    make_link = os.link
+
+    def link(source: Any, target: Any) -> None:
+        make_link(source, target)
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+
+    monkeypatch.setattr("os.link", link)
+    assert storage.create("leases/1", b"mine") == "leases/1"
+    monkeypatch.setattr("os.link", make_link)
+    assert storage.create("leases/1", b"theirs") is None
+
+
+def test_a_directory_that_others_delete_while_it_is_listed_isnt_there(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage.write("checkpoints/1/model", b"1")
+    storage.write("checkpoints/2/model", b"22")
+    scan = os.scandir
+
+    def others_come_first(path: Any) -> Any:
+        if str(path).endswith("checkpoints/1"):
+            shutil.rmtree(path)
+        return scan(path)
+
+    monkeypatch.setattr("os.scandir", others_come_first)
+    assert storage.list("checkpoints") == {"checkpoints/2/model": 2}

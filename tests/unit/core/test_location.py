@@ -1,0 +1,163 @@
+"""Where storages are: addresses and paths, and what must never be shown of them."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow.fs as pafs
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.addresses import SECRET, WITH_A_SECRET
+
+from polytrain import Checkpoint, CheckpointError, Result
+from polytrain.storage.location import (
+    Location,
+    holds_credentials,
+    is_of_one_process,
+    without_credentials,
+)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["runs/one", "./runs/../runs/one", "runs/one/"],
+)
+def test_a_path_means_the_same_in_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    location = Location.of(given)
+    location.open().write("file", b"here")
+    monkeypatch.chdir("/")
+    elsewhere = pickle.loads(pickle.dumps(location))
+    assert elsewhere.open().read("file") == b"here"
+    assert (tmp_path / "runs" / "one" / "file").read_bytes() == b"here"
+
+
+def test_the_users_home_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Location.of("~/runs").address == str(tmp_path / "runs")
+
+
+def test_a_file_address_is_a_directory(tmp_path: Path) -> None:
+    location = Location.of(f"file://{tmp_path}/runs")
+    assert location.is_local
+    location.open().write("file", b"here")
+    assert (tmp_path / "runs" / "file").read_bytes() == b"here"
+
+
+@pytest.mark.parametrize(
+    ("address", "below", "name", "parent"),
+    [
+        ("/data/runs", "/data/runs/a", "runs", "/data"),
+        ("/data", "/data/a", "data", "/"),
+        ("s3://bucket/runs", "s3://bucket/runs/a", "runs", "s3://bucket"),
+        ("s3://bucket/runs/", "s3://bucket/runs/a", "runs", "s3://bucket"),
+        (
+            "s3://bucket/runs?region=eu-north-1&scheme=http",
+            "s3://bucket/runs/a?region=eu-north-1&scheme=http",
+            "runs",
+            "s3://bucket?region=eu-north-1&scheme=http",
+        ),
+    ],
+)
+def test_locations_lie_in_one_another(address: str, below: str, name: str, parent: str) -> None:
+    location = Location.of(address)
+    assert location.below("a").address == below
+    assert location.below("a").name == "a"
+    assert location.name == name
+    assert location.parent.address == parent
+
+
+@given(
+    st.sampled_from(["/", "/data", "s3://bucket", "s3://bucket?region=x", "memory://runs/b"]),
+    st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1),
+)
+def test_what_lies_in_a_location_has_it_as_its_parent(address: str, name: str) -> None:
+    location = Location.of(address)
+    # What begins the options of an address can't be in a name.
+    inner = location.below(name.replace("?", "_"))
+    assert inner.parent == location
+    assert inner.name == name.replace("?", "_")
+
+
+def test_what_lies_in_a_location_has_its_file_system_and_patience() -> None:
+    filesystem = fsspec.filesystem("memory")
+    inner = Location.of("runs", filesystem, retry_s=5).below("a")
+    assert inner.filesystem is filesystem
+    assert inner.retry_s == inner.parent.retry_s == 5
+    assert not inner.is_local
+
+
+def test_a_file_system_is_never_shown() -> None:
+    filesystem = pafs.S3FileSystem(access_key="me", secret_key=SECRET, region="us-east-1")
+    location = Location.of("bucket/runs", filesystem)
+    for shown in (repr(location), str(location), repr(Checkpoint("bucket/runs/c", filesystem))):
+        assert SECRET not in shown
+        assert "S3FileSystem" not in shown
+
+
+def test_an_address_that_nobody_knows_is_named() -> None:
+    with pytest.raises(OSError, match=r"'nowhere://bucket/runs'"):
+        Location.of("nowhere://bucket/runs").open()
+
+
+WITHOUT_A_SECRET = [
+    "/data/me:you@home/runs",
+    "s3://bucket/runs/me:you@home",
+    "s3://bucket/runs?region=eu-north-1&endpoint_override=localhost:9000",
+    "s3://me@bucket/runs",
+    "sftp://me@host:22/runs",
+    "abfs://container@account.dfs.core.windows.net/runs?tenant_id=x",
+    "s3://bucket/secret=1/key=2",
+]
+
+
+@pytest.mark.parametrize("address", WITH_A_SECRET)
+def test_a_secret_in_an_address_is_recognised_and_hidden(address: str) -> None:
+    assert holds_credentials(address)
+    shown = without_credentials(address)
+    assert SECRET not in shown
+    assert shown.partition("://")[0] == address.partition("://")[0]
+
+
+@pytest.mark.parametrize("address", WITHOUT_A_SECRET)
+def test_an_address_without_a_secret_is_shown_as_it_is(address: str) -> None:
+    assert not holds_credentials(address)
+    assert without_credentials(address) == address
+
+
+@pytest.mark.parametrize("address", WITH_A_SECRET)
+def test_a_secret_is_in_no_message(address: str, tmp_path: Path) -> None:
+    asked: list[Any] = [
+        Location.of(address).open,
+        lambda: Result.from_path(address),
+        lambda: Checkpoint(address).to_directory(tmp_path / "copy"),
+        lambda: Checkpoint(address).verify(),
+    ]
+    for ask in asked:
+        with pytest.raises((OSError, CheckpointError), match=r"password|secret") as caught:
+            ask()
+        error: BaseException | None = caught.value
+        while error is not None:
+            assert SECRET not in f"{error} {error!r}"
+            error = error.__cause__ or error.__context__
+
+
+def test_memory_is_of_one_process() -> None:
+    memory = fsspec.filesystem("memory")
+    assert is_of_one_process("memory://runs", None)
+    assert is_of_one_process("runs", memory)
+    assert is_of_one_process("runs", pafs.PyFileSystem(pafs.FSSpecHandler(memory)))
+    assert is_of_one_process("runs", DirFileSystem("/deep", memory))
+    assert not is_of_one_process("s3://bucket/runs", None)
+    assert not is_of_one_process("/data/runs", None)
+    assert not is_of_one_process("runs", pafs.LocalFileSystem())
+    assert not is_of_one_process("runs", fsspec.filesystem("file"))
+    assert not is_of_one_process("runs", DirFileSystem("/deep", fsspec.filesystem("file")))
+    assert not is_of_one_process("runs", object())

@@ -1,0 +1,135 @@
+"""Observers are told what happens, each on its own: one that raises harms nobody else."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pluggy
+import pytest
+
+from polytrain.ui.observers import Observers
+from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo, hookimpl
+
+RUN = RunInfo(name="run", backend="reference", num_workers=2, path="/runs/run")
+ATTEMPT = Attempt(number=1, checkpoint=None, num_workers=2)
+REPORT = Report(rank=0, attempt=1, step=3, metrics={"loss": 0.5})
+CHECKPOINT = CheckpointInfo(path="/runs/run/checkpoints/0", step=3, metrics={})
+OUTCOME = Outcome(succeeded=True, reason="every rank finished", restarts=1)
+
+
+class Diary:
+    """Writes down all that it is told."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Any, ...]] = []
+
+    @hookimpl
+    def polytrain_run_started(self, run: RunInfo) -> None:
+        self.entries.append(("run started", run))
+
+    @hookimpl
+    def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
+        self.entries.append(("attempt started", run, attempt))
+
+    @hookimpl
+    def polytrain_reported(self, report: Report) -> None:
+        self.entries.append(("reported", report))
+
+    @hookimpl
+    def polytrain_checkpoint_committed(self, checkpoint: CheckpointInfo) -> None:
+        self.entries.append(("committed", checkpoint))
+
+    @hookimpl
+    def polytrain_attempt_ended(self, outcome: Outcome, attempt: Attempt) -> None:
+        self.entries.append(("attempt ended", attempt, outcome))
+
+    @hookimpl
+    def polytrain_run_ended(self) -> None:
+        self.entries.append(("run ended",))
+
+
+class Broken:
+    """Raises at the first report."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @hookimpl
+    def polytrain_reported(self) -> None:
+        self.calls += 1
+        raise RuntimeError("no connection to the tracking server")
+
+    @hookimpl
+    def polytrain_run_ended(self) -> None:
+        self.calls += 1
+
+
+def test_observers_hear_everything_with_the_arguments_that_they_ask_for() -> None:
+    diary = Diary()
+    observers = Observers([diary])
+    observers.run_started(RUN)
+    observers.attempt_started(RUN, ATTEMPT)
+    observers.reported(RUN, REPORT)
+    observers.checkpoint_committed(RUN, CHECKPOINT)
+    observers.attempt_ended(RUN, ATTEMPT, OUTCOME)
+    observers.run_ended(RUN, OUTCOME)
+    assert diary.entries == [
+        ("run started", RUN),
+        ("attempt started", RUN, ATTEMPT),
+        ("reported", REPORT),
+        ("committed", CHECKPOINT),
+        ("attempt ended", ATTEMPT, OUTCOME),
+        ("run ended",),
+    ]
+
+
+def test_one_that_raises_is_logged_and_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    before, broken, after = Diary(), Broken(), Diary()
+    observers = Observers([before, broken, after])
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            observers.reported(RUN, REPORT)
+        observers.run_ended(RUN, OUTCOME)
+    assert broken.calls == 1
+    assert before.entries == after.entries == [("reported", REPORT)] * 3 + [("run ended",)]
+    [record] = caplog.records
+    assert "polytrain_reported" in record.getMessage()
+    assert "no connection to the tracking server" in str(record.exc_info)
+
+
+def test_a_misspelt_hook_is_an_error_that_names_it() -> None:
+    class Misspelt:
+        @hookimpl
+        def polytrain_reportet(self, report: Report) -> None: ...
+
+    with pytest.raises(pluggy.PluginValidationError, match="polytrain_reportet"):
+        Observers([Misspelt()])
+
+
+def test_an_argument_that_no_hook_has_is_an_error_that_names_it() -> None:
+    class Curious:
+        @hookimpl
+        def polytrain_reported(self, metrics: Any) -> None: ...
+
+    with pytest.raises(pluggy.PluginValidationError, match="metrics"):
+        Observers([Curious()])
+
+
+def test_runs_do_not_share_their_observers() -> None:
+    mine, others = Diary(), Diary()
+    first, _ = Observers([mine]), Observers([others])
+    first.run_started(RUN)
+    assert (len(mine.entries), len(others.entries)) == (1, 0)
+
+
+def test_an_interrupt_passes_through() -> None:
+    """Ctrl-C while an observer writes ends the run, not the observer."""
+
+    class Interrupted:
+        @hookimpl
+        def polytrain_reported(self) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Observers([Interrupted()]).reported(RUN, REPORT)

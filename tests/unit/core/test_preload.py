@@ -1,0 +1,90 @@
+"""What is learned of a trainer's imports, and what a zygote makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polytrain.workers.processes.preload import changed, is_installed
+
+VARIABLES = st.dictionaries(st.sampled_from("ABCD"), st.sampled_from("123"))
+
+STUDY = """
+import json, sys
+from polytrain.workers.processes.preload import PreloadRequest, preload
+
+sys.path.append("libraries")
+preload_request = PreloadRequest(
+    modules=("missing", "library"),
+    variables=json.loads(sys.argv[1]),
+    environment={"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "3"},
+    directory=".",
+)
+print(json.dumps(preload(preload_request)), "library" in sys.modules)
+"""
+
+
+@given(before=VARIABLES, after=VARIABLES)
+def test_what_has_changed_makes_of_the_old_variables_the_new(
+    before: dict[str, str], after: dict[str, str]
+) -> None:
+    changes = changed(before, after)
+    assert {k: v for k, v in {**before, **changes}.items() if v is not None} == after
+    assert all(before.get(name) != value for name, value in changes.items())
+
+
+def test_libraries_are_installed_and_scripts_are_not(tmp_path: Path) -> None:
+    assert is_installed(os.path.abspath(numpy.__file__))
+    assert is_installed(json.__file__)
+    assert is_installed("/usr/lib/python3/dist-packages/six.py")
+    assert not is_installed(str(tmp_path / "train.py"))
+    assert not is_installed(__file__)
+    assert not is_installed("built-in")
+
+
+def preload(directory: Path, library: str, **variables: str) -> dict[str, str] | None:
+    """What a process of its own says to this library, which a trainer has imported."""
+    (directory / "libraries").mkdir()
+    (directory / "libraries" / "library.py").write_text(library)
+    script = [sys.executable, "-c", STUDY, json.dumps(variables)]
+    run = subprocess.run(script, cwd=directory, capture_output=True, text=True, check=True)
+    answer, _, imported = run.stdout.strip().rpartition(" ")
+    assert imported == "True"
+    sets: dict[str, str] | None = json.loads(answer)
+    return sets
+
+
+def test_what_a_library_sets_is_set_for_forks_too(tmp_path: Path) -> None:
+    sets = "import os; os.environ.update(LIBRARY='yes', CUDA_VISIBLE_DEVICES='0')"
+    assert preload(tmp_path, sets, LIBRARY="yes") == {"LIBRARY": "yes"}
+
+
+def test_what_only_the_function_has_set_is_none_of_the_zygotes(tmp_path: Path) -> None:
+    assert preload(tmp_path, "", LIBRARY="yes") is None
+
+
+def test_devices_of_one_rank_are_not_seen_by_what_is_imported_for_all(tmp_path: Path) -> None:
+    library = "import os; os.environ['SEEN'] = os.environ.get('CUDA_VISIBLE_DEVICES', 'none')"
+    assert preload(tmp_path, library) == {"SEEN": "none"}
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        "import subprocess; child = subprocess.Popen(['sleep', '0'])",
+        "import socket; connection = socket.socket()",
+        "import sys; sys.modules['ray'] = sys",
+    ],
+    ids=["thread", "process", "connection", "Ray"],
+)
+def test_what_a_fork_would_break_is_not_forked(tmp_path: Path, library: str) -> None:
+    assert preload(tmp_path, library) is None

@@ -1,0 +1,50 @@
+"""What the kernel is asked about processes."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+
+from polytrain.common.processes import is_running
+
+CHILD = """
+import os, resource, sys
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+# Closing them takes the kernel a while, after it has closed the connection.
+many = [os.open("/dev/null", os.O_RDONLY) for _ in range(min(limit, 100_000) - 100)]
+os.write(int(sys.argv[1]), b"!")
+END
+"""
+
+
+def start(end: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """A child that has said that it is there, and a connection to it."""
+    ours, theirs = socket.socketpair()
+    script = CHILD.replace("END", end)
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+    )
+    theirs.close()
+    assert ours.recv(1) == b"!"
+    return child, ours
+
+
+def test_who_has_hung_up_is_ending() -> None:
+    """Whoever notices first that a process is gone: it has ended by itself, and wasn't killed."""
+    child, connection = start("os._exit(0)")
+    with connection:
+        assert connection.recv(1) == b""
+        assert not is_running(child.pid)
+    child.wait()
+
+
+def test_who_waits_is_running() -> None:
+    child, connection = start("import signal; signal.pause()")
+    with connection:
+        assert is_running(child.pid)
+        child.send_signal(signal.SIGKILL)
+        assert connection.recv(1) == b""
+    child.wait()

@@ -1,0 +1,173 @@
+"""What a storage says of itself in passing is asked again; what won't change is not."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polytrain.storage.retry import retry
+
+PASSING = [
+    OSError(errno.EIO, "Input/output error"),
+    OSError(errno.ESTALE, "Stale file handle"),
+    OSError(errno.ETIMEDOUT, "Connection timed out"),
+    ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+    TimeoutError("the read operation timed out"),
+    OSError("When writing: AWS Error SLOW_DOWN during PutObject operation: Reduce your rate."),
+    OSError("When reading: AWS Error UNKNOWN (HTTP status 503) during GetObject operation"),
+    OSError("When listing: AWS Error NETWORK_CONNECTION during ListObjectsV2: curlCode: 7"),
+]
+
+HOPELESS = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    OSError(errno.EDQUOT, "Disk quota exceeded"),
+    OSError(errno.EROFS, "Read-only file system"),
+    OSError(errno.EFBIG, "File too large"),
+    OSError(errno.ENAMETOOLONG, "File name too long"),
+    PermissionError(errno.EACCES, "Permission denied"),
+    PermissionError(errno.EPERM, "Operation not permitted"),
+    PermissionError("said without a number"),
+    FileNotFoundError(errno.ENOENT, "No such file or directory"),
+    FileNotFoundError("said without a number"),
+    FileExistsError(errno.EEXIST, "File exists"),
+    IsADirectoryError(errno.EISDIR, "Is a directory"),
+    NotADirectoryError(errno.ENOTDIR, "Not a directory"),
+    OSError("When reading: AWS Error ACCESS_DENIED during HeadObject operation: No response body."),
+    OSError("AWS Error INVALID_ACCESS_KEY_ID during ListObjectsV2 operation"),
+    OSError("AWS Error NO_SUCH_BUCKET during CreateMultipartUpload operation"),
+    ValueError("a mistake of the caller"),
+    KeyboardInterrupt(),
+]
+
+
+@dataclass
+class Clock:
+    """Time that passes when somebody waits."""
+
+    now: float = 0.0
+    waits: list[float] = field(default_factory=list)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        self.now += seconds
+
+
+@contextmanager
+def a_clock() -> Iterator[Clock]:
+    """The clock that retries go by."""
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tenacity.time", SimpleNamespace(monotonic=clock.monotonic))
+        patch.setattr("tenacity.nap.time", SimpleNamespace(sleep=clock.sleep))
+        yield clock
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with a_clock() as clock:
+        yield clock
+
+
+class Storage:
+    """Raises these errors, one after another, and then works."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self.errors = list(errors)
+        self.calls = 0
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        return "content"
+
+
+@pytest.mark.parametrize("error", PASSING, ids=str)
+def test_a_passing_error_is_waited_out(clock: Clock, error: OSError) -> None:
+    storage = Storage(error, error, error)
+    assert retry(storage, retry_s=600, what="s3://bucket") == "content"
+    assert storage.calls == 4
+    assert len(clock.waits) == 3
+
+
+@pytest.mark.parametrize("error", HOPELESS, ids=repr)
+def test_an_error_that_stays_is_told_at_once(
+    clock: Clock, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    storage = Storage(error)
+    with pytest.raises(type(error)) as caught:
+        retry(storage, retry_s=600, what="s3://bucket")
+    assert caught.value is error
+    assert storage.calls == 1
+    assert clock.waits == []
+    assert caplog.records == [], "nobody is told of an attempt that isn't made"
+
+
+def test_an_error_that_stays_ends_the_wait_for_one_that_passes(clock: Clock) -> None:
+    storage = Storage(PASSING[0], PASSING[1], HOPELESS[0])
+    with pytest.raises(OSError, match="No space left"):
+        retry(storage, retry_s=600, what="s3://bucket")
+    assert storage.calls == 3
+
+
+def test_without_patience_there_is_one_attempt(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = Storage(PASSING[0])
+    with pytest.raises(OSError, match="Input/output error"):
+        retry(storage, retry_s=0, what="s3://bucket")
+    assert storage.calls == 1
+    assert caplog.records == []
+
+
+def test_the_last_error_is_what_is_raised(clock: Clock) -> None:
+    errors = [OSError(f"error {number}") for number in range(1000)]
+    storage = Storage(*errors)
+    with pytest.raises(OSError, match="error ") as caught:
+        retry(storage, retry_s=100, what="s3://bucket")
+    assert caught.value is errors[storage.calls - 1]
+    assert clock.now <= 100
+
+
+def test_the_user_is_told_once_what_is_waited_for(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="polytrain")
+    errors = [OSError(f"error {number}") for number in range(20)]
+    retry(Storage(*errors), retry_s=600, what="Storage s3://bucket")
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage() == "Storage s3://bucket: error 0. Trying again for up to 600 s."
+
+
+@given(out_s=st.floats(0, 1000), retry_s=st.floats(0, 1000))
+def test_an_outage_within_the_patience_is_survived(out_s: float, retry_s: float) -> None:
+    with a_clock() as clock:
+
+        def call() -> Any:
+            if clock.now < out_s:
+                raise ConnectionRefusedError("out")
+            return "content"
+
+        try:
+            retry(call, retry_s=retry_s, what="s3://bucket")
+        except ConnectionRefusedError:
+            # Nobody sleeps past the end only to give up there.
+            assert out_s > retry_s - 15
+        else:
+            assert out_s == 0 or clock.now < retry_s
+        assert clock.now <= max(0.0, retry_s)
+        assert all(wait <= 15 for wait in clock.waits), "its return is noticed soon"
+        assert clock.waits[:1] <= [0.2], "a hiccup costs no more than a moment"

@@ -1,0 +1,51 @@
+"""Rows that are drawn are the same whoever holds them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polytrain.boosting.row_draws import drawn, sample_of
+
+ROWS = st.integers(1, 400)
+
+
+@given(rows=ROWS, seed=st.integers(0, 9), round_=st.integers(0, 9), data=st.data())
+def test_a_row_is_drawn_whichever_part_it_is_in(
+    rows: int, seed: int, round_: int, data: st.DataObject
+) -> None:
+    whole = drawn(0.5, seed=seed, round_=round_, first=0, rows=rows)
+    first = data.draw(st.integers(0, rows))
+    part = data.draw(st.integers(0, rows - first))
+    found = drawn(0.5, seed=seed, round_=round_, first=first, rows=part)
+    assert found.tolist() == whole[first : first + part].tolist()
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_as_many_rows_are_drawn_as_the_rate_says(rate: float) -> None:
+    rows = 100_000
+    counts = [drawn(rate, seed=7, round_=r, first=0, rows=rows).sum() for r in range(3)]
+    assert counts == pytest.approx([rate * rows] * 3, rel=0.03)
+
+
+def test_rounds_and_seeds_draw_other_rows() -> None:
+    draws = [
+        drawn(0.5, seed=seed, round_=round_, first=0, rows=1000)
+        for seed in range(3)
+        for round_ in range(3)
+    ]
+    for index, one in enumerate(draws):
+        for other in draws[:index]:
+            # Independent coins agree half of the time.
+            assert np.mean(one == other) == pytest.approx(0.5, abs=0.08)
+
+
+@given(rows=st.integers(0, 2000), size=st.integers(1, 300), seed=st.integers(0, 9))
+def test_a_sample_has_rows_of_every_part_of_the_data(rows: int, size: int, seed: int) -> None:
+    sample = sample_of(rows, size, seed)
+    assert len(sample) == min(rows, size)
+    assert sample.tolist() == sorted(set(sample.tolist()))
+    parts = [int(row) * len(sample) // rows for row in sample]
+    assert all(abs(part - index) <= 1 for index, part in enumerate(parts))

@@ -1,0 +1,46 @@
+"""What an attempt goes on from is brought to its node, and is what it was said to be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.starting_point import StartingPoint, brought_near, starting_point
+from polytrain.common.errors import CheckpointError
+from polytrain.storage.location import Location
+
+
+def far_away(run: str, content: bytes) -> Location:
+    """A directory of files that isn't on this machine's disk."""
+    location = Location.of(f"memory://{run}/checkpoints/checkpoint_000003-1.0", retry_s=0)
+    location.open().write("model", content)
+    return location
+
+
+def test_two_checkpoints_of_one_name_are_two(tmp_path: Path) -> None:
+    """A run is begun with another one's checkpoint, and later goes on from its own."""
+    for run, content in (("theirs", b"their model"), ("ours", b"our model"), ("theirs", b"?")):
+        start = brought_near(starting_point(far_away(run, content)), tmp_path)
+        assert start.path is not None
+        assert Path(start.path, "model").read_bytes() == content
+
+
+def test_what_is_near_stays_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"here")
+    for start in (starting_point(Location.of(tmp_path)), StartingPoint()):
+        assert brought_near(start, tmp_path / "scratch") == start
+
+
+def test_a_checkpoint_far_away_is_a_directory_for_a_while(tmp_path: Path) -> None:
+    location = far_away("shown", b"weights")
+    checkpoint = Checkpoint(location.address)
+    with checkpoint.as_directory() as directory:
+        assert Path(directory, "model").read_bytes() == b"weights"
+    assert not Path(directory).exists()
+    assert Path(checkpoint.to_directory(tmp_path / "kept"), "model").read_bytes() == b"weights"
+    fsspec.filesystem("memory").rm("/shown", recursive=True)
+    with pytest.raises(CheckpointError, match="there are no files"), checkpoint.as_directory():
+        pass

@@ -1,0 +1,177 @@
+"""A shard of a stream: batches alike on all ranks, every row once, and on from any place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polytrain.data.plan.cursor import Cursor
+from polytrain.data.plan.position import StreamPosition
+from polytrain.data.plan.stream_partitioner import BlockRows, Round, Segment, StreamPartitioner
+from polytrain.data.streams.stream import PartSource, StreamLostError, StreamShard, StreamSpec
+
+SCHEMA = pa.schema([("id", pa.int64())])
+
+
+class Dealt(PartSource):
+    """One rank's parts of a stream of these blocks, dealt as the real ones are."""
+
+    def __init__(self, blocks: Sequence[int], world_size: int, rank: int) -> None:
+        self._blocks = blocks
+        self._world_size = world_size
+        self._rank = rank
+        self._rounds: list[Round[int]] = []
+        self._dealt = 0
+
+    def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
+        dealing: StreamPartitioner[int] = StreamPartitioner(self._world_size, legs)
+        added = [dealing.add(BlockRows(n, 0, size)) for n, size in enumerate(self._blocks)]
+        self._rounds = [found for found in (*added, dealing.finish()) if found is not None]
+        self._dealt = dealing.rows_dealt
+
+    def next_part(self, epoch: int, index: int) -> pa.Table | int:
+        if index == len(self._rounds):
+            return self._dealt
+        firsts = [sum(self._blocks[:number]) for number in range(len(self._blocks))]
+        rows = [
+            firsts[some.block] + row
+            for some in self._rounds[index][self._rank]
+            for row in range(some.start, some.stop)
+        ]
+        return pa.table({"id": pa.array(rows, pa.int64())})
+
+
+def world(
+    blocks: Sequence[int], size: int, position: Any = None, remainder: Any = "keep"
+) -> list[StreamShard]:
+    spec = StreamSpec(name="train", schema=SCHEMA, remainder=remainder)
+    return [
+        StreamShard(
+            spec,
+            Dealt(blocks, size, rank),
+            Cursor(
+                StreamPosition.from_plain(position, size)
+                if position
+                else StreamPosition(world_size=size)
+            ),
+            world_size=size,
+            rank=rank,
+        )
+        for rank in range(size)
+    ]
+
+
+def ids(batches: Iterable[Any]) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+blocks = st.lists(st.integers(0, 40), min_size=1, max_size=12)
+
+
+@given(blocks=blocks, size=st.integers(1, 5), batch_size=st.integers(1, 15))
+def test_every_row_once_in_equally_many_batches(
+    blocks: list[int], size: int, batch_size: int
+) -> None:
+    read = [ids(one.iter_batches(batch_size=batch_size)) for one in world(blocks, size)]
+    assert sorted(row for of_rank in read for batch in of_rank for row in batch) == list(
+        range(sum(blocks))
+    )
+    assert len({len(of_rank) for of_rank in read}) == 1
+    sizes = [len(batch) for of_rank in read for batch in of_rank]
+    assert max(sizes, default=0) <= batch_size
+
+
+@given(
+    blocks=blocks,
+    sizes=st.lists(st.integers(1, 5), min_size=2, max_size=4),
+    batch_size=st.integers(1, 15),
+    steps=st.integers(0, 4),
+)
+def test_it_goes_on_on_any_number_of_workers(
+    blocks: list[int], sizes: list[int], batch_size: int, steps: int
+) -> None:
+    consumed: list[int] = []
+    position: Any = None
+    for size in sizes:
+        shards = world(blocks, size, position)
+        iterators = [iter(one.iter_batches(batch_size=batch_size)) for one in shards]
+        last = size is sizes[-1]
+        for _ in range(1000 if size == sizes[-1] and last else steps):
+            for iterator in iterators:
+                consumed += next(iterator, {"id": pa.array([])})["id"].tolist()
+        position = shards[0].cursor.position.to_plain()
+        if position["epoch"] > 0:
+            break
+    if position["epoch"] > 0:
+        assert sorted(consumed) == list(range(sum(blocks)))
+    else:
+        assert len(set(consumed)) == len(consumed)
+
+
+@given(blocks=blocks, size=st.integers(1, 5), batch_size=st.integers(1, 15))
+def test_dropping_and_padding_give_full_batches(
+    blocks: list[int], size: int, batch_size: int
+) -> None:
+    dropped, padded = (
+        [ids(one.iter_batches(batch_size=batch_size)) for one in world(blocks, size, None, how)]
+        for how in ("drop", "pad")
+    )
+    assert {len(batch) for of_rank in dropped for batch in of_rank} <= {batch_size}
+    assert len({len(of_rank) for of_rank in dropped}) == 1
+    assert {row for of_rank in padded for batch in of_rank for row in batch} == set(
+        range(sum(blocks))
+    )
+    assert {len(batch) for of_rank in padded for batch in of_rank} <= {batch_size, 0}
+
+
+def test_each_iteration_is_an_epoch_and_the_whole_is_apart() -> None:
+    [one] = world([5, 5], 1)
+    first, second = (ids(one.iter_batches(batch_size=4)) for _ in range(2))
+    assert [*chain(*first)] == [*chain(*second)] == list(range(10))
+    assert one.to_arrow().column("id").to_pylist() == list(range(10))
+    assert one.cursor.position.epoch == 2
+
+
+def test_batches_made_before_the_loop_over_epochs_are_an_epoch_in_each() -> None:
+    [one] = world([5, 5], 1)
+    batches = one.iter_batches(batch_size=4)
+    assert [[*chain(*ids(batches))] for _ in range(3)] == [list(range(10))] * 3
+    assert one.cursor.position.epoch == 3
+
+
+def test_the_gradient_weight_is_that_of_the_last_uneven_batch() -> None:
+    shards = world([3], 2)
+    weights = [[one.gradient_weight for _ in one.iter_batches(batch_size=8)] for one in shards]
+    assert weights == [[2 * 2 / 3], [1 * 2 / 3]]
+
+
+def test_what_nobody_knows_is_refused_with_the_way_out() -> None:
+    [one] = world([5], 1)
+    for ask in (
+        lambda: len(one),
+        lambda: one.num_batches(batch_size=2),
+        lambda: len(one.iter_batches(batch_size=2)),
+    ):
+        with pytest.raises(TypeError, match=r"'train' streams.*materialize"):
+            ask()
+    with pytest.raises(ValueError, match=r"global_batch_size=5.*2 workers"):
+        next(iter(world([5], 2)[0].iter_batches(global_batch_size=5)))
+
+
+def test_a_lost_stream_is_raised_in_the_loop() -> None:
+    class Lost(Dealt):
+        def next_part(self, epoch: int, index: int) -> pa.Table | int:
+            if index == 1:
+                raise StreamLostError("the map function raised ValueError: 7")
+            return super().next_part(epoch, index)
+
+    [one] = world([5, 5], 1)
+    one._parts = Lost([5, 5], 1, 0)
+    with pytest.raises(StreamLostError, match="ValueError: 7"):
+        list(one.iter_batches(batch_size=2))

@@ -1,0 +1,131 @@
+"""How busy a trainer was in a window: what it did, and what kept it, but no wait for others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polytrain.common.processes import busy_seconds, is_held
+from polytrain.monitoring.health_events import Load
+from polytrain.monitoring.utilization_probe import UtilizationProbe
+from polytrain.testing.processes import eventually
+
+# How busy a process is, is what they measure.
+pytestmark = pytest.mark.alone
+
+WINDOW = 10.0
+
+
+@dataclass
+class Trainer:
+    """A trainer of which everything is known."""
+
+    now: float = 1000.0
+    beats: int = 0
+    busy: float = 50.0
+    asked: int = 0
+    told: list[Load] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.meter = UtilizationProbe(attempt=3, rank=1, window_s=WINDOW, now=self.now)
+        self.look(0.0)
+
+    def look(self, after: float, *, busy: float = 0.0, is_held: bool = False) -> None:
+        self.now += after
+        self.busy += busy
+
+        def busy_s() -> float:
+            self.asked += 1
+            return self.busy
+
+        load = self.meter.look(self.now, beats=self.beats, is_held=is_held, busy_s=busy_s)
+        if load is not None:
+            self.told.append(load)
+
+    def go(self, looks: int, *, busy: float = 0.0, is_held: bool = False) -> None:
+        for _ in range(looks):
+            self.look(0.25, busy=0.25 * busy, is_held=is_held)
+
+
+def test_a_window_is_told_once_when_it_is_over() -> None:
+    trainer = Trainer()
+    for _ in range(3):
+        trainer.beats += 1
+        trainer.go(40, busy=0.75)
+    assert [(load.attempt, load.rank, load.window) for load in trainer.told] == [
+        (3, 1, 0),
+        (3, 1, 1),
+        (3, 1, 2),
+    ]
+    assert [load.busy for load in trainer.told] == [pytest.approx(0.75)] * 3
+    # The kernel is asked for times at the borders only.
+    assert trainer.asked == 4
+
+
+def test_what_keeps_a_trainer_from_running_is_no_wait_for_others() -> None:
+    trainer = Trainer()
+    trainer.beats += 1
+    trainer.go(10, busy=1.0)
+    trainer.go(30, is_held=True)
+    assert trainer.told[0].busy == pytest.approx(1.0)
+
+
+def test_nothing_is_told_of_a_window_without_progress() -> None:
+    trainer = Trainer()
+    trainer.go(40, busy=1.0)
+    trainer.beats += 1
+    trainer.go(40, busy=1.0)
+    assert [load.window for load in trainer.told] == [1]
+
+
+def test_a_machine_that_stood_still_has_measured_nothing() -> None:
+    trainer = Trainer()
+    trainer.beats += 1
+    trainer.look(5 * WINDOW)
+    assert trainer.told == []
+    trainer.beats += 1
+    trainer.go(40, busy=0.5)
+    assert [load.window for load in trainer.told] == [5]
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 15), st.floats(0, 1), st.booleans())))
+def test_a_share_is_a_share(looks: list[tuple[float, float, bool]]) -> None:
+    trainer = Trainer()
+    for after, busy, held in looks:
+        trainer.beats += 1
+        trainer.look(after, busy=busy * after, is_held=held)
+    assert all(0 <= load.busy <= 1 for load in trainer.told)
+    windows = [load.window for load in trainer.told]
+    assert windows == sorted(set(windows))
+
+
+def test_a_process_that_waits_is_not_busy_and_one_that_works_is() -> None:
+    code = "import sys\nsys.stdin.readline()\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as process:
+        try:
+            assert eventually(lambda: is_waiting(process.pid))
+            before = busy_seconds(process.pid)
+            assert busy_seconds(process.pid) == before
+            assert process.stdin is not None
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+            assert eventually(lambda: busy_seconds(process.pid) > before + 0.1)
+            assert not is_held(process.pid)
+            os.kill(process.pid, signal.SIGSTOP)
+            assert eventually(lambda: is_held(process.pid))
+        finally:
+            process.kill()
+    assert busy_seconds(process.pid) == 0.0
+
+
+def is_waiting(pid: int) -> bool:
+    """Whether it is in its call for a line: asleep, with nothing left to import."""
+    with open(f"/proc/{pid}/syscall") as call:
+        return call.read().startswith("0 0x0 ")

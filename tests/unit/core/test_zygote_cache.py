@@ -1,0 +1,95 @@
+"""The zygote that a run leaves for the next: real processes, no Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from polytrain.testing.processes import eventually
+from polytrain.workers.processes.cache import WarmZygote, keep, kept_process, let_go, warm_zygote
+from polytrain.workers.processes.client import ZygoteSpec
+
+SPEC = ZygoteSpec(name="", environment={}, modules=("json",), path=tuple(sys.path))
+
+
+@pytest.fixture(autouse=True)
+def _none_is_kept() -> Iterator[None]:
+    let_go()
+    yield
+    let_go()
+
+
+def pid_of(zygote: WarmZygote) -> int:
+    pid = zygote.connection.pid
+    assert pid is not None, "it was there before"
+    return pid
+
+
+def left_by_a_run(spec: ZygoteSpec = SPEC) -> int:
+    zygote = warm_zygote(spec, "node")
+    pid = pid_of(zygote)
+    keep(zygote)
+    return pid
+
+
+def test_the_next_run_has_the_same() -> None:
+    pid = left_by_a_run()
+    assert kept_process() == pid
+    assert left_by_a_run() == pid
+    let_go()
+    assert kept_process() is None
+    assert not psutil.pid_exists(pid)
+
+
+def test_two_runs_at_a_time_have_one_each() -> None:
+    first, second = warm_zygote(SPEC, "node"), warm_zygote(SPEC, "node")
+    pids = {pid_of(first), pid_of(second)}
+    assert len(pids) == 2
+    kept = pid_of(second)
+    keep(first)
+    keep(second)
+    assert {pid for pid in pids if psutil.pid_exists(pid)} == {kept}
+
+
+def test_a_run_that_needs_others_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ZygoteSpec(name="", environment={}, modules=("csv",), path=SPEC.path)
+    pid = left_by_a_run()
+    another = left_by_a_run(other)
+    assert another != pid
+    assert not psutil.pid_exists(pid)
+    # Libraries look at the environment while they are imported.
+    monkeypatch.setenv("COLOUR", "red")
+    assert left_by_a_run(other) != another
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_one_that_is_gone_or_stands_still_is_replaced(blow: signal.Signals) -> None:
+    zygote = warm_zygote(SPEC, "node")
+    pid = pid_of(zygote)
+    # It has begun to serve: what it is asked from now on, it answers.
+    zygote.connection.request(["forget"])
+    assert zygote.connection.has_forgotten()
+    os.kill(pid, blow)
+    keep(zygote)
+    assert left_by_a_run() != pid
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_fork_of_the_driver_does_not_keep_it() -> None:
+    zygote = warm_zygote(SPEC, "node")
+    pid = pid_of(zygote)
+    keep(zygote)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        zygote.connection.leave()
+        assert eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
