@@ -34,7 +34,7 @@ def make_index(directory: Path, count: int) -> None:
             step=number,
             metrics={"loss": 1 / (number + 1)},
             backend="torch",
-            written_by="one rank",
+            written_by="rank_0",
             versions={},
             created="",
             world_size=2,

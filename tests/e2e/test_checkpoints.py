@@ -64,7 +64,7 @@ def test_every_ranks_part_is_in_one_directory(quiet: RunConfig) -> None:
         assert Path(directory, "part-1").read_text() == "1 2"
         assert Path(directory, "shared").read_text() == "the same"
         told = json.loads(Path(directory, "polytrain-manifest.json").read_text())["manifest"]
-    assert told["written_by"] == "every rank"
+    assert told["written_by"] == "every_rank"
     assert {file["name"]: file["rank"] for file in told["files"]} == {
         "part-0": 0,
         "part-1": 1,
@@ -85,6 +85,34 @@ def test_parts_that_contradict_each_other_end_the_run(quiet: RunConfig) -> None:
     assert raised.value.failures[0].kind is FailureKind.CHECKPOINT_MISMATCH
     assert raised.value.result is not None
     assert raised.value.result.checkpoint is None
+
+
+def report_shards(config: Mapping[str, Any]) -> None:
+    """As scripts with sharded state do: all ranks report files with names of their own."""
+    rank = polytrain.get_context().get_world_rank()
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory, config["names"][rank]).write_text("state")
+        polytrain.report({}, checkpoint=Checkpoint.from_directory(directory))
+
+
+def test_files_of_other_ranks_are_not_lost_without_a_word(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError) as raised:
+        fit(quiet, report_shards, {"names": ["shard-0", "shard-1"]})
+    [failure] = raised.value.failures
+    assert failure.kind is FailureKind.CHECKPOINT_MISMATCH
+    assert "rank 1 reported the file 'shard-1'" in failure.message
+    assert "written_by='every_rank'" in failure.message
+
+
+@pytest.mark.parametrize("written_by", ["rank_0", None])
+def test_rank_0s_files_alone_are_kept_if_asked_for_or_if_no_other_is_lost(
+    quiet: RunConfig, written_by: str | None
+) -> None:
+    names = ["shard-0", "shard-1"] if written_by else ["model", "model"]
+    result = fit(quiet, report_shards, {"names": names}, written_by=written_by)
+    assert result.checkpoint is not None
+    assert Path(result.checkpoint.path, names[0]).is_file()
+    assert not Path(result.checkpoint.path, "shard-1").exists()
 
 
 def test_a_rank_that_ends_without_its_report_is_named(quiet: RunConfig) -> None:

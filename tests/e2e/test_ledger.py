@@ -82,8 +82,8 @@ def test_the_accounts_add_up_to_the_time_that_fit_has_taken(quiet: RunConfig, wo
     assert ledger.wall_s == pytest.approx(measured, rel=0.01)
     assert ledger.seconds["train"] >= 0.45 * LAST_STEP
     assert ledger.goodput == ledger.seconds["train"] / ledger.wall_s
-    assert ledger.seconds["checkpoint stall"] > 0
-    without_a_failure = ("detect", "teardown", "reschedule", "data reload", "replayed work")
+    assert ledger.seconds["checkpoint_stall"] > 0
+    without_a_failure = ("detect", "teardown", "reschedule", "data_reload", "replayed_work")
     assert [ledger.seconds[account] for account in without_a_failure] == [0] * 5
     assert (ledger.lost_steps, ledger.restarts) == (0, 0)
 
@@ -97,7 +97,7 @@ def test_a_killed_rank_costs_three_steps_and_all_that_it_takes_to_be_back(
     assert ledger.lost_steps == 3
     assert [account for account in ACCOUNTS if not ledger.seconds[account] > 0] == []
     # Three steps were done twice, and no others.
-    assert 3 * 0.45 < ledger.seconds["replayed work"] < ledger.seconds["train"]
+    assert 3 * 0.45 < ledger.seconds["replayed_work"] < ledger.seconds["train"]
     assert ledger.seconds["train"] > 0.45 * LAST_STEP
     assert Result.from_path(result.path).ledger == ledger
 
@@ -173,8 +173,8 @@ def test_a_run_that_is_gone_on_with_has_the_time_of_both_drivers(
     assert all(ledger.seconds[account] >= first[account] for account in ACCOUNTS)
     assert ledger.seconds["start"] > first["start"]
     assert ledger.seconds["train"] > first["train"]
-    assert ledger.seconds["data load"] == first["data load"]
-    assert ledger.seconds["data reload"] > 0
+    assert ledger.seconds["data_load"] == first["data_load"]
+    assert ledger.seconds["data_reload"] > 0
     # It was stopped after a checkpoint: nothing was done twice.
-    assert (ledger.lost_steps, ledger.seconds["replayed work"]) == (0, 0)
+    assert (ledger.lost_steps, ledger.seconds["replayed_work"]) == (0, 0)
     assert Result.from_path(result.path).ledger == ledger

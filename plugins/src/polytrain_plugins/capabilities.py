@@ -16,10 +16,10 @@ class Device(StrEnum):
 class CheckpointKind(StrEnum):
     """Who writes a checkpoint."""
 
-    ONE_RANK = "one rank"
+    ONE_RANK = "rank_0"
     """The state is replicated: what rank 0 reports is the whole checkpoint."""
 
-    EVERY_RANK = "every rank"
+    EVERY_RANK = "every_rank"
     """The state is sharded: the checkpoint is one directory with the parts of all ranks."""
 
 

@@ -63,7 +63,7 @@ def manifest(number: int, files: Iterable[StoredFile] = (), **changes: Any) -> M
         "step": 1,
         "metrics": {},
         "backend": "reference",
-        "written_by": "one rank",
+        "written_by": "rank_0",
         "versions": {"python": "3.11"},
         "created": "2024-02-29T12:00:00+00:00",
         "world_size": 1,

@@ -93,16 +93,16 @@ def test_every_second_of_a_run_with_a_restart_has_its_account() -> None:
     )
     assert ledger.seconds == {
         "start": 5.5,
-        "data load": 1.5,
+        "data_load": 1.5,
         "import": 2 + 1,
         "rendezvous": 2 + 1.5,
         "train": (11 - 0.5 - 0.25) + (3 - 1),
-        "checkpoint stall": 0.5 + 1,
+        "checkpoint_stall": 0.5 + 1,
         "detect": 0.25,
         "teardown": 1,
         "reschedule": 2,
-        "data reload": 1,
-        "replayed work": 3.5,
+        "data_reload": 1,
+        "replayed_work": 3.5,
         "ending": 2,
     }
     assert ledger.wall_s == 45 - 8
@@ -135,7 +135,7 @@ def test_one_rank_that_ends_and_is_launched_by_the_same_line_has_restarted() -> 
         "train": 3,
         "detect": 2,
         "reschedule": 1.5,
-        "data reload": 3,
+        "data_reload": 3,
     }
     assert ledger.restarts == 2
 
@@ -162,7 +162,7 @@ def test_a_stall_is_taken_from_the_work_that_it_has_interrupted() -> None:
         line(6, "Reported", step=1, stalled_s=1.5),
         line(8, "Reported", step=2, stalled_s=1.5),
     )
-    assert spent(ledger) == {"train": 4 + 2, "replayed work": 0.5, "checkpoint stall": 1.5}
+    assert spent(ledger) == {"train": 4 + 2, "replayed_work": 0.5, "checkpoint_stall": 1.5}
 
 
 def test_steps_are_lost_once_and_repeated_until_all_of_them_are_done_again() -> None:
@@ -179,7 +179,7 @@ def test_steps_are_lost_once_and_repeated_until_all_of_them_are_done_again() -> 
         *reports((6, 2), (7, 3), (8, 4), (9, 5)),
     )
     assert ledger.lost_steps == 3 + 1
-    assert spent(ledger) == {"train": 4 + 1, "replayed work": 1 + 3}
+    assert spent(ledger) == {"train": 4 + 1, "replayed_work": 1 + 3}
 
 
 def test_a_restart_from_the_last_report_repeats_nothing() -> None:
@@ -208,7 +208,7 @@ def test_a_later_driver_repeats_what_a_killed_one_has_lost() -> None:
         *reports((1004, 2), (1007, 3)),
     )
     assert ledger.lost_steps == 1
-    assert spent(ledger) == {"start": 1 + 4, "train": 2 + 3, "replayed work": 2}
+    assert spent(ledger) == {"start": 1 + 4, "train": 2 + 3, "replayed_work": 2}
     assert ledger.wall_s == 3 + 9
 
 
@@ -276,7 +276,7 @@ def test_it_prints_as_a_table_that_adds_up() -> None:
     told = {name: (float(seconds), float(share)) for name, seconds, share in rows}
     assert told["start"] == (2.5, 12.5)
     assert told["train"] == (15, 75)
-    assert told["replayed work"] == (2.5, 12.5)
+    assert told["replayed_work"] == (2.5, 12.5)
     assert told.pop("wall time") == (20, 100)
     assert [sum(column) for column in zip(*told.values(), strict=True)] == [20, 100]
     assert len({len(row) for row in str(ledger).splitlines() if row.endswith("%")}) == 1

@@ -109,7 +109,7 @@ def test_every_rank_is_needed_where_the_state_is_sharded(tmp_path: Path) -> None
     [manifest] = every.manager.checkpoints
     assert {file.name: file.rank for file in manifest.files} == {"model-0": 0, "model-1": 1}
     assert manifest.world_size == 2
-    assert manifest.written_by == "every rank"
+    assert manifest.written_by == "every_rank"
 
 
 def test_what_a_manifest_tells_is_what_was_true(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_a_manifest_tells_is_what_was_true(tmp_path: Path) -> None:
     assert manifest.attempt_id == AttemptId(token=3, attempt=2)
     assert (manifest.number, manifest.step, manifest.metrics) == (4, 40, {"loss": 0.5})
     assert (manifest.backend, manifest.versions) == ("reference", {"python": "3.11"})
-    assert manifest.written_by == "one rank"
+    assert manifest.written_by == "rank_0"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", manifest.created)
 
 

@@ -56,4 +56,15 @@ class Committed:
     """What changes whenever one of its files does."""
 
 
-CheckpointEvent = PartStaged | PartStored | PartVoid | Committed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesIgnored:
+    """A rank has reported a checkpoint where only rank 0's is kept."""
+
+    attempt: int
+    rank: int
+    step: int
+    names: tuple[str, ...]
+    """Of its files, relative to the reported directory."""
+
+
+CheckpointEvent = PartStaged | PartStored | PartVoid | FilesIgnored | Committed

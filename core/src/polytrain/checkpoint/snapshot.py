@@ -96,6 +96,16 @@ class Snapshots:
         return None
 
 
+def file_names(source: Path) -> list[str]:
+    """Names of the files that a snapshot of this directory would hold, relative to it."""
+    names = [
+        Path(directory, name).relative_to(source).as_posix()
+        for directory, _, files in os.walk(source, followlinks=True)
+        for name in files
+    ]
+    return sorted(name for name in names if name != MANIFEST_NAME)
+
+
 def _forget_the_oldest(known: dict[Any, Any]) -> None:
     while len(known) > _REMEMBERED:
         del known[next(iter(known))]

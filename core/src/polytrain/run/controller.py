@@ -9,11 +9,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
-from polytrain.checkpoint.events import CheckpointEvent, Committed, PartStored, PartVoid
+from polytrain.checkpoint.events import (
+    CheckpointEvent,
+    Committed,
+    FilesIgnored,
+    PartStored,
+    PartVoid,
+)
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.manifest import AttemptId, Manifest
 from polytrain.checkpoint.part_tracker import PartTracker
 from polytrain.checkpoint.parts import storage_message
+from polytrain.checkpoint.rank_files import RankFiles
 from polytrain.common.errors import CheckpointError, Failure, FailureKind, RunOwnedError
 from polytrain.common.events import Done, Event, Exited, Failed, Joined, Purpose, Reported
 from polytrain.common.output import Output
@@ -68,6 +75,9 @@ class Controller:
     """What rank 0 has reported and no restart has undone, by earlier drivers too."""
 
     _part_tracker: PartTracker | None = None
+    _rank_files: RankFiles | None = None
+    """Only where nobody has said whose files are kept."""
+
     _attempt: Attempt = field(
         default_factory=lambda: Attempt(number=0, checkpoint=None, num_workers=0)
     )
@@ -106,6 +116,9 @@ class Controller:
             return
         if self.health_monitor.may_have_caused(happening):
             self._held_back.append(happening)
+            return
+        if isinstance(happening, FilesIgnored):
+            self._compare_files(happening)
             return
         if isinstance(happening, Joined):
             self.health_monitor.take(happening)
@@ -202,6 +215,8 @@ class Controller:
             self.background_tasks.give(partial(_delete, manager, directory))
         if manager.kind is CheckpointKind.EVERY_RANK:
             self._part_tracker = PartTracker(world_size, manager.config.report_timeout_s)
+        elif manager.config.written_by is None:
+            self._rank_files = RankFiles()
         self.health_monitor.launched(attempt, world_size=self.state.world_size)
         self.output.flush()
         self.output.muted = False
@@ -239,13 +254,23 @@ class Controller:
         )
         self.observers.reported(self.run, told)
 
+    def _compare_files(self, ignored: FilesIgnored) -> None:
+        if self._rank_files is None or ignored.attempt != self.state.attempt:
+            return
+        lost = self._rank_files.ignored(ignored.step, ignored.rank, ignored.names)
+        if lost is not None:
+            self._fail(_mismatch(lost, rank=ignored.rank), ignored.attempt)
+
     def _add_part(self, part: PartStored) -> None:
+        if self._rank_files is not None and part.attempt == self.state.attempt:
+            lost = self._rank_files.kept(part.step, [file.name for file in part.files])
+            if lost is not None:
+                self._fail(_mismatch(lost, rank=part.rank), part.attempt)
+                return
         try:
             manifest = self.manager.add(part)
         except ValueError as error:
-            kind = FailureKind.CHECKPOINT_MISMATCH
-            failure = Failure(kind=kind, rank=part.rank, message=str(error))
-            self._fail(failure, part.attempt)
+            self._fail(_mismatch(str(error), rank=part.rank), part.attempt)
             return
         if manifest is not None:
             self.background_tasks.give(partial(self._commit, manifest))
@@ -303,9 +328,7 @@ class Controller:
         if overdue is not None:
             rank, message = overdue
             self._part_tracker = None
-            kind = FailureKind.CHECKPOINT_MISMATCH
-            failure = Failure(kind=kind, rank=rank, message=message)
-            self._fail(failure, self.state.attempt)
+            self._fail(_mismatch(message, rank=rank), self.state.attempt)
 
     def _look_who_hangs(self) -> None:
         """End the attempt if its ranks don't meet, or hang."""
@@ -327,6 +350,10 @@ class Controller:
             succeeded=succeeded, planned=planned, reason=reason, restarts=self.state.restarts
         )
         self.observers.attempt_ended(self.run, self._attempt, outcome)
+
+
+def _mismatch(message: str, *, rank: int) -> Failure:
+    return Failure(kind=FailureKind.CHECKPOINT_MISMATCH, rank=rank, message=message)
 
 
 def _sweep(manager: CheckpointManager, attempt_id: AttemptId) -> None:

@@ -8,21 +8,21 @@ from typing import Any
 
 ACCOUNTS = (
     "start",
-    "data load",
+    "data_load",
     "import",
     "rendezvous",
     "train",
-    "checkpoint stall",
+    "checkpoint_stall",
     "detect",
     "teardown",
     "reschedule",
-    "data reload",
-    "replayed work",
+    "data_reload",
+    "replayed_work",
     "ending",
 )
 """What time is spent on, in the order in which it is told. At any moment it is one of them."""
 
-_WORK = ("train", "replayed work")
+_WORK = ("train", "replayed_work")
 
 
 @dataclass(slots=True)
@@ -36,21 +36,21 @@ class Ledger:
     """Account → seconds:
 
     - `start`: from the call of `fit()` until its first trainers are asked for.
-    - `data load`: agents read the rows that they hold. What trainers read by themselves, while they
+    - `data_load`: agents read the rows that they hold. What trainers read by themselves, while they
       train, is theirs.
     - `import`: from the request for a process until the slowest rank can meet the others.
     - `rendezvous`: from there until the last rank has joined the collective.
     - `train`: from there until every rank is done, or one has failed.
-    - `checkpoint stall`: rank 0's training stood still for a checkpoint: for its files to be made,
+    - `checkpoint_stall`: rank 0's training stood still for a checkpoint: for its files to be made,
       for room in the queue of those on their way, for its commit where that is waited for.
     - `detect`: a rank had failed, and the run didn't know. Of a hang that is the time without
       progress. How long ago an agent or a node was lost, nobody knows: that is in `train`.
     - `teardown`: from the news of a failure, or the last checkpoint before a planned restart, until
       all processes are gone, and all that they had handed over is stored.
     - `reschedule`: agents for the next attempt are found, and what it goes on from.
-    - `data reload`: as `data load`, in later attempts, where only new agents have anything to read,
+    - `data_reload`: as `data_load`, in later attempts, where only new agents have anything to read,
       and until the checkpoint to go on from is on the nodes.
-    - `replayed work`: training that only repeats steps which rank 0 had reported before.
+    - `replayed_work`: training that only repeats steps which rank 0 had reported before.
     - `ending`: every rank is done, or the run has ended otherwise: until all is released.
     """
 
@@ -115,7 +115,7 @@ class Ledger:
         match entry["event"]:
             case "Launched":
                 self._launched(entry["step"], entry["world_size"])
-            case "Started" if self._account in ("data load", "data reload"):
+            case "Started" if self._account in ("data_load", "data_reload"):
                 self._account = "import"
             case "Joined":
                 self._joined += 1
@@ -181,7 +181,7 @@ class Ledger:
                 self._account = "ending"
 
     def _launched(self, step: int, world_size: int) -> None:
-        self._account = "data reload" if self.launches else "data load"
+        self._account = "data_reload" if self.launches else "data_load"
         self._is_first = False
         self.launches += 1
         self.lost_steps += max(0, self._step - step)
@@ -192,14 +192,14 @@ class Ledger:
 
     def _reported(self, step: int) -> None:
         self._step = step
-        if self._account == "replayed work" and step >= self._highest_step:
+        if self._account == "replayed_work" and step >= self._highest_step:
             self._account = "train"
         self._highest_step = max(self._highest_step, step)
 
     def _stalled(self, stalled_s: float) -> None:
         more, self._stalled_s = stalled_s - self._stalled_s, max(stalled_s, self._stalled_s)
-        work = _WORK[::-1] if self._account == "replayed work" else _WORK
-        self._move(more, work, "checkpoint stall")
+        work = _WORK[::-1] if self._account == "replayed_work" else _WORK
+        self._move(more, work, "checkpoint_stall")
 
     def _detected(self, since_s: float) -> None:
         """Something was wrong for this long when the line was written."""
@@ -207,7 +207,7 @@ class Ledger:
         known_at, account = self._failed
         more = known_at - (self._now - since_s) - self._detected_s
         self._detected_s += max(0.0, more)
-        sources = dict.fromkeys((account, *_WORK, "checkpoint stall", "rendezvous", "import"))
+        sources = dict.fromkeys((account, *_WORK, "checkpoint_stall", "rendezvous", "import"))
         self._move(more, tuple(sources), "detect")
 
     def _move(self, seconds: float, sources: tuple[str, ...], to: str) -> None:

@@ -17,13 +17,11 @@ from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
 from polytrain_plugins import Backend, CheckpointKind
 
-_KINDS = {"rank_0": CheckpointKind.ONE_RANK, "every_rank": CheckpointKind.EVERY_RANK}
-
 
 def checkpoint_kind(backend: Backend, config: RunConfig) -> CheckpointKind:
     """Who writes the run's checkpoints."""
     chosen = config.checkpoint_config.written_by
-    return _KINDS[chosen] if chosen is not None else backend.capabilities.checkpoint
+    return CheckpointKind(chosen) if chosen is not None else backend.capabilities.checkpoint
 
 
 def checkpoint_manager(

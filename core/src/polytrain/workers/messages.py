@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgpack
 
-from polytrain.checkpoint.events import PartStaged
+from polytrain.checkpoint.events import FilesIgnored, PartStaged
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.common.errors import BadDataError, Failure, FailureKind
@@ -200,6 +200,11 @@ def staged_message(
     return ["staged", checkpoint, staged, *plain, waits]
 
 
+def ignored_message(step: int, names: Sequence[str]) -> Message:
+    """The rank has reported these files, and only rank 0's are kept."""
+    return ["ignored", step, list(names)]
+
+
 def done_message(stalled_s: float = 0.0) -> Message:
     return ["done", stalled_s]
 
@@ -247,7 +252,7 @@ def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart
     )
 
 
-def to_event(message: Message, *, attempt: int, rank: int) -> Event | PartStaged:
+def to_event(message: Message, *, attempt: int, rank: int) -> Event | FilesIgnored | PartStaged:
     """What a trainer's message means to the run."""
     match message:
         case ["offer", host, port, details]:
@@ -263,6 +268,8 @@ def to_event(message: Message, *, attempt: int, rank: int) -> Event | PartStaged
             return SavesOnRequest(attempt=attempt, rank=rank)
         case ["staged", checkpoint, *_, waits]:
             return PartStaged(attempt=attempt, rank=rank, checkpoint=checkpoint, waits=waits)
+        case ["ignored", step, names]:
+            return FilesIgnored(attempt=attempt, rank=rank, step=step, names=tuple(names))
         case ["done", stalled_s]:
             return Done(attempt=attempt, rank=rank, stalled_s=stalled_s)
         case ["drained", stalled_s]:

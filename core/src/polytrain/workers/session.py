@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.scratch import directory_of_attempt
-from polytrain.checkpoint.snapshot import Snapshots, Stamps
+from polytrain.checkpoint.snapshot import Snapshots, Stamps, file_names
 from polytrain.common.errors import CheckpointError, NotInTrainerError
 from polytrain.monitoring.progress_page import beat
 from polytrain.workers.checkpoint_uploader import CheckpointUploader, Write
@@ -23,6 +23,7 @@ from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
     Channel,
     Message,
+    ignored_message,
     report_message,
     saves_on_request_message,
 )
@@ -142,8 +143,12 @@ class TrainerSession:
                     waits=waits,
                 )
                 return
-            self._channel.send(*self._reported())
-            if source is not None and not self._reported_ignored:
+            if source is None:
+                self._channel.send(*self._reported())
+                return
+            ignored = ignored_message(self._step, file_names(source))
+            self._channel.send(*self._reported(), ignored)
+            if not self._reported_ignored:
                 self._reported_ignored = True
                 logger.warning(
                     "The checkpoint that rank %d reports is not kept: the state of %s is the same "
