@@ -221,11 +221,19 @@ def test_what_is_not_to_be_split_is_seen_by_all(ranks: Any, name: str) -> None:
     assert epoch(ranks, name) == [list(range(EVEN))] * 2
 
 
-@pytest.mark.parametrize("name", ["stream", "uneven stream", "stream by a process"])
+@pytest.mark.parametrize("name", ["stream", "stream by a process"])
 def test_the_items_of_a_stream_are_dealt_out(ranks: Any, name: str) -> None:
-    """As many to each rank: a thirteenth goes to nobody."""
     for number in (0, 1):
         assert epoch(ranks, name, number) == [[*range(0, EVEN, 2)], [*range(1, EVEN, 2)]]
+
+
+def test_no_item_of_a_stream_is_left_out(ranks: Any) -> None:
+    """The first one comes twice instead, as in `DistributedSampler`."""
+    for number in (0, 1):
+        assert epoch(ranks, "uneven stream", number) == [
+            list(range(0, ODD, 2)),
+            [*range(1, ODD, 2), 0],
+        ]
 
 
 def test_what_is_split_already_is_not_split_again(ranks: Any) -> None:

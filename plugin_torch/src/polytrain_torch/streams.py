@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from itertools import islice
+from itertools import cycle, islice
 from typing import Any
 
 import torch.distributed as dist
@@ -18,8 +18,8 @@ _reported = False
 class RanksPart(IterableDataset[Any]):
     """One item of every round of as many as there are ranks: this rank's.
 
-    All ranks get equally many: what is left for a last round that isn't full goes to nobody. With
-    worker processes, each of them deals out what it reads.
+    All ranks get equally many. If the items don't fill the last round, it is filled with the first
+    ones, as `DistributedSampler` does. With worker processes, each of them deals out what it reads.
 
     Args:
         dataset: the same on every rank, in the same order.
@@ -32,12 +32,17 @@ class RanksPart(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         items = iter(self._dataset)
-        while len(round_ := list(islice(items, self._size))) == self._size:
+        first = round_ = list(islice(items, self._size))
+        while len(round_) == self._size:
             yield round_[self._rank]
+            round_ = list(islice(items, self._size))
+        if round_:
+            repeated = cycle(first)
+            yield [*round_, *islice(repeated, self._size - len(round_))][self._rank]
 
     def __len__(self) -> int:
         # Of one without a length, this raises what is usual.
-        return len(self._dataset) // self._size  # type: ignore[arg-type]
+        return -(-len(self._dataset) // self._size)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         if name == "_dataset":  # while a copy is being made there is none yet

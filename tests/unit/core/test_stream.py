@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polytrain.common.errors import BadDataError
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.stream_partitioner import BlockRows, Round, Segment, StreamPartitioner
@@ -48,9 +49,13 @@ class Dealt(PartSource):
 
 
 def world(
-    blocks: Sequence[int], size: int, position: Any = None, remainder: Any = "keep"
+    blocks: Sequence[int],
+    size: int,
+    position: Any = None,
+    remainder: Any = "keep",
+    name: str = "valid",
 ) -> list[StreamShard]:
-    spec = StreamSpec(name="train", schema=SCHEMA, remainder=remainder)
+    spec = StreamSpec(name=name, schema=SCHEMA, remainder=remainder)
     return [
         StreamShard(
             spec,
@@ -158,7 +163,7 @@ def test_what_nobody_knows_is_refused_with_the_way_out() -> None:
         lambda: one.num_batches(batch_size=2),
         lambda: len(one.iter_batches(batch_size=2)),
     ):
-        with pytest.raises(TypeError, match=r"'train' streams.*materialize"):
+        with pytest.raises(TypeError, match=r"'valid' streams.*materialize"):
             ask()
     with pytest.raises(ValueError, match=r"global_batch_size=5.*2 workers"):
         next(iter(world([5], 2)[0].iter_batches(global_batch_size=5)))
@@ -175,3 +180,23 @@ def test_a_lost_stream_is_raised_in_the_loop() -> None:
     one._parts = Lost([5, 5], 1, 0)
     with pytest.raises(StreamLostError, match="ValueError: 7"):
         list(one.iter_batches(batch_size=2))
+
+
+@pytest.mark.parametrize("remainder", ["keep", "pad", "drop"])
+@pytest.mark.parametrize("blocks", [[0], [1], [1, 0, 1]])
+def test_fewer_rows_to_train_on_than_ranks_are_refused_on_every_rank(
+    blocks: list[int], remainder: str
+) -> None:
+    """As they are for data sets whose rows are counted before the start."""
+    told = rf"its {sum(blocks)} row\(s\) can't be shared out to 3 workers"
+    for shard in world(blocks, 3, remainder=remainder, name="train"):
+        with pytest.raises(BadDataError, match=told):
+            list(shard.iter_batches(batch_size=2))
+
+
+def test_as_many_rows_to_train_on_as_ranks_are_enough() -> None:
+    assert [ids(one.iter_batches(batch_size=2)) for one in world([3], 3, name="train")] == [
+        [[0]],
+        [[1]],
+        [[2]],
+    ]

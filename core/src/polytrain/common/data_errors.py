@@ -13,6 +13,8 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from polytrain_plugins import Problem
+
 
 class _Portable(Exception):
     """An exception that takes its cause along to another process."""
@@ -52,3 +54,19 @@ def one_line(error: BaseException, *, limit: int = 300) -> str:
     text = " ".join(str(error).split())
     shown = text if len(text) <= limit else f"{text[:limit]}…"
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
+
+
+def too_few(dataset: str, count: int, what: str, num_workers: int) -> Problem:
+    """Not every worker gets a row, or group, to train on.
+
+    Args:
+        dataset: its name.
+        count: how many there are.
+        what: "row", or what `count` counts instead.
+        num_workers: how many want one.
+    """
+    return Problem(
+        field=f"datasets[{dataset!r}]",
+        what=f"its {count} {what}(s) can't be shared out to {num_workers} workers",
+        remedy="Ask for fewer workers",
+    )

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from polytrain.common.config import DataConfig, ScalingConfig
 from polytrain.common.config_checks import is_count, wrong_type
-from polytrain.common.data_errors import SourceError
+from polytrain.common.data_errors import SourceError, too_few
 from polytrain.data.plan.position import DataChangedError
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
@@ -179,11 +179,7 @@ def _train_problems(
 def _too_few(name: str, count: int, what: str, num_workers: int) -> Iterator[Problem]:
     """Other data sets may leave a worker without rows: nothing is trained on them."""
     if name == "train" and count < num_workers:
-        yield Problem(
-            field=f"datasets[{name!r}]",
-            what=f"its {count} {what}(s) can't be shared out to {num_workers} workers",
-            remedy="Ask for fewer workers",
-        )
+        yield too_few(name, count, what, num_workers)
 
 
 def _config_problems(datasets: Mapping[Any, Any], configs: Any) -> Iterator[Problem]:

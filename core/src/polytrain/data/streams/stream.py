@@ -15,6 +15,8 @@ from typing import NoReturn
 
 import pyarrow as pa
 
+from polytrain.common.data_errors import too_few
+from polytrain.common.errors import BadDataError
 from polytrain.data.plan.cursor import Cursor, Epoch
 from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.row_plan import Remainder
@@ -127,6 +129,8 @@ class StreamShard(BatchedShard):
             while True:
                 # Whether these are the last rows decides how large a batch is.
                 rows.fill(2 * size)
+                if rows.dealt is not None and not legs:
+                    self._check_enough(rows.dealt)
                 stop = self._batch_stop(start, size, rows, remainder)
                 if stop == start:
                     return
@@ -137,6 +141,11 @@ class StreamShard(BatchedShard):
                     mine = pa.concat_tables(repeats).slice(0, size)
                 yield Batch(content=[RowSlice.of(mine)], stop=stop, weight=weight)
                 start = stop
+
+    def _check_enough(self, rows: int) -> None:
+        """Refuse to train on an epoch that leaves a rank without rows, as for other sources."""
+        if self.name == "train" and rows < self._world_size:
+            raise BadDataError((too_few(self.name, rows, "row", self._world_size),))
 
     def _batch_stop(self, start: int, size: int, rows: _Buffer, remainder: Remainder) -> int:
         """Where the next batch ends, in rows of a rank: the same on every rank."""
