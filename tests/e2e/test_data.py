@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from ast import literal_eval
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,9 @@ def test_a_transform_that_fails_is_told_with_its_rows(quiet: RunConfig, tmp_path
         dataset_config={"train": DataConfig(transform=picky)},
         run_config=quiet,
     )
-    with pytest.raises(TrainingFailedError, match=r"no 65 here") as caught:
+    line = picky.__code__.co_firstlineno + 2
+    told = rf"^rank \d: ValueError: no 65 here \({re.escape(__file__)}, line {line}, in picky\)"
+    with pytest.raises(TrainingFailedError, match=told) as caught:
         trainer.fit()
     assert "of 'train'" in str(caught.value)
     assert "b.parquet" in str(caught.value)
@@ -324,7 +327,9 @@ def test_a_stream_that_fails_says_why(quiet: RunConfig, tmp_path: Path) -> None:
         datasets={"train": data},
         run_config=quiet,
     )
-    with pytest.raises(TrainingFailedError, match="row 50 is bad"):
+    line = explode.__code__.co_firstlineno + 2
+    told = rf"ValueError: row 50 is bad \({re.escape(__file__)}, line {line}, in explode\): the "
+    with pytest.raises(TrainingFailedError, match=rf"^rank \d: {told}pipeline of .* 'train'"):
         trainer.fit()
 
 

@@ -1,23 +1,31 @@
 """What can be wrong with a data set: when it is described, and when its rows are read.
 
-Exception
+DataError
 ├── SourceError       it can't be used; told before anything is started, as a `Problem`
 ├── ReadError         rows that were there when it was described can't be read
-└── TransformError    the user's `transform` failed on some rows
+├── TransformError    the user's `transform` failed on some rows
+└── StreamLostError   a pipeline failed while it was read
 
-All of them survive pickling, with their cause where that can be pickled.
+All of them survive pickling, with their cause where that can be pickled. If the user's code raised
+an exception, the message begins with it.
 """
 
 from __future__ import annotations
 
 import pickle
+import sysconfig
+import traceback
+from pathlib import Path
 from typing import Any
 
 from polytrain_plugins import Problem
 
+_OURS = str(Path(__file__).parents[1])
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
-class _Portable(Exception):
-    """An exception that takes its cause along to another process."""
+
+class DataError(Exception):
+    """Something is wrong with a data set. Takes its cause along to another process."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         cause = self.__cause__
@@ -29,7 +37,7 @@ class _Portable(Exception):
         return type(self), self.args, {**self.__dict__, "__cause__": cause}
 
 
-class SourceError(_Portable):
+class SourceError(DataError):
     """A data set can't be used. Becomes a `Problem` with the data set's name."""
 
     def __init__(self, what: str, remedy: str) -> None:
@@ -41,12 +49,42 @@ class SourceError(_Portable):
         return f"{self.what}. {self.remedy}"
 
 
-class ReadError(_Portable):
+class ReadError(DataError):
     """Rows of a data set can't be read, though they were there when it was described."""
 
 
-class TransformError(_Portable):
+class TransformError(DataError):
     """A data set's `transform` failed; says on which rows, and of which file."""
+
+
+class StreamLostError(DataError):
+    """A stream of data has failed; the message says why."""
+
+
+def raised_at(error: BaseException) -> str:
+    """An exception's type and text, and the user's line that raised it, for a message."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not is_library(frame.filename)
+    ]
+    text = one_line(error)
+    return text if not frames else f"{text} ({place_of(frames[-1])})"
+
+
+def place_of(frame: traceback.FrameSummary) -> str:
+    """Where a line of code is, for a message."""
+    return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+
+
+def is_library(file: str) -> bool:
+    """Whether a file of Python code is not the user's own."""
+    compiled = (".pxi", ".pyx")
+    return (
+        "site-packages" in file
+        or file.endswith(compiled)
+        or file.startswith((_OURS, _STANDARD_LIBRARY, "<frozen"))
+    )
 
 
 def one_line(error: BaseException, *, limit: int = 300) -> str:

@@ -20,6 +20,7 @@ import msgpack
 from polytrain.checkpoint.events import FilesIgnored, PartStaged
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import StagedPart
+from polytrain.common.data_errors import DataError
 from polytrain.common.errors import BadDataError, Failure, FailureKind
 from polytrain.common.events import (
     Done,
@@ -223,7 +224,12 @@ def raised_message(error: BaseException, pickled: bytes | None) -> Message:
     # What is wrong with data isn't told by where it was found.
     refused = isinstance(error, BadDataError)
     text = "" if refused else "".join(traceback.format_exception(error))
-    summary = "".join(traceback.format_exception_only(error)).strip()
+    # Of these, the message alone begins with what the user's own code has raised.
+    summary = (
+        str(error)
+        if isinstance(error, DataError)
+        else "".join(traceback.format_exception_only(error)).strip()
+    )
     return ["raised", summary, text, pickled, _is_out_of_memory(error)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.common.data_errors import ReadError, SourceError, one_line
+from polytrain.common.data_errors import ReadError, SourceError, one_line, raised_at
 from polytrain.data.sources.arrays import column_of, tensors_of
 from polytrain.data.sources.pieces import Piece, Pieces
 from polytrain.data.sources.schemas import chosen, subschema
@@ -57,7 +57,7 @@ class IndexedPiece(Piece):
         try:
             item = self.dataset[index]
         except Exception as error:
-            raise ReadError(f"{self._item_at(index)} can't be had: {one_line(error)}") from error
+            raise ReadError(f"{raised_at(error)}: {self._item_at(index)} can't be read") from error
         found = _by_column(item)
         keys = frozenset(self.schema.names) if self.keys is None else self.keys
         if found.keys() != keys:

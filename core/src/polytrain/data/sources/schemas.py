@@ -115,7 +115,12 @@ def _dimensions(kind: pa.DataType) -> tuple[int, pa.DataType]:
 
 
 def conformed(
-    table: pa.Table, schema: pa.Schema, where: str, constants: Mapping[str, Any] | None = None
+    table: pa.Table,
+    schema: pa.Schema,
+    where: str,
+    constants: Mapping[str, Any] | None = None,
+    *,
+    why_missing: str = "it has changed since the run began",
 ) -> pa.Table:
     """The table with these columns, in these types.
 
@@ -124,6 +129,7 @@ def conformed(
         schema: what is wanted.
         where: where it was read, for messages.
         constants: columns that have the same value in every row, and are not in the table.
+        why_missing: what a missing column means.
 
     Raises:
         ReadError: a column is missing, or has values that don't fit its type.
@@ -133,7 +139,7 @@ def conformed(
         [
             _constant(constants[field.name], field.type, table.num_rows)
             if field.name in constants
-            else _conformed(table, field, where)
+            else _conformed(table, field, where, why_missing)
             for field in schema
         ],
         schema=schema,
@@ -144,10 +150,10 @@ def _constant(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
     return pa.nulls(rows, kind) if value is None else pa.repeat(pa.scalar(value, kind), rows)
 
 
-def _conformed(table: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:
+def _conformed(table: pa.Table, field: pa.Field, where: str, why_missing: str) -> pa.ChunkedArray:
     index = table.schema.get_field_index(field.name)
     if index < 0:
-        raise ReadError(f"{where} has no column {field.name!r}: it has changed since the run began")
+        raise ReadError(f"{where} has no column {field.name!r}: {why_missing}")
     column = table.column(index)
     if column.type == field.type:
         return column

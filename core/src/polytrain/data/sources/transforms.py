@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from polytrain.common.data_errors import ReadError, SourceError, TransformError, one_line
+from polytrain.common.data_errors import ReadError, SourceError, TransformError, raised_at
 from polytrain.data.shards.formats import column_to_numpy, empty_table
 from polytrain.data.shards.lists import is_list_of_numbers, lists_by_type
 from polytrain.data.sources.arrays import table_of
@@ -101,7 +101,7 @@ def _transformed(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
     try:
         result = transform(batch)
     except Exception as error:
-        raise TransformError(f"the transform failed on {where}: {one_line(error)}") from error
+        raise TransformError(f"{raised_at(error)}: the transform failed on {where}") from error
     if not isinstance(result, Mapping):
         raise TransformError(
             f"the transform returned a {type(result).__qualname__} for {where}, not a dict"

@@ -14,10 +14,13 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayError
 
-from polytrain.common.data_errors import SourceError, one_line
+from polytrain.common.data_errors import SourceError, is_library, raised_at
 from polytrain.data.plan.stream_partitioner import BlockRows
 from polytrain.data.sources.ray_data import is_computed, plain_columns
 from polytrain.data.sources.schemas import bare
+
+_FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
+"""A line of a traceback that says where its next line is."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -166,9 +169,13 @@ def _needs_values(schema: pa.Schema) -> bool:
 def reason_of(error: Exception) -> str:
     """What was raised first, in one line: Ray wraps it, with tracebacks in the message."""
     if not isinstance(error, RayError):
-        return one_line(error)
+        return raised_at(error)
     first, _, _ = plain_text(str(error)).partition("\n\nThe above exception was")
-    return first.strip().splitlines()[-1]
+    raised = first.strip().splitlines()[-1]
+    places = [place for place in _FRAME.finditer(first) if not is_library(place["file"])]
+    if not places:
+        return raised
+    return f"{raised} ({places[-1]['file']}, line {places[-1]['line']}, in {places[-1]['name']})"
 
 
 def plain_text(text: str) -> str:

@@ -177,7 +177,12 @@ def read_part(part: Part[Any], schema: pa.Schema) -> pa.Table:
     blocks = ray.get([rows.block for rows in part])
     try:
         tables = [
-            conformed(plain_rows(block, rows.start, rows.stop, schema.names), schema, "a block")
+            conformed(
+                plain_rows(block, rows.start, rows.stop, schema.names),
+                schema,
+                "a block",
+                why_missing="the pipeline's first rows have it",
+            )
             for block, rows in zip(blocks, part, strict=True)
         ]
     except ReadError as error:
@@ -292,7 +297,7 @@ class _Epoch:
     def _fail(self, error: Exception) -> None:
         text = plain_text(str(error))
         self._failure = StreamError(
-            f"The pipeline of {self._name!r} failed: {reason_of(error)}\n\n{text}"
+            f"{reason_of(error)}: the pipeline of the data set {self._name!r} failed\n\n{text}"
         )
         self._pipeline.stop()
 

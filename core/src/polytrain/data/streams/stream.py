@@ -55,10 +55,6 @@ class PartSource(ABC):
         """
 
 
-class StreamLostError(Exception):
-    """A stream of data has failed; the message says why."""
-
-
 class StreamShard(BatchedShard):
     """One rank's part of a stream."""
 
