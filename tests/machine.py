@@ -2,6 +2,9 @@
 
 A test that measures time, or which process is busy, would measure the tests beside it as well.
 Each test holds a lock while it runs: shared by most, exclusive for these.
+
+Each process has Ray's files in a directory of its own: Ray writes the address of a test's cluster
+there, and a run of another process would join that cluster, and be ended by Ray together with it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ _directory: tempfile.TemporaryDirectory[str] | None = None
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: no other test runs beside this one.")
+    # Short: the paths of Ray's sockets are in it, which have 107 characters at most.
+    ray_directory = tempfile.TemporaryDirectory(prefix="pt-", ignore_cleanup_errors=True)
+    os.environ["RAY_TMPDIR"] = ray_directory.name
+    config.add_cleanup(ray_directory.cleanup)
 
 
 @pytest.hookimpl(optionalhook=True)
