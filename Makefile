@@ -54,10 +54,11 @@ fix: $(LINT)/.stamp-install ## format, and repair what can be repaired
 unit: $(UNIT)/.stamp-install ## the tests that need neither Ray nor a framework
 	@POLYTRAIN_REQUIRED_BACKENDS= $(UNIT)/bin/pytest tests/unit -n $(JOBS) --dist worksteal $(ARGS)
 
-# The tests run whatever lint says: one run tells everything, and pytest has the last line.
+# The tests run whatever lint says: one run tells everything, and pytest has the last line. If one of
+# its processes dies, the run ends: the tests that were left to it would never be handed out.
 test: install ## lint, then every test (ARGS="-k name" to choose)
 	@$(call check_code,$(BIN)); \
-	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=20 $(ARGS) || exit $$?; \
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=20 $(ARGS) || exit $$?; \
 	exit $$status
 
 sweep: install ## all cases of the tests of which `make test` runs a selection
