@@ -34,11 +34,6 @@ class Scratch:
             token: names the run on every node.
         """
         home = Path(tempfile.gettempdir(), f"polytrain-{os.getuid()}")
-        home.mkdir(mode=0o700, exist_ok=True)
-        if home.stat().st_uid != os.getuid():
-            raise PermissionError(
-                f"{home} belongs to another user: set TMPDIR to another directory."
-            )
         path = home / token
         lock = _locked(path)
         for other in home.iterdir():
@@ -50,6 +45,9 @@ class Scratch:
         """Let go; the last one to do so removes the directory."""
         os.close(self._lock)
         _remove_unless_held(self.path)
+        with contextlib.suppress(OSError):
+            # Other runs have theirs in it, or it is gone.
+            self.path.parent.rmdir()
 
     @contextlib.contextmanager
     def one_at_a_time(self, name: str) -> Iterator[None]:
@@ -76,9 +74,10 @@ def directory_of_attempt(scratch: Path, *, rank: int, attempt: int) -> Path:
 
 def _locked(directory: Path) -> int:
     while True:
-        # Not `exist_ok`: that asks whether it is a directory after somebody has tidied it away.
-        with contextlib.suppress(FileExistsError):
-            directory.mkdir(mode=0o700)
+        # Another run that ends removes the home of all if it is empty.
+        _make_own(directory.parent)
+        with contextlib.suppress(FileNotFoundError):
+            _make_own(directory)
         try:
             lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
@@ -88,6 +87,17 @@ def _locked(directory: Path) -> int:
         if _is_lock_of(lock, directory):
             return lock
         os.close(lock)
+
+
+def _make_own(directory: Path) -> None:
+    # Not `exist_ok`: that asks whether it is a directory after somebody has tidied it away.
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    with contextlib.suppress(FileNotFoundError):
+        if directory.stat().st_uid != os.getuid():
+            raise PermissionError(
+                f"{directory} belongs to another user: set TMPDIR to another directory."
+            )
 
 
 def _remove_unless_held(directory: Path) -> None:
