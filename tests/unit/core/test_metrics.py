@@ -60,12 +60,19 @@ def test_tensors_of_one_element_are_numbers() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_anything_else_is_refused_by_its_name_and_type(refused: Any) -> None:
-    with pytest.raises(TypeError, match=f"'loss' is a {type(refused).__name__}"):
+    with pytest.raises(TypeError, match=f"'loss' is of the type {type(refused).__name__}"):
         plain_metrics({"loss": refused})
 
 
+@pytest.mark.parametrize("refused", [2**63, -(2**63) - 1, np.uint64(2**64 - 1), 10**30], ids=repr)
+def test_a_number_of_more_than_64_bits_is_told_as_such(refused: Any) -> None:
+    told = rf"'tokens' is {int(refused)}, a whole number of more than 64 bits.*float or a string"
+    with pytest.raises(TypeError, match=told):
+        plain_metrics({"tokens": refused})
+
+
 def test_what_is_refused_deep_inside_is_named_with_its_path() -> None:
-    with pytest.raises(TypeError, match="'valid/by class/a' is a set"):
+    with pytest.raises(TypeError, match="'valid/by class/a' is of the type set"):
         plain_metrics({"valid": {"by class": {"a": {1}}}})
 
 

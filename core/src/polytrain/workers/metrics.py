@@ -34,9 +34,14 @@ def _plain(name: str, value: Any) -> Any:
         number = value
     if _is_plain(number):
         return number
+    if type(number) is int:
+        raise TypeError(
+            f"The metric {name!r} is {number}, a whole number of more than 64 bits. Report it as a "
+            "float or a string."
+        )
     raise TypeError(
-        f"The metric {name!r} is a {type(value).__name__} that can't be stored. Report a number of "
-        "64 bits, a string, or a list or dict of them; of an array, report for example its mean."
+        f"The metric {name!r} is of the type {type(value).__name__}, which can't be stored. Report "
+        "a number, a string, or a list or dict of them; of an array, for example its mean."
     )
 
 

@@ -44,9 +44,16 @@ def pickled_apart(
 
 def unpickled(pickled: bytes, apart: Sequence[Any]) -> Any:
     """The value that `pickled_apart` was given."""
-    unpickler = pickle.Unpickler(io.BytesIO(pickled))
-    unpickler.persistent_load = lambda number: apart[number]  # type: ignore[method-assign]  # meant to be set
-    return unpickler.load()
+    return _Together(io.BytesIO(pickled), apart).load()
+
+
+class _Together(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, apart: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._apart = apart
+
+    def persistent_load(self, number: int) -> Any:
+        return self._apart[number]
 
 
 class _Apart(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
