@@ -311,6 +311,8 @@ def test_a_stream_goes_on_after_a_crash(quiet: RunConfig, tmp_path: Path, worker
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         used += [row for step, rows in lines if file.name[0] == "b" or step <= 4 for row in rows]
     assert sorted(used) == list(range(ROWS))
+    logs = Path(os.environ["RAY_TMPDIR"], "ray", "session_latest", "logs").glob("worker-*")
+    assert [log.name for log in logs if "blocking ray.get" in log.read_text()] == []
 
 
 @pytest.mark.on_ray

@@ -10,6 +10,7 @@ from pathlib import Path
 import ray
 
 from polytrain.common.placement import NodeAddress
+from polytrain.data.streams.ray_pipeline import allow_blocking_get
 from polytrain.workers.agent import Agent, AgentSpec
 
 
@@ -25,6 +26,7 @@ class RayAgent(Agent):
             # Inside a training function the first Ray call connects to the same cluster.
             {"RAY_ADDRESS": context.gcs_address},
         )
+        allow_blocking_get()
 
     async def place(self) -> NodeAddress:
         """Be ready for a rank, and say where this is."""

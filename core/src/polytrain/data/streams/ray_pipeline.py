@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import os
 import re
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -164,6 +165,11 @@ def as_arrow(block: Any) -> pa.Table:
 def _needs_values(schema: pa.Schema) -> bool:
     """Whether there are columns whose plain types only their values show: Ray's tensors."""
     return any(type(field.type).__module__.startswith("ray.") for field in schema)
+
+
+def allow_blocking_get() -> None:
+    """Keep Ray's warning about `ray.get` in async actors from an actor that calls it in threads."""
+    os.environ["RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"] = "0"
 
 
 def reason_of(error: Exception) -> str:

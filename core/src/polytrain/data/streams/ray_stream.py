@@ -28,6 +28,7 @@ from polytrain.data.shards.formats import empty_table
 from polytrain.data.sources.schemas import conformed
 from polytrain.data.streams.ray_pipeline import (
     Pipeline,
+    allow_blocking_get,
     executors_of_this_process,
     plain_rows,
     plain_text,
@@ -77,6 +78,7 @@ class RayStream:
         self._attempt = -1
         self._epochs: dict[int, _Epoch] = {}
         self._notices: asyncio.Queue[str] = asyncio.Queue()
+        allow_blocking_get()
         # Ray Data reads some settings from the process instead of the dataset.
         type(dataset.context)._set_current(dataset.context)
 
