@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from ast import literal_eval
 from pathlib import Path
@@ -251,6 +252,12 @@ def test_workers_that_see_one_class_each(quiet: RunConfig, backend: str) -> None
     assert ((predicted > 0.5) == (x > 0)).mean() > 0.95
 
 
+def noted_by(config: Any, step: int) -> int:
+    """How many ranks have noted so many batches of the first attempt."""
+    notes = Path(config["notes"]).glob(f"{config['run']}0-*")
+    return sum(len(of_rank.read_text().splitlines()) >= step for of_rank in notes)
+
+
 def note_and_fail(config: Any) -> None:
     """Notes each batch, and ends the process in the middle of the first epoch of attempt 0."""
     import os
@@ -271,7 +278,9 @@ def note_and_fail(config: Any) -> None:
                 (Path(directory) / "step").write_text(str(step))
                 polytrain.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
             if attempt == 0 and step == config["fails_after"]:
-                # Only once what all have reported is stored is there something to go on from.
+                # Only once what all have noted is stored is there something to resume from.
+                while noted_by(config, step) < context.get_world_size():
+                    pass
                 while not any(Path(config["run_path"]).glob(config["wait_for"])):
                     pass
                 os.kill(os.getpid(), signal.SIGKILL)
