@@ -17,6 +17,7 @@ import polytrain
 from polytrain import (
     Checkpoint,
     CheckpointConfig,
+    FailureConfig,
     FailureKind,
     Result,
     RunConfig,
@@ -24,6 +25,7 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
+from polytrain.testing.processes import eventually
 
 LARGE = 4_000_000
 """Bytes of a file that is linked rather than copied."""
@@ -71,6 +73,35 @@ def test_every_ranks_part_is_in_one_directory(quiet: RunConfig) -> None:
         "shared": 0,
     }
     assert len(list(Path(result.path, "checkpoints").iterdir())) == 2
+
+
+def test_what_a_frozen_writer_stores_late_is_removed_by_the_next_commit(quiet: RunConfig) -> None:
+    def thaw(config: Mapping[str, Any]) -> None:
+        is_rank_0 = polytrain.get_context().get_world_rank() == 0
+        # As if the first attempt's writer had been stopped, and went on only now.
+        late = Path(config["run"], "checkpoints", "checkpoint_000007-1.0", "late")
+        if is_rank_0 and polytrain.get_context().get_attempt() == 1:
+            late.parent.mkdir()
+            late.write_text("of no use")
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "model").write_text("new")
+            polytrain.report({}, checkpoint=Checkpoint.from_directory(directory))
+        if is_rank_0:
+            if polytrain.get_context().get_attempt() == 0:
+                raise RuntimeError("once")
+            assert eventually(lambda: not late.parent.exists())
+
+    assert quiet.storage_path is not None
+    result = make_trainer(
+        "reference",
+        thaw,
+        train_loop_config={"run": str(Path(quiet.storage_path, "run"))},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(
+            quiet, name="run", failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    assert result.restarts == 1
 
 
 def test_parts_that_contradict_each_other_end_the_run(quiet: RunConfig) -> None:

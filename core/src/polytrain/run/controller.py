@@ -300,6 +300,9 @@ class Controller:
         manifest = committed.manifest
         self.observers.checkpoint_committed(self.run, info)
         self.group.acknowledge(manifest.attempt_id.attempt, manifest.number)
+        if manifest.attempt_id > AttemptId(token=1, attempt=0):
+            # A writer of an earlier attempt may have been frozen until now.
+            self.background_tasks.give(partial(_sweep, self.manager, manifest.attempt_id))
         for directory in doomed:
             self.background_tasks.give(partial(_delete, self.manager, directory))
 
