@@ -76,11 +76,18 @@ class FakeCluster:
         ):
             self.arrive(pool, *arriving)
 
-    def arrive(self, pool: WorkerPool, agent_handle: AgentHandle, node: str) -> None:
+    def arrive(
+        self,
+        pool: WorkerPool,
+        agent_handle: AgentHandle,
+        node: str,
+        *,
+        unusable: str | None = None,
+    ) -> None:
         """An agent is there."""
         self.waiting.pop(agent_handle, None)
         self.placed.append(agent_handle)
-        pool.arrived(agent_handle, NodeAddress(node_id=node, host=node))
+        pool.arrived(agent_handle, NodeAddress(node_id=node, host=node, unusable=unusable))
 
     def lose(
         self,

@@ -8,7 +8,7 @@ import pytest
 from tests.core.fake_cluster import FakeCluster
 
 from polytrain.common.errors import FailureKind
-from polytrain.common.events import AgentsPlaced, DrainWanted, Purpose
+from polytrain.common.events import AgentsPlaced, DrainWanted, PlacementFailed, Purpose
 from polytrain.workers.worker_pool import WorkerPool
 
 NOBODY = frozenset[str]()
@@ -214,6 +214,29 @@ def test_agents_that_never_come_end_the_run(num_workers: int) -> None:
         cluster.lose(pool, next(iter(cluster.waiting)))
     assert cluster.failures() == ["agents don't stay: it has died"]
     assert asked <= num_workers + 4
+
+
+def test_a_node_that_does_not_see_the_storage_ends_the_run_before_it_begins() -> None:
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool(2)
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    first, second = list(cluster.waiting)
+    cluster.arrive(pool, first, "a")
+    cluster.arrive(pool, second, "b", unusable="b doesn't see it")
+    assert cluster.told == [PlacementFailed(reason="b doesn't see it")]
+
+
+def test_a_running_run_does_not_grow_onto_a_node_that_does_not_see_the_storage(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = FakeCluster(a=1)
+    pool = cluster.pool((1, 2))
+    begin(pool, cluster)
+    [waiting] = cluster.waiting
+    cluster.arrive(pool, waiting, "b", unusable="b doesn't see it")
+    assert cluster.sizes() == [1]
+    assert "b doesn't see it" in caplog.text
+    assert list(cluster.waiting.values()) == [frozenset("b")]
 
 
 def test_standbys_that_never_come_are_not_asked_for_for_ever() -> None:

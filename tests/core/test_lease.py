@@ -240,7 +240,7 @@ def test_a_driver_that_was_taken_for_dead_finds_out(
         answer = owner.ask("check")
         assert answer.startswith("refused:")
         assert f"taken over by process {os.getpid()} on {socket.gethostname()}" in answer
-        # Its last words don't end the claim of its successor.
+        # Its last words don't end the lease of its successor.
         owner.process.wait()
         lease.check()
         late = start(location)
@@ -258,7 +258,7 @@ def test_a_run_belongs_to_one_at_a_time_within_a_process(storage: Storage) -> No
 
 
 def leases(storage: Storage) -> dict[str, Any]:
-    return {path: json.loads(storage.read(path)) for path in storage.list("claims")}
+    return {path: json.loads(storage.read(path)) for path in storage.list("leases")}
 
 
 def test_a_process_that_has_got_the_number_of_a_dead_one_is_another(
@@ -268,32 +268,32 @@ def test_a_process_that_has_got_the_number_of_a_dead_one_is_another(
         [(path, lease)] = leases(storage).items()
     other = start(location).process
     storage.write(path, json.dumps({**lease, "released": False, "pid": other.pid}).encode())
-    with leased(storage, storage) as next_claim:
-        assert next_claim.number == 2
+    with leased(storage, storage) as next_lease:
+        assert next_lease.token == 2
     assert told() == []
 
 
 @pytest.mark.parametrize("content", [b"", b'{"host": "a', b"{}", b"[]", b"null", b"\xff\x00"])
-def test_a_torn_claim_is_waited_for(
+def test_a_torn_lease_is_waited_for(
     storage: Storage, told: Callable[[], list[str]], soon: None, content: bytes
 ) -> None:
     """Whoever wrote it may be alive."""
-    storage.write("claims/000001", content)
+    storage.write("leases/000001", content)
     with leased(storage, storage) as lease:
         assert lease.token == 2
         lease.check()
     assert len(told()) == 1
 
 
-def test_what_a_file_system_leaves_among_the_claims_is_none(storage: Storage) -> None:
+def test_what_a_file_system_leaves_among_the_leases_is_none(storage: Storage) -> None:
     for name in (".nfs000000000001", "README", ".DS_Store", "lost+found/x"):
-        storage.write(f"claims/{name}", b"")
+        storage.write(f"leases/{name}", b"")
     with leased(storage, storage) as lease:
         assert lease.token == 1
         lease.check()
 
 
-def test_a_claim_that_could_not_be_given_up_is_over_for_its_own_process(
+def test_a_lease_that_could_not_be_given_up_is_over_for_its_own_process(
     tmp_path: Path, told: Callable[[], list[str]]
 ) -> None:
     """In a notebook, the run is gone on with once the storage is back."""
@@ -328,18 +328,18 @@ class Slow:
 
 
 def test_nobody_passes_by_who_came_first(bucket: Bucket) -> None:
-    """One finds another's claim, which is then withdrawn; a third has seen neither."""
+    """One finds another's lease, which is then withdrawn; a third has seen neither."""
     storage = Location.of("s3://bucket/run").open()
     with ExitStack() as stack:
         owners: list[Lease] = []
 
         def others_come() -> None:
-            storage.write("claims/000001.withdrawn", b"{}")
+            storage.write("leases/000001.withdrawn", b"{}")
             second: Any = Slow(storage, after_listing=withdraw)
             owners.append(stack.enter_context(leased(second, storage)))
 
         def withdraw() -> None:
-            storage.delete("claims/000001.withdrawn")
+            storage.delete("leases/000001.withdrawn")
 
         third: Any = Slow(storage, after_listing=others_come)
         with pytest.raises(RunOwnedError), leased(third, storage):
@@ -367,7 +367,7 @@ def test_a_run_in_progress_is_refused_to_a_second_driver(tmp_path: Path) -> None
 def take_over(run: Path) -> None:
     """As another driver does that has taken this one for dead."""
     # By its name: a beat that is being written has a second file beside it.
-    mine = run / "claims/000001"
+    mine = run / "leases/000001"
     owner = json.loads(mine.read_text()) | {"host": "elsewhere", "pid": 77, "machine": "other"}
     mine.with_name("000002").write_text(json.dumps(owner))
 

@@ -111,3 +111,47 @@ def test_a_standby_beside_the_driver_whose_workers_are_elsewhere(tmp_path: Path)
         [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100
     )
     assert "FINISHED True" in run.stdout, run.stderr
+
+
+ELSEWHERE = """
+import subprocess, sys
+from pathlib import Path
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(
+    initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+)
+Path("runs").mkdir()
+# A second node that sees a directory of its own under the same name, as another host does.
+start = f"ray start --address={cluster.address} --num-cpus=1 --block"
+other = subprocess.Popen(
+    ["unshare", "--map-root-user", "--mount", "sh", "-c",
+     f"mount -t tmpfs tmpfs runs && exec {Path(sys.executable).parent}/{start}"],
+    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+)
+ray.init(address=cluster.address, log_to_driver=False, logging_level=40)
+try:
+    while ray.cluster_resources().get("CPU", 0) < 2:
+        time.sleep(0.1)
+    make_trainer(
+        "reference", lambda: print("TRAINED"), scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path="runs", progress=False),
+    ).fit()
+except polytrain.TrainingFailedError as error:
+    print("FAILED", error)
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+    other.wait()
+"""
+
+
+def test_a_storage_that_only_the_drivers_node_has_is_told_before_training(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(PREAMBLE + "import ray\n" + ELSEWHERE)
+    run = subprocess.run(
+        [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    assert f"doesn't see the run's directory {tmp_path}/runs/" in run.stdout, run.stderr
+    assert "Set RunConfig.storage_path to a directory that all nodes mount" in run.stdout
+    assert "TRAINED" not in run.stdout

@@ -67,4 +67,4 @@ class FilesIgnored:
     """Of its files, relative to the reported directory."""
 
 
-CheckpointEvent = PartStaged | PartStored | PartVoid | FilesIgnored | Committed
+CheckpointEvent = PartStaged | PartStored | PartVoid | Committed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 _REMEMBERED = 256
 """Reports that are compared at a time; ranks that train together are no further apart."""
@@ -45,6 +46,6 @@ class RankFiles:
         )
 
 
-def _forget_oldest(by_step: dict[int, object]) -> None:
+def _forget_oldest(by_step: dict[int, Any]) -> None:
     while len(by_step) > _REMEMBERED:
         del by_step[next(iter(by_step))]

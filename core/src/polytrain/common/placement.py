@@ -14,6 +14,8 @@ class NodeAddress:
 
     node_id: str
     host: str
+    unusable: str | None = None
+    """Why no worker of the run can be there; None if one can."""
 
 
 def rank_order(places: Sequence[NodeAddress], first_node: str) -> list[int]:

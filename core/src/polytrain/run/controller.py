@@ -114,11 +114,11 @@ class Controller:
             if wanted is not None:
                 self._happen(wanted)
             return
-        if self.health_monitor.may_have_caused(happening):
-            self._held_back.append(happening)
-            return
         if isinstance(happening, FilesIgnored):
             self._compare_files(happening)
+            return
+        if self.health_monitor.may_have_caused(happening):
+            self._held_back.append(happening)
             return
         if isinstance(happening, Joined):
             self.health_monitor.take(happening)

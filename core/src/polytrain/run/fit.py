@@ -337,6 +337,7 @@ def _group(run: Run) -> WorkerGroup:
             demand=run.demand,
             job=run.job,
             store=run.manager.store,
+            marker=run.lease.path,
             hang_timeout_s=failure.hang_timeout_s,
             straggler_window_s=(
                 failure.straggler_window_s if failure.stragglers != "ignore" else None

@@ -83,7 +83,7 @@ class _Owner:
 
 
 class Lease:
-    """This driver's claim on a run, while it is held."""
+    """This driver's lease of a run, while it is held."""
 
     def __init__(
         self, storage: Storage, no_retry: Storage, token: int, path: str, owner: _Owner
@@ -91,7 +91,9 @@ class Lease:
         self.token = token
         self._storage = storage
         self._no_retry = no_retry
-        self._path = path
+        self.path = path
+        """Of its file, in the run's storage."""
+
         self._owner = owner
         self.lost: RunOwnedError | None = None
         """Who has taken the run over, once this driver knows."""
@@ -144,10 +146,10 @@ class Lease:
 
     def _write(self, owner: _Owner) -> None:
         try:
-            self._no_retry.write(self._path, json.dumps(asdict(owner)).encode())
+            self._no_retry.write(self.path, json.dumps(asdict(owner)).encode())
         except OSError as error:
             # Whoever finds it unchanged waits until it is over.
-            logger.warning("The claim %s can't be renewed: %s", self._path, error)
+            logger.warning("The claim %s can't be renewed: %s", self.path, error)
 
 
 @contextmanager

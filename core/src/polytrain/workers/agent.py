@@ -14,6 +14,7 @@ import pickle
 import shutil
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from polytrain.workers.shard_cache import CacheRequest, ShardCache
 
 
+_MARKER_S = 5.0
+"""Seconds within which what the driver has written is seen on a file system that all mount."""
+
 _SIGKILLED = describe_exit(signal.SIGKILL)
 
 
@@ -68,6 +72,9 @@ class AgentSpec:
     """The driver's working directory."""
 
     store: CheckpointStore
+
+    marker: str
+    """A file that the driver has written into the run's storage."""
 
     hang_timeout_s: float | None
     """Seconds without progress that are told; None for none."""
@@ -119,7 +126,25 @@ class Agent:
         # It may be long until it gets a rank: by then the zygote has imported everything.
         self._zygotes.connect()
         self._scratch = Scratch.hold(self._spec.token)
-        return self._place
+        return replace(self._place, unusable=await self._storage_problem())
+
+    async def _storage_problem(self) -> str | None:
+        """What is wrong with the run's storage as this node sees it, if anything is."""
+        location = self._spec.store.location
+        if not location.is_local:
+            return None
+        marker = Path(location.address, self._spec.marker)
+        deadline = time.monotonic() + _MARKER_S
+        # A network file system may show a new file late.
+        while not marker.exists():
+            if time.monotonic() > deadline:
+                return (
+                    f"the node {self._place.host} doesn't see the run's directory "
+                    f"{location.address}, which the driver has made. Set RunConfig.storage_path to "
+                    "a directory that all nodes mount, or to object storage such as s3://bucket"
+                )
+            await asyncio.sleep(0.1)
+        return None
 
     async def prepare(self, seat: tuple[int, int], job: bytes, data: CacheRequest | None) -> None:
         """Take a rank of so many, and have its data read. `launch` waits for that."""

@@ -85,6 +85,9 @@ class AgentGroupSpec:
     demand: Demand
     job: WorkerJob
     store: CheckpointStore
+    marker: str
+    """A file that the driver has written into the run's storage."""
+
     hang_timeout_s: float | None
     straggler_window_s: float | None
     datasets: tuple[RunDataset, ...]
@@ -226,6 +229,7 @@ class AgentGroup:
             environment=environment,
             directory=self._spec.directory,
             store=self._spec.store,
+            marker=self._spec.marker,
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
             leave_timeout_s=LEAVE_TIMEOUT_S,

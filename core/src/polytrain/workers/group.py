@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from polytrain.checkpoint.events import CheckpointEvent
+from polytrain.checkpoint.events import CheckpointEvent, FilesIgnored
 from polytrain.common.events import Event
 from polytrain.common.output import Output
 from polytrain.monitoring.health_events import HealthEvent
 from polytrain.workers.job import LaunchOrder
 from polytrain_plugins import Member, Offer
 
-Happening = Event | CheckpointEvent | Output | HealthEvent
+Happening = Event | CheckpointEvent | FilesIgnored | Output | HealthEvent
 Handler = Callable[[Happening], None]
 
 

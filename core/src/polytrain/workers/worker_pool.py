@@ -153,6 +153,9 @@ class WorkerPool:
         if agent_handle.bundle is not None:
             self._bundle_nodes[agent_handle.bundle] = place.node_id
         self._setbacks = 0
+        if place.unusable is not None:
+            self._reject(agent_handle, place.unusable)
+            return
         if place.node_id in self._avoided:
             # It was asked for before the node was to be left.
             self._dismiss(agent_handle)
@@ -165,6 +168,17 @@ class WorkerPool:
             growth = self._sizes.growth(size=len(self.ranked), up=len(self.here))
             if growth is not None:
                 self._tell(DrainWanted(purpose=Purpose.RESIZE, reason=growth.reason))
+
+    def _reject(self, agent_handle: AgentHandle, reason: str) -> None:
+        """Have no worker on a node: end the run if workers are missing, else ask elsewhere."""
+        self._dismiss(agent_handle)
+        if self._placing is not None:
+            self._placing = None
+            self._tell(PlacementFailed(reason=reason))
+            return
+        logger.warning("No worker is placed on a node: %s.", reason)
+        self._avoided |= {agent_handle.place.node_id}
+        self._ask_for_more()
 
     def lost(self, gone: Gone) -> AgentLost | None:
         """Note that an agent isn't there any more; what to tell if it had a rank."""
