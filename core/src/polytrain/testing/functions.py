@@ -14,13 +14,14 @@ STEPS = 4
 
 
 def count_steps(config: Mapping[str, Any]) -> None:
-    """Report STEPS times, each with a checkpoint that holds a file per rank and the step.
+    """Report STEPS times, each with a checkpoint that holds a file per writing rank and the step.
 
     Args:
         config: "fault", a `Fault` or None.
     """
     context = polytrain.get_context()
     rank = context.get_world_rank()
+    writer = rank if context.every_rank_writes() else 0
     checkpoint = polytrain.get_checkpoint()
     done = int((Path(checkpoint.path) / "step-0").read_text()) if checkpoint else 0
     rows = sum(
@@ -29,7 +30,7 @@ def count_steps(config: Mapping[str, Any]) -> None:
     )
     for step in range(done + 1, STEPS + 1):
         with tempfile.TemporaryDirectory() as directory:
-            (Path(directory) / f"step-{rank}").write_text(str(step))
+            (Path(directory) / f"step-{writer}").write_text(str(step))
             polytrain.report(
                 {"step": step, "rows": rows, "resumed_from": done},
                 checkpoint=Checkpoint.from_directory(directory),
