@@ -14,6 +14,7 @@ import pickle
 import shutil
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from polytrain.common.placement import NodeAddress
 from polytrain.common.processes import describe_exit, kill_session
 from polytrain.monitoring.health_events import Overstayed, Stacks, Started
 from polytrain.workers.group import Happening
+from polytrain.workers.import_path import import_path
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.messages import (
     Message,
@@ -71,6 +73,9 @@ class AgentSpec:
     directory: str
     """The driver's working directory."""
 
+    prefix: str
+    """The driver's `sys.prefix`."""
+
     store: CheckpointStore
 
     marker: str
@@ -99,7 +104,16 @@ class Agent:
         self._spec = spec
         self._place = place
         name = zygote_name(spec.zygote.name, place.node_id)
-        self._zygotes = Zygotes(replace(spec.zygote, name=name), tell=self)
+        if sys.prefix != spec.prefix:
+            # The driver may have started one here, in its own environment.
+            name += sys.prefix
+        path = import_path(
+            spec.zygote.path,
+            here=sys.path,
+            variable=os.environ.get("PYTHONPATH", ""),
+            is_same_environment=sys.prefix == spec.prefix,
+        )
+        self._zygotes = Zygotes(replace(spec.zygote, name=name, path=path), tell=self)
         self._environment = {
             **spec.environment,
             **os.environ,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import secrets
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -230,6 +231,7 @@ class AgentGroup:
             directory=self._spec.directory,
             store=self._spec.store,
             marker=self._spec.marker,
+            prefix=sys.prefix,
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
             leave_timeout_s=LEAVE_TIMEOUT_S,

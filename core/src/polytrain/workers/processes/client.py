@@ -47,7 +47,7 @@ class ZygoteSpec:
 
     modules: tuple[str, ...]
     path: tuple[str, ...]
-    """The driver's `sys.path`."""
+    """Its `sys.path`."""
 
 
 def zygote_name(token: str, node_id: str) -> str:
