@@ -65,7 +65,7 @@ def test_the_contract_loads_no_core() -> None:
     assert loaded("import sys, polytrain_plugins", *heavy) == []
 
 
-@pytest.mark.parametrize("module", ["zygote", "trainer_process", "session"])
+@pytest.mark.parametrize("module", ["processes.zygote", "worker_process", "session"])
 def test_a_trainers_process_starts_without_ray(module: str) -> None:
     script = f"import sys, polytrain.workers.{module}"
     assert loaded(script, "ray", "pandas", *FRAMEWORKS) == []
@@ -78,5 +78,5 @@ def test_an_inline_run_does_without_ray() -> None:
 def test_no_subpackage_bears_a_public_name() -> None:
     """Importing it would put the module in the place of the function: `polytrain.report`."""
     modules = {module.name for module in pkgutil.iter_modules(polytrain.__path__)}
-    assert {"trainer", "workers"} <= modules
+    assert {"api", "workers"} <= modules
     assert modules & set(polytrain.__all__) == set()
