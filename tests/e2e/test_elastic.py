@@ -156,7 +156,7 @@ def test_a_standby_takes_the_place_of_a_lost_agent(tmp_path: Path) -> None:
 
 
 def test_a_run_that_can_never_have_its_least_number_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(polytrain.InvalidJobError, match=r"5 is more than the cluster can ever"):
+    with pytest.raises(polytrain.InvalidJobError, match=r"5 is more than the cluster can hold"):
         fit(tmp_path, ScalingConfig(num_workers=(5, 8)))
 
 

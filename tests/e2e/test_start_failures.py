@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.driver import PREAMBLE
 from tests.e2e.journals import journal
 
 from polytrain import (
     DataConfig,
     FailureConfig,
     FailureKind,
+    InvalidJobError,
     RunConfig,
     ScalingConfig,
     Trainer,
@@ -180,3 +183,39 @@ def ask_for_too_much() -> None:
     if polytrain.get_context().get_world_rank() == 0:
         signal.pause()
     bytearray(1 << 62)
+
+
+RUNTIME_ENVIRONMENT = """
+ray.init(
+    address="local", num_cpus=2, log_to_driver=False, logging_level=40,
+    runtime_env={"conda": "there-is-no-such-environment"},
+)
+try:
+    make_trainer(
+        "reference", lambda: None, scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path="runs", progress=False),
+    ).fit()
+except polytrain.TrainingFailedError as error:
+    print("TOLD", str(error).replace("\\n", " "))
+ray.shutdown()
+"""
+
+
+def test_why_a_jobs_runtime_environment_can_not_be_set_up_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(PREAMBLE + "import ray\n" + RUNTIME_ENVIRONMENT)
+    run = subprocess.run(
+        [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    [told] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
+    assert "its runtime_env can't be set up" in told
+    # In the words of whoever tried, beyond Ray's own first line.
+    assert "conda" in told.partition("can't be set up")[2]
+
+
+def test_ray_client_is_refused_with_the_way_that_works(
+    quiet: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "ray://head:10001")
+    with pytest.raises(InvalidJobError, match=r"ray://head:10001 .*\bray job submit --address"):
+        make_trainer("reference", lambda: None, run_config=quiet).fit()

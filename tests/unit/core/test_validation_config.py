@@ -208,6 +208,30 @@ def test_more_workers_than_the_cluster_can_hold_are_refused() -> None:
     assert list(cluster_problems(scaling, [{"CPU": 10.0}])) == []
 
 
+def test_an_autoscaler_may_bring_the_nodes_that_are_not_there_yet() -> None:
+    scaling = ScalingConfig(num_workers=5, standby=1, placement_strategy="STRICT_SPREAD")
+    alive = [{"CPU": 1.0}]
+    assert list(cluster_problems(scaling, alive, {"CPU": 6.0})) == []
+    [standby] = cluster_problems(scaling, alive, {"CPU": 5.0})
+    assert standby.remedy == "Use standby=0"
+    [workers] = cluster_problems(scaling, alive, {"CPU": 3.0})
+    assert "5 is more than the cluster's autoscaler can bring" in workers.what
+    [device] = cluster_problems(ScalingConfig(num_workers=1, use_gpu=True), alive, {"CPU": 9.0})
+    assert "1 CPU and 1 GPU" in device.what
+
+
+@pytest.mark.parametrize(
+    ("strategy", "remedy"), [("STRICT_SPREAD", "'SPREAD'"), ("STRICT_PACK", "'PACK'")]
+)
+def test_a_strategy_that_the_nodes_make_impossible_is_refused(strategy: str, remedy: str) -> None:
+    scaling = ScalingConfig(num_workers=3, placement_strategy=strategy)  # type: ignore[arg-type]
+    [problem] = cluster_problems(scaling, [{"CPU": 2.0}, {"CPU": 2.0}])
+    assert problem.field == "ScalingConfig.placement_strategy"
+    assert problem.what.startswith(f"{strategy} wants")
+    assert remedy in problem.remedy
+    assert list(cluster_problems(scaling, [{"CPU": 3.0}, {"CPU": 1.0}, {"CPU": 1.0}])) == []
+
+
 def test_a_worker_that_no_node_can_hold_is_told_to_ask_for_less() -> None:
     scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 8})
     [problem] = cluster_problems(scaling, [{"CPU": 4.0}])

@@ -25,7 +25,8 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.policy.cluster import AvailableClusters, choose_cluster, local_problems
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
-from polytrain.workers.available_clusters import available_clusters
+from polytrain.workers.available_clusters import available_clusters, ray_client_address
+from polytrain.workers.ray_address import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
 
 
@@ -169,11 +170,14 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
     around = surroundings_of(request)
     if choose_cluster(scaling, around).is_local:
         return local_problems(scaling, around)
+    problem = client_problem(ray_client_address())
+    if problem is not None:
+        return (problem,)
     if not around.ray_is_initialized:
         return ()
-    from polytrain.common.ray_state import living_nodes
+    from polytrain.common.ray_state import autoscaler_totals, living_nodes
 
-    return cluster_problems(scaling, [*living_nodes().values()])
+    return cluster_problems(scaling, [*living_nodes().values()], autoscaler_totals())
 
 
 def surroundings_of(request: Request) -> AvailableClusters:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -13,7 +13,7 @@ import cloudpickle
 
 from polytrain.common.config import ScalingConfig
 from polytrain.common.config_checks import wrong_type
-from polytrain.policy.scaling import largest_fit
+from polytrain.policy.scaling import Fit, largest_fit
 from polytrain_plugins import Backend, Device, Job, Problem
 
 
@@ -181,21 +181,66 @@ def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
 
 
 def cluster_problems(
-    scaling: ScalingConfig, node_totals: list[Mapping[str, float]]
+    scaling: ScalingConfig,
+    node_totals: Sequence[Mapping[str, float]],
+    autoscaler_totals: Mapping[str, float] | None = None,
 ) -> Iterator[Problem]:
-    """Whether the cluster could hold the workers if nothing else ran on it."""
+    """Whether the cluster could hold the workers if nothing else ran on it.
+
+    Args:
+        scaling: what the user wants.
+        node_totals: each living node's resources in all.
+        autoscaler_totals: what the cluster has at its largest, over all nodes; None if it doesn't
+            grow by itself.
+    """
+    least = scaling.min_workers
+    if autoscaler_totals is not None:
+        fit = largest_fit([autoscaler_totals], scaling.resources)
+        if least + scaling.standby > fit.workers:
+            yield _too_many(scaling, fit, "the cluster's autoscaler can bring")
+        # Which nodes these will be is the autoscaler's business.
+        return
     fit = largest_fit(node_totals, scaling.resources)
+    if least + scaling.standby > fit.workers:
+        yield _too_many(scaling, fit, "the cluster can hold")
+    elif strategy_problem := _strategy_problem(scaling, node_totals):
+        yield strategy_problem
+
+
+def _too_many(scaling: ScalingConfig, fit: Fit, than: str) -> Problem:
     least = scaling.min_workers
     if least > fit.workers:
-        yield Problem(
+        return Problem(
             field="ScalingConfig.num_workers",
-            what=f"{least} is more than the cluster can ever hold: {fit.reason}",
+            what=f"{least} is more than {than}: {fit.reason}",
             remedy=f"Use num_workers={fit.workers}" if fit.workers else "Ask for less per worker",
         )
-    elif least + scaling.standby > fit.workers:
-        yield Problem(
-            field="ScalingConfig.standby",
-            what=f"{scaling.standby} besides {least} workers is more than the cluster can ever "
-            f"hold: {fit.reason}",
-            remedy=f"Use standby={fit.workers - least}",
+    return Problem(
+        field="ScalingConfig.standby",
+        what=f"{scaling.standby} besides {least} workers is more than {than}: {fit.reason}",
+        remedy=f"Use standby={fit.workers - least}",
+    )
+
+
+def _strategy_problem(
+    scaling: ScalingConfig, node_totals: Sequence[Mapping[str, float]]
+) -> Problem | None:
+    """What makes the placement strategy impossible on these nodes."""
+    workers = 0 if scaling.is_elastic else scaling.max_workers
+    held = [largest_fit([totals], scaling.resources).workers for totals in node_totals]
+    able = sum(count > 0 for count in held)
+    if scaling.placement_strategy == "STRICT_SPREAD" and workers > able:
+        return Problem(
+            field="ScalingConfig.placement_strategy",
+            what=f"STRICT_SPREAD wants {workers} nodes for {workers} workers, and {able} of the "
+            f"cluster's {len(held)} can hold one",
+            remedy="Use 'SPREAD', which takes as many nodes as there are",
         )
+    if scaling.placement_strategy == "STRICT_PACK" and workers > max(held):
+        return Problem(
+            field="ScalingConfig.placement_strategy",
+            what=f"STRICT_PACK wants all {workers} workers on one node, and no node can hold more "
+            f"than {max(held)}",
+            remedy="Use 'PACK', which takes as few nodes as it can",
+        )
+    return None

@@ -44,6 +44,12 @@ def free_nodes() -> dict[str, Mapping[str, float]]:
     return free
 
 
+def autoscaler_totals() -> Mapping[str, float] | None:
+    """What the cluster has at its largest, over all nodes; None if nobody makes it larger."""
+    totals: Mapping[str, float] | None = _state().get_max_resources_from_cluster_config()
+    return totals
+
+
 def draining_nodes() -> frozenset[str]:
     """Nodes that are about to be taken away: the autoscaler, or a cloud's notice, has said so."""
     return frozenset(_state().get_draining_nodes())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import pickle
 import shutil
@@ -106,7 +107,7 @@ class Agent:
         name = zygote_name(spec.zygote.name, place.node_id)
         if sys.prefix != spec.prefix:
             # The driver may have started one here, in its own environment.
-            name += sys.prefix
+            name += hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
         path = import_path(
             spec.zygote.path,
             here=sys.path,

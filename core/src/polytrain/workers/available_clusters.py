@@ -40,6 +40,15 @@ def ray_is_initialized() -> bool:
     return ray is not None and bool(ray.is_initialized())
 
 
+def ray_client_address() -> str:
+    """Where this process is, or would be, connected by Ray Client; empty if it isn't."""
+    if ray_is_initialized():
+        client = sys.modules["ray"].util.client.ray
+        return "ray://" if client.is_connected() else ""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return address if address.startswith("ray://") else ""
+
+
 @contextlib.contextmanager
 def opened_cluster(choice: ClusterChoice) -> Iterator[AgentCluster]:
     """Have the place that was chosen. A Ray that is started for it is shut down again.

@@ -49,6 +49,18 @@ def address_to_join(environment: Mapping[str, str]) -> str | None:
     return "local"
 
 
+def client_problem(address: str) -> Problem | None:
+    """What is wrong with an address that isn't joined: Ray Client's driver stays outside."""
+    if not address.startswith("ray://"):
+        return None
+    return Problem(
+        field="RAY_ADDRESS",
+        what=f"{address} is Ray Client's address, whose driver stays outside of the cluster",
+        remedy="Submit the script as a job: ray job submit --address http://<head node>:8265 "
+        "--working-dir . -- python train.py. Or run it on a node of the cluster",
+    )
+
+
 def cluster_address(environment: Mapping[str, str]) -> str | None:
     """The cluster that is named, or that has been started on this machine and answers.
 

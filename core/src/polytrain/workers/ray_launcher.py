@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    RuntimeEnvSetupError,
+)
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -141,6 +147,8 @@ def _why_gone(error: RayError, place: NodeAddress | None) -> tuple[FailureKind, 
         if not is_reachable(place.node_id):
             return FailureKind.NODE_LOST, f"its node {place.host} is gone (its raylet is)"
         return FailureKind.AGENT_LOST, "its agent can't be reached any more"
+    if isinstance(error, RuntimeEnvSetupError):
+        return FailureKind.AGENT_LOST, f"its runtime_env can't be set up: {error.error_message}"
     detail = _detail(str(error))
     if isinstance(error, OutOfMemoryError):
         return FailureKind.OUT_OF_MEMORY, f"Ray has ended its agent to free memory ({detail})"
