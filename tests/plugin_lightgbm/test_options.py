@@ -11,6 +11,7 @@ import pytest
 from polytrain import NotInTrainerError
 from polytrain.api.validation import backend_problems
 from polytrain_lightgbm import LightGBM, network_params
+from polytrain_lightgbm.known_parameters import KNOWN_PARAMETERS
 from polytrain_lightgbm.parameters import ALIASES, OF_FEATURES, parallel_params, without
 from polytrain_plugins import DatasetInfo, Job, Problem
 
@@ -236,3 +237,60 @@ def test_gpus_are_refused_once_and_with_the_reason(job: Job) -> None:
     assert "no CUDA" in problem.what
     assert "XGBoost" in problem.remedy
     assert "resources_per_worker={'GPU': 1}" in problem.remedy
+
+
+def every_name() -> list[str]:
+    """All names of parameters that the installed LightGBM has, aliases included."""
+    from lightgbm.basic import _ConfigAliases
+
+    known = _ConfigAliases._get_all_param_aliases()
+    return sorted({*known, *(name for names in known.values() for name in names)})
+
+
+def test_every_name_that_lightgbm_has_is_known() -> None:
+    assert set(every_name()) <= set(KNOWN_PARAMETERS)
+
+
+def test_no_name_of_lightgbms_passes_for_a_misspelt_one() -> None:
+    found = problems(params=dict.fromkeys(every_name(), 1)).values()
+    assert [problem for problem in found if "which would ignore it" in problem.what] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("num_leavs", "num_leaves"), ("max_dept", "max_depth"), ("learnin_rate", "learning_rate")],
+)
+def test_a_misspelt_parameter_is_told_with_the_nearest_name(name: str, meant: str) -> None:
+    assert problems(params={name: 7})[f"params[{name!r}]"].remedy == f"Did you mean {meant!r}?"
+
+
+def test_a_parameter_like_no_other_is_left_to_lightgbm() -> None:
+    assert problems(params={"of_my_own_objective": 0.5}) == {}
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        *("config", "convert_model", "data", "group_column", "ignore_column", "input_model"),
+        *("label_column", "output_model", "output_result", "save_binary", "snapshot_freq"),
+        *("task", "valid", "weight_column"),
+    ],
+)
+def test_what_only_its_command_line_reads_is_refused_in_every_spelling(parameter: str) -> None:
+    for name in spellings(parameter):
+        assert "command-line program" in problems(params={name: "x"})[f"params[{name!r}]"].what
+
+
+@pytest.mark.parametrize("name", ["tree_learner", "tree", "tree_type"])
+def test_an_unknown_learner_is_told_with_those_that_there_are(name: str) -> None:
+    problem = problems(params={name: "nonsense"})[f"params[{name!r}]"]
+    assert "There are: data, feature, serial, voting" in problem.remedy
+
+
+def test_constraints_have_an_entry_for_each_feature() -> None:
+    """The label isn't one; here the weights are."""
+    assert problems(params={"mc": [1, 0]}) == {}
+    for wrong in ([1], [1, 0, -1]):
+        problem = problems(params={"mc": wrong})["params['mc']"]
+        assert problem.what == f"it has {len(wrong)} entries for 2 features"
+    assert "Give a list" in problems(params={"mc": {"x": 1}})["params['mc']"].remedy

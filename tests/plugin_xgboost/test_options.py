@@ -11,6 +11,7 @@ import pytest
 
 from polytrain_plugins import DatasetInfo, Device, Job, Problem
 from polytrain_xgboost import XGBoost
+from polytrain_xgboost.known_parameters import KNOWN_PARAMETERS
 from polytrain_xgboost.parameters import device_for
 
 TRAIN = DatasetInfo(name="train", columns=("x", "w", "y"), num_rows=100)
@@ -224,3 +225,100 @@ def test_external_memory_is_for_rows_that_can_be_read_again() -> None:
     stream = replace(JOB.datasets["train"], num_rows=None)
     found = problems(replace(JOB, datasets={"train": stream}), external_memory=True)
     assert "materialize" in found["external_memory"].remedy
+
+
+def names_in(configuration: Any) -> set[str]:
+    """All names that have a value in a booster's configuration."""
+    if isinstance(configuration, list):
+        return {name for part in configuration for name in names_in(part)}
+    if not isinstance(configuration, dict):
+        return set()
+    own = {name for name, value in configuration.items() if isinstance(value, str)}
+    return own.union(*map(names_in, configuration.values()))
+
+
+NOT_PARAMETERS = {"name", "num_feature", "num_trees", "updater_seq"}
+"""What XGBoost finds out by itself."""
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {},
+        {"booster": "dart"},
+        {"booster": "gblinear"},
+        {"tree_method": "exact"},
+        {"tree_method": "approx"},
+        {"objective": "reg:tweedie"},
+        {"objective": "reg:quantileerror", "quantile_alpha": 0.5},
+        {"objective": "reg:pseudohubererror"},
+        {"objective": "count:poisson"},
+        {"objective": "rank:ndcg"},
+        {"objective": "multi:softprob", "num_class": 2},
+    ],
+    ids=str,
+)
+def test_every_name_in_a_boosters_configuration_is_known(params: dict[str, Any]) -> None:
+    import json
+
+    import numpy as np
+    import xgboost
+
+    ranked = {"qid": [0] * 20} if params.get("objective") == "rank:ndcg" else {}
+    matrix = xgboost.DMatrix(np.arange(40.0).reshape(20, 2), [0, 1] * 10, **ranked)
+    booster = xgboost.train(params, matrix, 1)
+    names = names_in(json.loads(booster.save_config())) - NOT_PARAMETERS
+    assert names <= set(KNOWN_PARAMETERS)
+    found = problems(label="y", params=dict.fromkeys(names, 1)).values()
+    assert [problem for problem in found if "which would ignore it" in problem.what] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("max_dept", "max_depth"), ("min_child_wieght", "min_child_weight"), ("etaa", "eta")],
+)
+def test_a_misspelt_parameter_is_told_with_the_nearest_name(name: str, meant: str) -> None:
+    found = problems(label="y", params={name: 1})
+    assert found[f"params[{name!r}]"].remedy == f"Did you mean {meant!r}?"
+
+
+def test_a_parameter_like_no_other_is_left_to_xgboost() -> None:
+    assert problems(label="y", params={"of_my_own_objective": 0.5}) == {}
+
+
+@pytest.mark.parametrize(
+    ("params", "what"),
+    [
+        ({"monotone_constraints": {"nope": 1, "x": 1}}, "nope"),
+        ({"monotone_constraints": [1]}, "1 entries for 2 features"),
+        ({"monotone_constraints": (1, 0, 1)}, "3 entries for 2 features"),
+        ({"interaction_constraints": [["x", "nope"], ["w"]]}, "nope"),
+    ],
+    ids=str,
+)
+def test_constraints_are_on_features_that_there_are(params: dict[str, Any], what: str) -> None:
+    [problem] = problems(label="y", params=params).values()
+    assert problem.field == f"params[{next(iter(params))!r}]"
+    assert what in problem.what
+    assert "x" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"monotone_constraints": {"x": 1}},
+        {"monotone_constraints": [1, 0]},
+        {"monotone_constraints": "(1,0)"},
+        {"interaction_constraints": [["x", "w"]]},
+        {"interaction_constraints": "[[0, 1]]"},
+    ],
+    ids=str,
+)
+def test_constraints_in_any_form_that_xgboost_has_are_right(params: dict[str, Any]) -> None:
+    assert problems(label="y", params=params) == {}
+
+
+@pytest.mark.parametrize("given", [[1, 0], (1, 0), "(1,0)"])
+def test_a_list_of_constraints_is_written_as_xgboost_reads_it(given: Any) -> None:
+    params = XGBoost(label="y", params={"monotone_constraints": given}).booster_params
+    assert params["monotone_constraints"] == "(1,0)"

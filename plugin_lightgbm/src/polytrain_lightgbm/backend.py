@@ -14,6 +14,7 @@ from polytrain_lightgbm.parameters import (
     ROW_DRAWS,
     gpu_problems,
     parallel_params,
+    parameter_names,
     parameter_problems,
     value,
     without,
@@ -25,6 +26,7 @@ from polytrain_plugins import (
     Job,
     Problem,
     categorical_problems,
+    constraint_problems,
     feature_problems,
     missing_columns,
     missing_label,
@@ -204,6 +206,10 @@ class LightGBM(Backend):
         if isinstance(self.params, Mapping):
             yield from parameter_problems(self.params, job)
             yield from objective_problems(self.params, self.group)
+            constraints = parameter_names("monotone_constraints")
+            yield from constraint_problems(
+                job, self.columns_besides_features, self.params, *constraints
+            )
         yield from not_a_count(num_boost_round=self.num_boost_round)
         yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
         yield from missing_label(self.label)

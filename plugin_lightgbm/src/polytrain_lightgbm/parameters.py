@@ -9,13 +9,30 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from polytrain_plugins import Job, Problem, not_numbers, refused_parameters, too_many_threads
+from polytrain_lightgbm.known_parameters import COMMAND_LINE, KNOWN_PARAMETERS
+from polytrain_plugins import (
+    Job,
+    Problem,
+    misspelt_parameters,
+    not_numbers,
+    refused_parameters,
+    too_many_threads,
+    unknown_name,
+)
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "bagging_fraction": ("sub_row", "subsample", "bagging"),
     "bagging_freq": ("subsample_freq",),
     "bagging_seed": ("bagging_fraction_seed",),
     "boosting": ("boosting_type", "boost"),
+    "config": ("config_file",),
+    "convert_model": ("convert_model_file",),
+    "data": (
+        "train",
+        "train_data",
+        "data_filename",
+        "train_data_file",
+    ),
     "device_type": ("device",),
     "extra_trees": ("extra_tree",),
     "feature_contri": ("feature_contrib", "fc", "fp", "feature_penalty"),
@@ -24,6 +41,22 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "forcedsplits_filename": (
         *("fs", "forced_splits_filename", "forced_splits_file", "forced_splits"),
     ),
+    "group_column": (
+        "group",
+        "query",
+        "group_id",
+        "query_id",
+        "query_column",
+    ),
+    "ignore_column": (
+        "blacklist",
+        "ignore_feature",
+    ),
+    "input_model": (
+        "model_in",
+        "model_input",
+    ),
+    "label_column": ("label",),
     "lambda_l1": ("reg_alpha", "l1_regularization"),
     "lambda_l2": ("reg_lambda", "lambda", "l2_regularization"),
     "learning_rate": ("shrinkage_rate", "eta"),
@@ -40,10 +73,37 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "num_leaves": ("num_leaf", "max_leaves", "max_leaf", "max_leaf_nodes"),
     "num_threads": ("num_thread", "nthread", "nthreads", "n_jobs"),
     "objective": ("objective_type", "app", "application", "loss"),
+    "output_model": (
+        "model_out",
+        "model_output",
+    ),
+    "output_result": (
+        "name_pred",
+        "pred_name",
+        "predict_name",
+        "predict_result",
+        "prediction_name",
+        "prediction_result",
+    ),
     "pos_bagging_fraction": ("pos_sub_row", "pos_subsample", "pos_bagging"),
+    "save_binary": (
+        "is_save_binary",
+        "is_save_binary_file",
+    ),
     "seed": ("random_seed", "random_state"),
+    "snapshot_freq": ("save_period",),
+    "task": ("task_type",),
     "tree_learner": ("tree", "tree_type", "tree_learner_type"),
+    "valid": (
+        "test",
+        "test_data",
+        "valid_data",
+        "test_data_file",
+        "valid_data_file",
+        "valid_filenames",
+    ),
     "verbosity": ("verbose",),
+    "weight_column": ("weight",),
 }
 
 ROW_DRAWS = (
@@ -156,11 +216,18 @@ def gpu_problems(job: Job) -> Iterator[Problem]:
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     """What has to be another parameter, another option, or left out."""
     yield from refused_parameters(params, _OURS)
+    yield from misspelt_parameters(params, (*KNOWN_PARAMETERS, *_XGBOOSTS), "LightGBM's parameters")
+    for parameter, (what, remedy) in COMMAND_LINE.items():
+        for name in (name for name in parameter_names(parameter) if name in params):
+            yield _problem(name, f"it is {what}, and training from Python ignores it", remedy)
     for name, ours in _XGBOOSTS.items():
         if name in params:
             yield _problem(name, "it is a parameter of XGBoost's", f"LightGBM's is {ours!r}")
-    for name in (name for name in _names("tree_learner") if name in params):
+    for name in (name for name in parameter_names("tree_learner") if name in params):
         learner = str(params[name]).removesuffix("_parallel")
+        yield from unknown_name(
+            f"params[{name!r}]", learner, ("data", *_REFUSED_LEARNERS), "LightGBM's learners"
+        )
         if learner in _REFUSED_LEARNERS and job.num_workers > 1:
             yield _problem(
                 name,
@@ -175,6 +242,13 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             "memory there that it hasn't set",
             "Use 'gbdt', or one of LightGBM's own objectives",
         )
+    for name in parameter_names("monotone_constraints"):
+        if isinstance(params.get(name), Mapping):
+            yield _problem(
+                name,
+                "it is a dict, which LightGBM doesn't take",
+                "Give a list with -1, 0 or 1 for each feature, in their order",
+            )
     if params.get("linear_tree"):
         yield _problem(
             "linear_tree",
@@ -182,9 +256,9 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             "Leave it out",
         )
     for parameter, reason in _NOT_IN_PARALLEL.items():
-        for name in (name for name in _names(parameter) if params.get(name)):
+        for name in (name for name in parameter_names(parameter) if params.get(name)):
             yield _problem(name, reason, "Leave it out; or use XGBoost, or a training function")
-    for name in (name for name in _names("device_type") if name in params):
+    for name in (name for name in parameter_names("device_type") if name in params):
         if params[name] != "cpu":
             yield _problem(
                 name,
@@ -192,12 +266,12 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
                 "Leave it out; or use XGBoost, or a training function",
             )
     yield from not_numbers(params, whole=_all_names(_WHOLE), real=_all_names(_REAL))
-    yield from too_many_threads(params, _names("num_threads"), job)
+    yield from too_many_threads(params, parameter_names("num_threads"), job)
 
 
 def value(params: Mapping[str, Any], name: str, default: Any = None) -> Any:
     """A parameter, by whichever of LightGBM's names it was given."""
-    return next((params[each] for each in _names(name) if each in params), default)
+    return next((params[each] for each in parameter_names(name) if each in params), default)
 
 
 def without(params: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -232,12 +306,12 @@ def _as_given(its_value: Any) -> str:
     return f"{float(its_value):g}" if isinstance(its_value, float) else str(int(its_value))
 
 
-def _names(name: str) -> tuple[str, ...]:
+def parameter_names(name: str) -> tuple[str, ...]:
     return (name, *ALIASES.get(name, ()))
 
 
 def _all_names(names: Iterable[str]) -> list[str]:
-    return [each for name in names for each in _names(name)]
+    return [each for name in names for each in parameter_names(name)]
 
 
 def _problem(name: str, what: str, remedy: str) -> Problem:

@@ -14,6 +14,7 @@ from polytrain_plugins import (
     Job,
     Problem,
     categorical_problems,
+    constraint_problems,
     feature_problems,
     missing_columns,
     missing_label,
@@ -131,6 +132,10 @@ class XGBoost(Backend):
     def booster_params(self) -> dict[str, Any]:
         """The parameters, but for what is drawn here."""
         params = {name: value for name, value in self.params.items() if name != "subsample"}
+        constraints = params.get("monotone_constraints")
+        if isinstance(constraints, list | tuple):
+            # As text, XGBoost takes a value for each feature.
+            params["monotone_constraints"] = f"({','.join(map(str, constraints))})"
         return {**params, "seed_per_iteration": True}
 
     @property
@@ -151,6 +156,13 @@ class XGBoost(Backend):
         if isinstance(self.params, Mapping):
             yield from parameter_problems(self.params, job)
             yield from query_problems(self.params, self.qid)
+            yield from constraint_problems(
+                job,
+                self.columns_besides_features,
+                self.params,
+                "monotone_constraints",
+                "interaction_constraints",
+            )
         yield from not_a_count(num_boost_round=self.num_boost_round)
         yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
         yield from missing_label(self.label)

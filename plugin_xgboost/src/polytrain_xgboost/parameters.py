@@ -9,12 +9,14 @@ from polytrain_plugins import (
     Job,
     Problem,
     is_instance_of,
+    misspelt_parameters,
     needed_by_objective,
     not_numbers,
     refused_parameters,
     too_many_threads,
     unknown_name,
 )
+from polytrain_xgboost.known_parameters import KNOWN_PARAMETERS
 
 # The run's own: parameters, why, and what to do instead.
 _OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
@@ -89,6 +91,8 @@ _ALL_ROWS = "it compares each row with all others, and every worker has a part o
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     """What has to be another parameter, another option, or left out."""
     yield from refused_parameters(params, _OURS)
+    others = (*_LIGHTGBMS, *(name for names, _, _ in _OURS for name in names))
+    yield from misspelt_parameters(params, (*KNOWN_PARAMETERS, *others), "XGBoost's parameters")
     for name, ours in _LIGHTGBMS.items():
         if name in params:
             yield _problem(name, "it is a parameter of LightGBM's", f"XGBoost's is {ours!r}")

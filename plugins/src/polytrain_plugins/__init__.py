@@ -6,6 +6,7 @@ Importing this package imports pluggy and the standard library, no framework and
 from polytrain_plugins.backend import CONTRACT_VERSION, Backend, Demand, Job
 from polytrain_plugins.capabilities import Capabilities, CheckpointKind, Device
 from polytrain_plugins.columns import (
+    constraint_problems,
     feature_problems,
     is_category,
     is_number,
@@ -32,6 +33,7 @@ from polytrain_plugins.problems import (
     is_instance_of,
     missing_columns,
     missing_label,
+    misspelt_parameters,
     model_problems,
     needed_by_objective,
     not_a_count,
@@ -92,6 +94,7 @@ __all__ = [
     "backend_names",
     "categorical_problems",
     "changed_environment",
+    "constraint_problems",
     "feature_problems",
     "held_port",
     "hookimpl",
@@ -101,6 +104,7 @@ __all__ = [
     "load_backend",
     "missing_columns",
     "missing_label",
+    "misspelt_parameters",
     "model_problems",
     "needed_by_objective",
     "not_a_count",

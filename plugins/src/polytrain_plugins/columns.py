@@ -6,8 +6,8 @@ schema to look at, whose owner has imported it already.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from polytrain_plugins.backend import Job
 from polytrain_plugins.errors import Problem
@@ -181,3 +181,39 @@ def _name_problems(
 def _listed(names: Sequence[str], *, plain: bool = False) -> str:
     shown = ", ".join(names[:_SHOWN] if plain else map(repr, names[:_SHOWN]))
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
+
+
+def constraint_problems(
+    job: Job, others: Iterable[str], params: Mapping[str, Any], *names: str
+) -> Iterator[Problem]:
+    """Parameters about features that the data set "train" doesn't have.
+
+    Args:
+        job: whose data sets are looked at.
+        others: columns that aren't features.
+        params: the framework's parameters, as the user gave them.
+        names: those whose value is a list with an entry for each feature, a dict by feature, or a
+            list of lists of features.
+    """
+    train, besides = job.datasets.get("train"), set(others)
+    if train is None or not train.columns:
+        return
+    features = [column for column in train.columns if column not in besides]
+    for name in names:
+        value = params.get(name)
+        entries = value if isinstance(value, list | tuple | Mapping) else ()
+        nested = [entry for entry in entries if isinstance(entry, list | tuple | set)]
+        if isinstance(value, list | tuple) and not nested and len(value) != len(features):
+            yield Problem(
+                field=f"params[{name!r}]",
+                what=f"it has {len(value)} entries for {len(features)} features",
+                remedy=f"Give an entry for each, in this order: {_listed(features)}",
+            )
+        named = value if isinstance(value, Mapping) else [each for some in nested for each in some]
+        unknown = [entry for entry in named if isinstance(entry, str) and entry not in features]
+        if unknown:
+            yield Problem(
+                field=f"params[{name!r}]",
+                what=f"{_listed(unknown)} is no feature",
+                remedy=f"The features are: {_listed(features)}",
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
 from typing import Any
@@ -158,6 +158,29 @@ def unknown_name(field: str, name: str, known: Iterable[str], whose: str) -> Ite
             what=f"{name!r} is none of {whose}",
             remedy=f"{meant}There are: {', '.join(names)}",
         )
+
+
+def misspelt_parameters(
+    params: Mapping[str, Any], known: Collection[str], whose: str
+) -> Iterator[Problem]:
+    """Parameters that are none of a framework's but nearly are.
+
+    Others may be a newer version's, or an own objective's: the framework itself warns of those that
+    it doesn't use.
+
+    Args:
+        params: the framework's parameters, as the user gave them.
+        known: the names of those that there are.
+        whose: the framework's.
+    """
+    for name in params:
+        near = () if name in known else get_close_matches(str(name), known, n=1, cutoff=0.8)
+        if near:
+            yield Problem(
+                field=f"params[{name!r}]",
+                what=f"it is none of {whose}, which would ignore it",
+                remedy=f"Did you mean {near[0]!r}?",
+            )
 
 
 def needed_by_objective(objective: str, field: str, remedy: str) -> Problem:
