@@ -285,6 +285,6 @@ def test_a_rank_that_doesnt_leave_is_killed_and_the_run_has_succeeded(
         result = fit_stuck("leaving", quiet)
     assert result.metrics == {"step": 1}
     assert result.restarts == 0
-    [told] = [record.message for record in caplog.records if "has not ended" in record.message]
-    assert "Rank 1" in told
-    assert "waits_for_the_others" in told
+    # On a busy machine the other one may take as long, though nothing holds it.
+    told = [record.message for record in caplog.records if "has not ended" in record.message]
+    assert ["waits_for_the_others" in each for each in told if "Rank 1 has" in each] == [True]
