@@ -370,3 +370,9 @@ def test_what_a_user_raises_ends_the_run(
     assert "in __call__" in failure.traceback
     assert caught.value.result is not None
     assert len(caught.value.result.history) == 2
+
+
+def test_a_random_forest_is_the_same_everywhere(quiet: RunConfig, table: pa.Table) -> None:
+    """LightGBM adds no trees to one: a restart begins with the first."""
+    params = {**LOGISTIC["lightgbm"], "boosting": "rf", "bagging_freq": 1, "bagging_fraction": 0.6}
+    same_everywhere(quiet, table, backend="lightgbm", params=params)

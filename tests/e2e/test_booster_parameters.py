@@ -79,6 +79,30 @@ LIGHTGBM_IN_SWEEP: list[dict[str, Any]] = [
     {"deterministic": True},
 ]
 
+LIGHTGBM_NEAR_EACH_TIME: list[tuple[str, dict[str, Any]]] = [
+    ("any", {"objective": "fair"}),
+    ("any", {"objective": "regression", "data_sample_strategy": "goss"}),
+]
+LIGHTGBM_NEAR_IN_SWEEP: list[tuple[str, dict[str, Any]]] = [
+    *(("any", {"objective": name}) for name in ("regression_l1", "huber", "quantile", "mape")),
+    *(("positive", {"objective": name}) for name in ("poisson", "gamma", "tweedie")),
+    *(("share", {"objective": name}) for name in ("cross_entropy", "cross_entropy_lambda")),
+    ("class", {"objective": "binary"}),
+    ("class", {"objective": "binary", "is_unbalance": True}),
+    ("class", {"objective": "binary", "scale_pos_weight": 3}),
+    ("classes", {"objective": "multiclass", "num_class": 4}),
+    ("classes", {"objective": "multiclassova", "num_class": 4}),
+    ("any", {"objective": "regression", "boosting": "dart"}),
+    ("any", {"objective": "regression", "boosting": "rf", "subsample_freq": 1, "subsample": 0.6}),
+    ("any", {"objective": "regression", "boosting": "rf", "feature_fraction": 0.6}),
+    ("any", {"objective": "regression", "bagging_freq": 1, "bagging_fraction": 0.5}),
+    ("any", {"objective": "regression", "feature_fraction": 0.6}),
+    ("any", {"objective": "regression", "feature_fraction_bynode": 0.6}),
+    ("any", {"objective": "regression", "extra_trees": True}),
+    ("any", {"objective": "regression", "use_quantized_grad": True}),
+    ("class", {"objective": "binary", "bagging_freq": 1, "pos_bagging_fraction": 0.5}),
+]
+
 
 def cases(each_time: list[dict[str, Any]], in_sweep: list[dict[str, Any]]) -> list[Any]:
     return [
@@ -124,6 +148,46 @@ def test_two_workers_of_lightgbm_train_the_trees_of_one_process(
     alone = lightgbm.train({**params, "verbosity": -1, "num_threads": 1}, dataset, ROUNDS)
     ours = trained(quiet, table, 2, backend="lightgbm", params=params).decode()
     assert trees_in(ours) == trees_in(alone.model_to_string())
+
+
+X = np.random.default_rng(0).normal(size=(2000, 5))
+RAW = X[:, 0] + 0.5 * X[:, 1] ** 2 - 0.5 * X[:, 2] * X[:, 3]
+LABELS = {
+    "any": RAW,
+    "positive": RAW - RAW.min() + 0.1,
+    "share": 1 / (1 + np.exp(-RAW)),
+    "class": (RAW > 0.5).astype(float),
+    "classes": np.digitize(RAW, [-0.5, 0.5, 1.5]).astype(float),
+}
+
+
+def near_cases() -> list[Any]:
+    each_time, in_sweep = (
+        [pytest.param(*case, id=f"{case[1]}") for case in some]
+        for some in (LIGHTGBM_NEAR_EACH_TIME, LIGHTGBM_NEAR_IN_SWEEP)
+    )
+    return [*each_time, *(only_in_sweep(*case.values, id=str(case.id)) for case in in_sweep)]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("labels", "params"), near_cases())
+def test_two_workers_of_lightgbm_train_nearly_the_model_of_one_process(
+    quiet: RunConfig, labels: str, params: dict[str, Any]
+) -> None:
+    """Where rows, columns or counts are drawn or estimated, another way of doing so is as good."""
+    names = [f"x{column}" for column in range(5)]
+    table = pa.table({**dict(zip(names, X.T, strict=True)), "y": LABELS[labels]})
+    dataset = lightgbm.Dataset(
+        X,
+        LABELS[labels],
+        feature_name=names,
+        reference=polytrain_lightgbm.bin_reference(table, LightGBM(params=params, label="y")),
+    )
+    alone = lightgbm.train({**params, "verbosity": -1, "num_threads": 1}, dataset, 30).predict(X)
+    ours = fit(quiet, table, 2, backend="lightgbm", params=params, num_boost_round=30)
+    predicted = ours.load_model().predict(X)
+    assert np.corrcoef(alone.ravel(), predicted.ravel())[0, 1] > 0.98
+    assert np.abs(alone - predicted).mean() < 0.15 * alone.std()
 
 
 def trees_in(text: str) -> str:

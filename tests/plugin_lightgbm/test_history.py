@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightgbm.basic import EvalResult
+from lightgbm.callback import CallbackEnv
 
-from polytrain_lightgbm.history import History
+from polytrain_lightgbm.history import History, StoppingRule
 
 evaluations = st.builds(
     EvalResult,
@@ -45,3 +48,46 @@ def test_a_new_history_is_empty_and_its_own() -> None:
     first, second = History(), History()
     first.rounds.append([])
     assert second == History(rounds=[], best_iteration=None)
+
+
+def stopped(values: dict[str, list[float]], patience: int, **params: Any) -> int | None:
+    """The best round by our rule, told after the round at which it ends; None if it never does."""
+    env = CallbackEnv(
+        model=None,  # type: ignore[arg-type]  # the rule doesn't look at it
+        params=params,
+        iteration=0,
+        begin_iteration=0,
+        end_iteration=100,
+        evaluation_result_list=None,
+    )
+    history, rule = History(), StoppingRule(patience, total_rounds=100, params=params)
+    for round_ in zip(*values.values(), strict=True):
+        history.rounds.append(
+            [EvalResult("valid", name, v, False) for name, v in zip(values, round_, strict=True)]
+        )
+        best = rule.best_if_over(env, history)
+        if best is not None:
+            return best
+    return None
+
+
+@pytest.mark.parametrize(
+    ("params", "best"),
+    [
+        ({}, 4),
+        ({"first_metric_only": False}, 4),
+        ({"first_metric_only": True}, None),
+        ({"first_metric_only": True, "early_stopping_min_delta": 0.5}, 1),
+        ({"early_stopping_min_delta": 0.05}, 1),
+    ],
+    ids=str,
+)
+def test_early_stopping_heeds_lightgbms_own_parameters(
+    params: dict[str, Any], best: int | None
+) -> None:
+    """The first metric improves a little for ever, the second only for four rounds."""
+    values = {
+        "slow": [1 - 0.01 * round_ for round_ in range(12)],
+        "fast": [1.0, 0.99, 0.98, 0.97, *[2.0] * 8],
+    }
+    assert stopped(values, 3, **params) == best

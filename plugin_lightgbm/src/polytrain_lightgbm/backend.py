@@ -161,8 +161,11 @@ class LightGBM(Backend):
 
     @property
     def needs_all_rounds(self) -> bool:
-        """Whether a restart begins with the first round: DART drops no trees from before it."""
-        return self._boosting == "dart"
+        """Whether a restart begins with the first round.
+
+        DART drops no trees from before it, and a random forest takes no scores to begin with.
+        """
+        return self._boosting in ("dart", "rf")
 
     def booster_params(self, threads: int) -> dict[str, Any]:
         """The parameters but for those of the network, and for what is drawn here."""
@@ -229,6 +232,12 @@ class LightGBM(Backend):
         yield from name_problems(job, besides)
         yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
         yield from model_problems("lightgbm", init_model=self.init_model)
+        if self.init_model is not None and self._boosting == "rf":
+            yield Problem(
+                field="init_model",
+                what="LightGBM adds no trees to a model with boosting='rf'",
+                remedy="Leave it out, or use another boosting",
+            )
         for callback in self.callbacks:
             if type(callback).__name__ == "_EarlyStoppingCallback":
                 yield Problem(

@@ -99,20 +99,24 @@ class Boosting:
         report: Report,
     ) -> None:
         options, history = self.options, self.history
+        # LightGBM counts the iterations of `init_model` too.
+        given = history.given_iterations
         patience, total = options.early_stopping_rounds, options.num_boost_round
-        rule = None if patience is None else StoppingRule(patience, total_rounds=total)
+        rule = None
+        if patience is not None:
+            rule = StoppingRule(patience, total_rounds=total, params=options.params)
         train_weight = agreement.rows["train"].metric_weight
         env = CallbackEnv(
             model=booster,
             params=dict(options.params),
-            iteration=0,
-            begin_iteration=0,
-            end_iteration=total,
+            iteration=given,
+            begin_iteration=given,
+            end_iteration=given + total,
             evaluation_result_list=None,
         )
         first = len(history.rounds)
         for round_ in range(first, total):
-            before = replace(env, iteration=round_)
+            before = replace(env, iteration=given + round_)
             _call(options.callbacks, before, before_iteration=True)
             self._update(booster, train, draws, round_)
             if round_ == 0 and self._first_score is not None:
@@ -126,11 +130,11 @@ class Boosting:
             try:
                 _call(options.callbacks, after, before_iteration=False)
             except EarlyStopException as stop:
-                best = stop.best_iteration + 1
+                best = stop.best_iteration + 1 - given
             if self.calls_back:
                 found = [each for each in self.star.gathered(best) if each is not None]
                 best = found[0] if found else None
-            history.best_iteration = None if best is None else history.given_iterations + best
+            history.best_iteration = None if best is None else given + best
             # After the decision, so that a checkpoint of this round knows of it.
             told = {f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations}
             report(round_ + 1, told, booster)

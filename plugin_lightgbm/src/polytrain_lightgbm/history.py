@@ -48,13 +48,19 @@ class History:
 class StoppingRule:
     """Tells after every round whether to stop, from what a history holds."""
 
-    def __init__(self, patience: int, *, total_rounds: int) -> None:
+    def __init__(self, patience: int, *, total_rounds: int, params: Mapping[str, Any]) -> None:
         """
         Args:
             patience: rounds without an improvement after which to stop.
             total_rounds: of the run, restarts included.
+            params: LightGBM's, of which two are about this.
         """
-        self._rule = lightgbm.early_stopping(patience, verbose=False)
+        self._rule = lightgbm.early_stopping(
+            patience,
+            first_metric_only=bool(params.get("first_metric_only", False)),
+            min_delta=params.get("early_stopping_min_delta", 0.0),
+            verbose=False,
+        )
         self._total_rounds = total_rounds
         self._seen = 0
 
