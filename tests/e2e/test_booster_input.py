@@ -283,6 +283,25 @@ def test_infinite_features_of_xgboosts(quiet: RunConfig, dataset: str) -> None:
     assert "'x1' is infinite" in told
 
 
+@both
+@pytest.mark.parametrize("categorical", [(), ("x1",)], ids=["number", "category"])
+def test_infinity_where_train_has_whole_numbers(
+    quiet: RunConfig, backend: str, categorical: tuple[str, ...]
+) -> None:
+    """The type of one data set says nothing of the values of another."""
+    whole = a_table().set_column(1, "x1", pa.array(np.arange(ROWS) % 3))
+    values = np.r_[np.arange(ROWS - 1) % 3, INF]
+    options: dict[str, Any] = {
+        "datasets": {"valid": whole.set_column(1, "x1", pa.array(values))},
+        "categorical": categorical,
+        "backend": backend,
+    }
+    if backend == "xgboost":
+        assert "'x1' is infinite" in refusal(quiet, whole, **options)
+    else:
+        trained(quiet, whole, **options)
+
+
 def test_infinite_features_of_lightgbms(quiet: RunConfig) -> None:
     """It takes them for very large ones."""
     trained(quiet, with_value("x1", INF), backend="lightgbm")

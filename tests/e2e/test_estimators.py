@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
+import lightgbm
 import numpy as np
 import pandas as pd
+import polars
 import pytest
+import xgboost
 from sklearn.base import is_classifier
 from sklearn.datasets import load_iris
+from sklearn.feature_selection import SelectFromModel
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -125,3 +130,117 @@ def test_a_run_is_kept_where_one_is_wanted(quiet: RunConfig) -> None:
     model = PolytrainXGBClassifier(n_estimators=3, scaling_config=HERE, run_config=quiet).fit(x, y)
     assert model.result_.checkpoint is not None
     assert model.result_.predict({f"x{i}": x[:, i] for i in range(4)}).shape == (150, 3)
+
+
+XGB = (PolytrainXGBClassifier, PolytrainXGBRegressor)
+LGBM = (PolytrainLGBMClassifier, PolytrainLGBMRegressor)
+THEIRS = {
+    PolytrainXGBClassifier: xgboost.XGBClassifier,
+    PolytrainXGBRegressor: xgboost.XGBRegressor,
+    PolytrainLGBMClassifier: lightgbm.LGBMClassifier,
+    PolytrainLGBMRegressor: lightgbm.LGBMRegressor,
+}
+
+
+def fitted(cls: Any, **arguments: Any) -> Any:
+    """Trained on three classes by name, or their numbers, with a set to evaluate on."""
+    iris = load_iris(as_frame=True)
+    target = iris.target if cls in (XGB[1], LGBM[1]) else np.array(iris.target_names)[iris.target]
+    estimator = cls(n_estimators=12, scaling_config=HERE, max_depth=3, **arguments)
+    return estimator.fit(iris.data[::2], target[::2], eval_set=[(iris.data[1::2], target[1::2])])
+
+
+@pytest.mark.parametrize("cls", THEIRS)
+def test_it_has_what_the_frameworks_own_estimator_has_after_fit(cls: Any) -> None:
+    iris = load_iris(as_frame=True)
+    theirs = THEIRS[cls](n_estimators=3, verbosity=0 if cls in XGB else -1)
+    theirs.fit(iris.data, iris.target, eval_set=[(iris.data, iris.target)])
+    ours = fitted(cls, early_stopping_rounds=3)
+    # Those of a linear model, of early stopping by other names, and of the options for fit.
+    others = {"coef_", "intercept_", "objective_", "n_iter_", "fitted_"}
+    # XGBoost's documented way to it is the method.
+    others |= {"evals_result_"} if cls in XGB else set()
+    methods = {"apply", "save_model", "load_model", "get_booster", "evals_result", "score"}
+    wanted = {
+        name
+        for name in dir(theirs)
+        if (name.endswith("_") and not name.startswith("_")) or name in methods
+    } - others
+    lacking = {name for name in wanted if not hasattr(ours, name)}
+    assert lacking <= {"n_estimators_", "n_features_", "n_classes_"}
+    assert hasattr(ours, "n_classes_") == (cls in CLASSIFIERS)
+
+
+@pytest.mark.parametrize("cls", THEIRS)
+def test_importances_select_features(cls: Any) -> None:
+    iris = load_iris(as_frame=True)
+    ours = fitted(cls)
+    assert ours.feature_importances_.shape == (4,)
+    chosen = SelectFromModel(ours, prefit=True).transform(iris.data)
+    assert 1 <= chosen.shape[1] < 4
+
+
+@pytest.mark.parametrize("cls", XGB)
+def test_a_saved_model_is_one_of_xgboosts_own_estimators(cls: Any, tmp_path: Path) -> None:
+    iris = load_iris(as_frame=True)
+    ours, theirs = fitted(cls), THEIRS[cls]()
+    ours.save_model(tmp_path / "model.ubj")
+    theirs.load_model(tmp_path / "model.ubj")
+    again = cls().load_model(tmp_path / "model.ubj")
+    for estimator in (ours, again):
+        np.testing.assert_array_equal(estimator.feature_importances_, theirs.feature_importances_)
+        np.testing.assert_array_equal(estimator.apply(iris.data), theirs.apply(iris.data))
+        assert estimator.get_booster().num_boosted_rounds() == 12
+    if cls in CLASSIFIERS:
+        np.testing.assert_array_equal(
+            ours.predict_proba(iris.data), theirs.predict_proba(iris.data)
+        )
+        assert list(ours.classes_) == sorted(iris.target_names)
+        assert list(again.classes_) == [0, 1, 2]
+        assert (ours.n_classes_, again.n_classes_) == (3, 3)
+
+
+@pytest.mark.parametrize("cls", LGBM)
+def test_a_saved_model_is_lightgbms_own(cls: Any, tmp_path: Path) -> None:
+    iris = load_iris(as_frame=True)
+    ours = fitted(cls)
+    ours.save_model(tmp_path / "model.txt")
+    theirs = lightgbm.Booster(model_file=tmp_path / "model.txt")
+    again = cls().load_model(tmp_path / "model.txt")
+    for estimator in (ours, again):
+        np.testing.assert_array_equal(estimator.feature_importances_, theirs.feature_importance())
+        leaves = theirs.predict(iris.data, pred_leaf=True)
+        np.testing.assert_array_equal(estimator.apply(iris.data), leaves)
+        assert estimator.feature_name_ == theirs.feature_name()
+        assert estimator.booster_.num_trees() == theirs.num_trees()
+    if cls in CLASSIFIERS:
+        np.testing.assert_array_equal(again.predict_proba(iris.data), theirs.predict(iris.data))
+        assert (ours.n_classes_, again.n_classes_) == (3, 3)
+
+
+def test_what_was_evaluated_is_kept_as_xgboost_has_it() -> None:
+    ours = fitted(PolytrainXGBClassifier, early_stopping_rounds=2)
+    [values] = ours.evals_result()["validation_0"].values()
+    assert list(ours.evals_result()) == ["validation_0"]
+    assert ours.best_score == min(values)
+    assert ours.best_iteration == int(np.argmin(values))
+
+
+def test_what_was_evaluated_is_kept_as_lightgbm_has_it() -> None:
+    ours = fitted(PolytrainLGBMRegressor, early_stopping_rounds=2)
+    assert list(ours.evals_result_) == ["validation_0"]
+    values = ours.evals_result_["validation_0"]["l2"]
+    assert ours.best_iteration_ == int(np.argmin(values)) + 1
+    assert ours.best_score_ == {"validation_0": {"l2": min(values)}}
+
+
+@pytest.mark.parametrize("cls", CLASSIFIERS)
+def test_frames_of_polars_are_taken(cls: Any) -> None:
+    iris = load_iris(as_frame=True)
+    frame = polars.from_pandas(iris.data)
+    ours = cls(n_estimators=5, scaling_config=HERE).fit(frame, iris.target)
+    plain = cls(n_estimators=5, scaling_config=HERE).fit(iris.data, iris.target)
+    np.testing.assert_array_equal(ours.predict_proba(frame), plain.predict_proba(iris.data))
+    assert list(ours.feature_names_in_) == list(iris.data.columns)
+    with pytest.raises(TypeError, match=r"collect\(\)"):
+        ours.predict(frame.lazy())

@@ -294,3 +294,10 @@ def test_constraints_have_an_entry_for_each_feature() -> None:
         problem = problems(params={"mc": wrong})["params['mc']"]
         assert problem.what == f"it has {len(wrong)} entries for 2 features"
     assert "Give a list" in problems(params={"mc": {"x": 1}})["params['mc']"].remedy
+
+
+@pytest.mark.parametrize("option", ["label", "weight", "init_score", "group"])
+@pytest.mark.parametrize("value", [["x", "y"], 3], ids=repr)
+def test_columns_are_named_one_by_one(option: str, value: Any) -> None:
+    found = {p.field: p for p in LightGBM(**{"label": "y", option: value}).problems(JOB)}
+    assert ("several columns" in found[option].what) == isinstance(value, list)

@@ -322,3 +322,11 @@ def test_constraints_in_any_form_that_xgboost_has_are_right(params: dict[str, An
 def test_a_list_of_constraints_is_written_as_xgboost_reads_it(given: Any) -> None:
     params = XGBoost(label="y", params={"monotone_constraints": given}).booster_params
     assert params["monotone_constraints"] == "(1,0)"
+
+
+@pytest.mark.parametrize("option", ["label", "weight", "base_margin", "qid"])
+@pytest.mark.parametrize("value", [["x", "y"], 3, {"x"}], ids=repr)
+def test_columns_are_named_one_by_one(option: str, value: Any) -> None:
+    problem = problems(**{"label": "y", option: value})[option]
+    assert ("several columns" in problem.what) == isinstance(value, list)
+    assert "column" in problem.remedy

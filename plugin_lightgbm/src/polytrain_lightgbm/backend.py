@@ -33,6 +33,7 @@ from polytrain_plugins import (
     model_problems,
     not_a_count,
     not_a_mapping,
+    not_column_names,
     number_problems,
     options_beside_function,
     patience_problems,
@@ -204,6 +205,14 @@ class LightGBM(Backend):
         yield from gpu_problems(job)
         if job.has_training_function:
             yield from options_beside_function(self, _DECLARATIVE)
+            return
+        not_names = tuple(
+            not_column_names(
+                label=self.label, weight=self.weight, init_score=self.init_score, group=self.group
+            )
+        )
+        if not_names:
+            yield from not_names
             return
         yield from not_a_mapping(params=self.params)
         if isinstance(self.params, Mapping):

@@ -21,6 +21,7 @@ from polytrain_plugins import (
     model_problems,
     not_a_count,
     not_a_mapping,
+    not_column_names,
     number_problems,
     options_beside_function,
     patience_problems,
@@ -151,6 +152,14 @@ class XGBoost(Backend):
     def problems(self, job: Job) -> Iterable[Problem]:
         if job.has_training_function:
             yield from options_beside_function(self, _DECLARATIVE)
+            return
+        not_names = tuple(
+            not_column_names(
+                label=self.label, weight=self.weight, base_margin=self.base_margin, qid=self.qid
+            )
+        )
+        if not_names:
+            yield from not_names
             return
         yield from not_a_mapping(params=self.params)
         if isinstance(self.params, Mapping):

@@ -2,20 +2,70 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
+
+import numpy as np
+import xgboost
+from sklearn.utils.validation import check_is_fitted
+from xgboost.core import XGBoostError
 
 from polytrain.boosting.estimators import (
     BackendClassifier,
     BackendEstimator,
     BackendRanker,
     BackendRegressor,
+    Values,
 )
 
 
 class _XGBEstimator(BackendEstimator):
+    """The attributes and methods of `xgboost.XGBModel`."""
+
     backend_name = "xgboost"
     query_option = "qid"
+
+    def read_model(self, path: str) -> xgboost.Booster:
+        return xgboost.Booster(model_file=path)
+
+    def model_features(self, model: xgboost.Booster) -> list[str]:
+        return list(model.feature_names or (f"x{n}" for n in range(model.num_features())))
+
+    def get_booster(self) -> xgboost.Booster:
+        """The trained booster."""
+        check_is_fitted(self, "model_")
+        booster: xgboost.Booster = self.model_
+        return booster
+
+    @property
+    def feature_importances_(self) -> Values:
+        """The mean gain of each feature's splits, as parts of 1; shape `[features]`, float32."""
+        booster = self.get_booster()
+        gains = booster.get_score(importance_type="gain")
+        found = np.array([gains.get(name, 0) for name in self.model_features(booster)], np.float32)
+        total = found.sum()
+        return found / total if total else found
+
+    def evals_result(self) -> dict[str, dict[str, list[float]]]:
+        """`"validation_0"` and so on → metric → its values, round by round."""
+        if not self._evaluations:
+            raise XGBoostError("No eval_set was given to fit(): nothing was evaluated.")
+        return self._evaluations
+
+    @property
+    def best_iteration(self) -> int:
+        """Number of the best round, from 0, where early stopping was asked for."""
+        return int(self.get_booster().best_iteration)
+
+    @property
+    def best_score(self) -> float:
+        """What early stopping has compared, of the best round."""
+        return float(self.get_booster().best_score)
+
+    def apply(self, X: Any) -> Values:
+        """The leaf that each row ends in, for each tree; shape `[rows, trees]`."""
+        return self._predicted(X, pred_leaf=True)
 
 
 class PolytrainXGBRegressor(_XGBEstimator, BackendRegressor):
@@ -24,6 +74,10 @@ class PolytrainXGBRegressor(_XGBEstimator, BackendRegressor):
 
 class PolytrainXGBClassifier(_XGBEstimator, BackendClassifier):
     """Predicts which of two or more classes."""
+
+    def model_classes(self, model: xgboost.Booster) -> int:
+        config = json.loads(model.save_config())
+        return int(config["learner"]["learner_model_param"]["num_class"])
 
     def class_params(self, classes: int) -> Mapping[str, Any]:
         """Probabilities of the classes."""

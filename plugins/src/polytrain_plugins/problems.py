@@ -12,6 +12,30 @@ from polytrain_plugins.backend import Job
 from polytrain_plugins.errors import Problem
 
 
+def not_column_names(**options: Any) -> Iterator[Problem]:
+    """Options that name a column each, and hold something else.
+
+    Args:
+        options: an option's name to what the user gave; None for none.
+    """
+    for option, value in options.items():
+        if value is None or isinstance(value, str):
+            continue
+        if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+            yield Problem(
+                field=option,
+                what=f"{value!r} are several columns, and it is one",
+                remedy="Name one column. For several labels train a model for each, or use a "
+                "training function",
+            )
+        else:
+            yield Problem(
+                field=option,
+                what=f"it is of the type {type(value).__name__}",
+                remedy="Give the name of a column",
+            )
+
+
 def missing_columns(job: Job, **options: str | None) -> Iterator[Problem]:
     """Columns that an option names and a data set hasn't.
 

@@ -81,8 +81,15 @@ def _agreed(lists: Sequence[pa.Array]) -> pa.Array:
     if any(not each.equals(lists[0]) for each in lists):
         values = sorted({value for each in lists for value in each.to_pylist()})
     kind = pa.string() if pa.types.is_large_string(lists[0].type) else lists[0].type
+    if len({each.type for each in lists}) > 1 and any(map(_has_floats, lists)):
+        # Whole numbers in one data set may be others elsewhere.
+        kind = pa.float64()
     # Made anew: XGBoost takes no list that was cut out of another.
     return pa.array(values, kind)
+
+
+def _has_floats(values: pa.Array) -> bool:
+    return bool(pa.types.is_floating(values.type))
 
 
 def _lists(column: pa.ChunkedArray) -> list[pa.Array]:

@@ -5,12 +5,14 @@ A backend's own estimators say by which options it is told what they have been g
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 try:
@@ -28,6 +30,7 @@ except ImportError as error:
 
 from polytrain.api.trainer import make_trainer
 from polytrain.common.config import RunConfig, ScalingConfig
+from polytrain_plugins import load_backend
 
 LABEL, WEIGHT, QUERY = "polytrain label", "polytrain weight", "polytrain query"
 """Columns beside the features."""
@@ -82,6 +85,41 @@ class BackendEstimator(BaseEstimator):
         self._params |= {name: value for name, value in params.items() if name not in own}
         return self
 
+    def save_model(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a file, in the framework's own format."""
+        check_is_fitted(self, "model_")
+        self.model_.save_model(path)
+
+    def load_model(self, path: str | os.PathLike[str]) -> Self:
+        """Take the model of a file that `save_model`, or the framework, has written.
+
+        As of the framework's own estimators, the names of classes aren't in the file: those of a
+        classifier are 0, 1, … afterwards.
+        """
+        self.model_ = self.read_model(os.fspath(path))
+        self.n_features_in_ = len(self.model_features(self.model_))
+        return self
+
+    def read_model(self, path: str) -> Any:
+        """The framework's model in a file."""
+        raise NotImplementedError
+
+    def model_features(self, model: Any) -> list[str]:
+        """The names of a model's features, in their order."""
+        raise NotImplementedError
+
+    @property
+    def _evaluations(self) -> dict[str, dict[str, list[float]]]:
+        """Set of `eval_set` → metric → its values, round by round."""
+        check_is_fitted(self, "result_")
+        found: dict[str, dict[str, list[float]]] = {}
+        for round_ in self.result_.history:
+            for name, value in round_.items():
+                dataset, _, metric = name.partition("-")
+                if dataset.startswith("validation_"):
+                    found.setdefault(dataset, {}).setdefault(metric, []).append(value)
+        return found
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
@@ -134,19 +172,21 @@ class BackendEstimator(BaseEstimator):
 
     def _predicted(self, rows: Any, **options: Any) -> Values:
         check_is_fitted(self, "model_")
-        backend = self.result_.backend
-        assert backend is not None
         table = self._table(rows, reset=False)
+        trained_by = self.result_.backend if hasattr(self, "result_") else None
+        backend = trained_by or load_backend(self.backend_name)()
         values: Values = backend.engine().predict(self.model_, table, **options)
         return values
 
     def _table(self, rows: Any, *, reset: bool) -> pa.Table:
         """The features as the backend takes them; those of a frame keep their names and types."""
-        if hasattr(rows, "columns"):
-            validate_data(self, rows, skip_check_array=True, reset=reset)
-            if isinstance(rows, pa.Table):
-                return rows
-            return pa.Table.from_pandas(rows, preserve_index=False)
+        # Of the class: a LazyFrame would be computed for an answer of its own.
+        if hasattr(type(rows), "columns"):
+            table = _table_of(rows)
+            # The framework may have changed names in a model that was loaded: it says what lacks.
+            if reset or hasattr(self, "result_"):
+                validate_data(self, rows, skip_check_array=True, reset=reset)
+            return table
         values = validate_data(
             self,
             rows,
@@ -204,6 +244,7 @@ class BackendClassifier(ClassifierMixin, BackendEstimator):
         check_consistent_length(X, label)
         check_classification_targets(label)
         self.classes_, codes = np.unique(label, return_inverse=True)
+        self.n_classes_ = len(self.classes_)
         if len(self.classes_) < 2:
             raise ValueError(
                 f"y has one class, {self.classes_[0]!r}: there is nothing to tell it from"
@@ -217,6 +258,16 @@ class BackendClassifier(ClassifierMixin, BackendEstimator):
             sample_weight=sample_weight,
             eval_sets=pairs,
         )
+
+    def load_model(self, path: str | os.PathLike[str]) -> Self:
+        super().load_model(path)
+        self.n_classes_ = max(2, self.model_classes(self.model_))
+        self.classes_ = np.arange(self.n_classes_)
+        return self
+
+    def model_classes(self, model: Any) -> int:
+        """How many classes a model tells apart; 0 or 1 if it has one score for two."""
+        raise NotImplementedError
 
     def _codes(self, names: Any) -> Values:
         unknown = sorted({*names} - {*self.classes_})
@@ -276,6 +327,21 @@ class BackendRanker(BackendEstimator):
     def predict(self, X: Any) -> Values:
         """Scores, shape `[rows]`: the higher, the earlier in its query."""
         return self._predicted(X)
+
+
+def _table_of(frame: Any) -> pa.Table:
+    if isinstance(frame, pa.Table):
+        return frame
+    if isinstance(frame, pd.DataFrame):
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    if hasattr(frame, "__arrow_c_stream__"):
+        # Of polars, for one.
+        return pa.table(frame)
+    raise TypeError(
+        f"X is a {type(frame).__module__}.{type(frame).__qualname__}, which isn't a table in "
+        "memory. Pass a DataFrame of pandas or polars, an Arrow table or an array (of a "
+        "LazyFrame, frame.collect())."
+    )
 
 
 def _numbers(values: Any) -> Values:

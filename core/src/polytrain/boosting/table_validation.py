@@ -161,7 +161,10 @@ class Labels:
 
 
 def finite(features: pa.Schema, framework: str) -> list[Rule]:
-    """No feature is infinite. Those that can be are looked at without a copy."""
+    """No feature is infinite. Those that can be are looked at without a copy.
+
+    Of whole numbers in "train", another data set may have numbers of any kind.
+    """
     return [
         Rule(
             option=None,
@@ -171,7 +174,7 @@ def finite(features: pa.Schema, framework: str) -> list[Rule]:
             remedy="Replace it by a number, or by NaN where the value is not known",
         )
         for field in features
-        if pa.types.is_floating(field.type)
+        if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
     ]
 
 
@@ -198,6 +201,8 @@ def _is_infinite(numbers: Numbers) -> Mask:
 
 
 def _infinite_features(column: pa.ChunkedArray) -> Found:
+    if not pa.types.is_floating(column.type):
+        return Found()
     ends = pc.min_max(column).as_py()
     if ends["min"] is None or (ends["min"] >= -_LARGEST and ends["max"] <= _LARGEST):
         return Found()

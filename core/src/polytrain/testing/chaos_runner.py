@@ -99,7 +99,9 @@ class ChaosRun:
                 storage_path=self.directory,
                 failure_config=FailureConfig(
                     max_failures=self.case.max_failures,
-                    rendezvous_timeout_s=BOUND_S / 3,
+                    # Where nothing happens, nothing is to be found soon, however long a busy
+                    # machine takes to import a framework for the first time.
+                    rendezvous_timeout_s=BOUND_S / 3 if self.case.faults else BOUND_S,
                     hang_timeout_s=self.case.hang_timeout_s,
                 ),
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=1 if declarative else 0),
