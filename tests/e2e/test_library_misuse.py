@@ -245,3 +245,26 @@ def asks_for_too_many_steps(config: dict[str, Any]) -> None:
 def test_an_epoch_is_over_when_its_rows_are(quiet: RunConfig) -> None:
     """However many steps were asked for: Keras warns, and the next epoch begins."""
     assert fit_keras(quiet, asks_for_too_many_steps).metrics["steps"] == 8
+
+
+def gives_a_module_of_the_other_package(config: dict[str, Any]) -> None:
+    """As `import pytorch_lightning as pl` has it, whose classes aren't those of `lightning`."""
+    import torch
+
+    from polytrain_torch.lightning import Trainer
+
+    base = type("LightningModule", (torch.nn.Module,), {"__module__": "pytorch_lightning.core"})
+    Trainer(max_epochs=1, logger=False).fit(type("Mine", (base,), {})())
+
+
+def test_modules_of_pytorch_lightning_are_refused_with_the_import_that_works(
+    quiet: RunConfig,
+) -> None:
+    trainer = make_trainer(
+        "torch",
+        gives_a_module_of_the_other_package,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=quiet,
+    )
+    with pytest.raises(TrainingFailedError, match=r"by `import lightning\.pytorch as pl`"):
+        trainer.fit()

@@ -93,3 +93,47 @@ def test_a_loop_goes_on_at_the_batch_that_comes_next(quiet: RunConfig) -> None:
     # From the checkpoint after step 12 of 24, or the one before that, with eight rows a step.
     assert killed.metrics["rows"] in (12 * 8, 15 * 8)
     np.testing.assert_allclose(killed.metrics["weights"], undisturbed.metrics["weights"], atol=1e-6)
+
+
+def read_epochs(config: dict[str, Any]) -> None:
+    """Of one iterable that is made before the loop over epochs."""
+    import tensorflow as tf
+
+    import polytrain
+
+    shard = polytrain.get_dataset_shard("train")
+    batches = shard.iter_tf_batches(global_batch_size=16, dtypes={"y": tf.float64})
+    epochs = [list(batches) for _ in range(3)]
+    first = epochs[0][0]
+    polytrain.report(
+        {
+            "length": len(batches),
+            "batches": [len(epoch) for epoch in epochs],
+            "rows": [sum(int(batch["x"].shape[0]) for batch in epoch) for epoch in epochs],
+            "columns": sorted(first),
+            "types": [first["x"].dtype.name, first["y"].dtype.name],
+            "shape": list(first["x"].shape),
+        }
+    )
+
+
+def test_batches_of_tensors_are_read_as_often_as_there_are_epochs(quiet: RunConfig) -> None:
+    metrics = (
+        make_trainer(
+            "tensorflow",
+            read_epochs,
+            datasets={"train": DATA},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=quiet,
+        )
+        .fit()
+        .metrics
+    )
+    assert metrics == {
+        "length": 4,
+        "batches": [4] * 3,
+        "rows": [ROWS // 2] * 3,
+        "columns": ["x", "y"],
+        "types": ["float32", "float64"],
+        "shape": [8, 3],
+    }

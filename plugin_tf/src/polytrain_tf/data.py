@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from polytrain_plugins import BatchesAhead, Shard, ShardView
+from polytrain_plugins import Batches, BatchesAhead, Shard, ShardView
 
 
 class TensorFlowShard(ShardView):
@@ -78,6 +78,40 @@ class TensorFlowShard(ShardView):
             dataset = self._strategy.distribute_datasets_from_function(lambda _: dataset)
         return _with_length(dataset, self, functools.partial(self.num_batches, **sizes))
 
+    def iter_tf_batches(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        drop_last: bool = False,
+        prefetch_batches: int = 1,
+        dtypes: tf.DType | Mapping[str, tf.DType] | None = None,
+    ) -> Batches:
+        """Batches as dicts of column name to tensor, an epoch with each iteration; see
+        `Shard.iter_batches`. For loops of one's own.
+
+        Args:
+            batch_size: rows in a worker's batch, at most.
+            global_batch_size: rows in the batches of all workers together, at most.
+            drop_last: give full batches only.
+            prefetch_batches: prepare this many batches ahead, on a thread.
+            dtypes: type of all columns, or of each by name; otherwise that of the data.
+
+        Raises:
+            TypeError: if a column can't become a tensor, such as lists that differ in shape.
+        """
+
+        def tensors(batch: dict[str, Any]) -> dict[str, tf.Tensor]:
+            return {name: _tensor(name, array, dtypes) for name, array in batch.items()}
+
+        return self.iter_batches(
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            drop_last=drop_last,
+            prefetch_batches=prefetch_batches,
+            convert=tensors,
+        )
+
     def used(self, batches: int = 1) -> None:
         """So many batches more, of those that `to_tf` has given, have been trained on."""
         self._reported = True
@@ -92,6 +126,18 @@ class TensorFlowShard(ShardView):
             yield
         finally:
             self._reported = told
+
+
+def _tensor(name: str, array: Any, dtypes: Any) -> tf.Tensor:
+    dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+    try:
+        tensor = tf.convert_to_tensor(array)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"The column {name!r} of type {array.dtype} can't become a tensor ({error}). Leave it "
+            "out with DataConfig(columns=[…]), or convert it in DataConfig(transform=…)."
+        ) from error
+    return tensor if dtype is None else tf.cast(tensor, dtype)
 
 
 def features_like(shard: Shard, feature_columns: Sequence[str] | str) -> tf.TensorSpec:

@@ -135,6 +135,7 @@ def _check_keras() -> None:
     if ".".join(keras.__version__.split(".")[:2]) not in CHECKED_KERAS:
         raise RuntimeError(
             f"model.fit over several workers needs a fix that was checked against Keras "
-            f"{', '.join(CHECKED_KERAS)} only, and this is {keras.__version__}. Install a checked "
-            "version; or use tf_keras, or a loop with strategy.run, which need no fix."
+            f"{', '.join(CHECKED_KERAS)} only, and this is {keras.__version__}. Install one: "
+            "pip install 'keras>=3.15,<3.16'. Or use tf_keras, or a loop with strategy.run, which "
+            "need no fix."
         )

@@ -98,8 +98,10 @@ class Trainer(lightning.Trainer):
         Of several in a training function, each goes on from its own.
 
         Raises:
+            TypeError: for a module of the package pytorch_lightning.
             ValueError: if the checkpoint is a later one's: what this one has trained isn't kept.
         """
+        _refuse_other_package(*args, *options.values())
         number = self._reports.fit = _fits.next()
         checkpoint = _checkpoint_of(number)
         if checkpoint is not None:
@@ -283,6 +285,18 @@ class _Loader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """There is none."""
+
+
+def _refuse_other_package(*given: Any) -> None:
+    """Refuse what is of the package `pytorch_lightning`, whose classes aren't Lightning's own."""
+    for each in given:
+        modules = {base.__module__.partition(".")[0] for base in type(each).__mro__}
+        if "pytorch_lightning" in modules:
+            raise TypeError(
+                f"{type(each).__qualname__} is of the package pytorch_lightning, and this trainer "
+                "of lightning, which has classes of its own. Replace `import pytorch_lightning as "
+                "pl` by `import lightning.pytorch as pl`."
+            )
 
 
 def _metrics(trainer: Any) -> dict[str, Any]:
