@@ -15,7 +15,7 @@ Memory is the peak of all of the party's processes, watched in rounds of their o
 slows a run down; "over cluster" is what of it wasn't there before training. How it is added up,
 memory.py says.
 
-With --resume, ours alone: a run that ends at 90 % of its rounds, and another that goes on from its
+With --resume, ours alone: a run that ends at 90 % of its rounds, and another that resumes from its
 checkpoint. What that takes is compared with the last 10 % of a run without a break.
 """
 

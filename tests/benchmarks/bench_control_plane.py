@@ -1,7 +1,7 @@
 """What an event costs the state machine of a run, and how that grows with the number of workers.
 
 A whole run, without Ray and processes: all ranks offer, join and report, one is lost, its peers
-raise and are killed, and the next generation does the same and finishes. The machine answers every
+raise and are killed, and the next attempt does the same and finishes. The machine answers every
 event with a state and actions, which nobody carries out.
 """
 
@@ -36,7 +36,7 @@ _WORLD_SIZES = (10, 100, 1_000, 10_000)
 _STEPS = 5
 _EVENTS = 200_000
 _OF_A_LOSS = ("lost", "raised", "killed")
-"""What is told from the death of a rank to the launch of the next generation."""
+"""What is told from the death of a rank to the launch of the next attempt."""
 
 _ONCE = ("placed", "lost")
 """Told of the run, not by every rank."""
@@ -141,7 +141,7 @@ def _run(world_size: int, costs: Costs) -> None:
 
 
 def _events(world_size: int) -> Iterator[tuple[str, Sequence[Event]]]:
-    """What a run of two generations tells, by kind."""
+    """What a run of two attempts tells, by kind."""
     yield "placed", [AgentsPlaced(nodes=("node",) * world_size)]
     yield from _training(0, world_size)
     lost, *others = range(world_size)

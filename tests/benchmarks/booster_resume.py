@@ -32,7 +32,7 @@ class Resumed:
     """And the rounds after the break in the other."""
 
     resumed: float
-    """The `fit()` that goes on from the checkpoint, until its model is there."""
+    """The `fit()` that resumes from the checkpoint, until its model is there."""
 
     resumed_first: float
     """Of that, until its first round was done."""

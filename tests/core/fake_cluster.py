@@ -31,13 +31,13 @@ class FakeCluster:
 
         self.dismissed: list[AgentHandle] = []
         self.told: list[Event] = []
-        """What the crew has said."""
+        """What the pool has said."""
 
         self._bundles: list[str | None] = []
         """Where room is held; what was held on a node that is gone is to be held elsewhere."""
 
     def pool(self, num_workers: int | tuple[int, int], **scaling: Any) -> WorkerPool:
-        """A crew of this cluster."""
+        """A pool of this cluster."""
         return WorkerPool(
             ScalingConfig(num_workers=num_workers, **scaling),
             launcher=self,
@@ -109,7 +109,7 @@ class FakeCluster:
         return [event for event in told if event is not None]
 
     def sizes(self) -> list[int]:
-        """How many ranks each crew had that was told to be complete."""
+        """How many ranks each pool had that was told to be complete."""
         return [len(event.nodes) for event in self.told if isinstance(event, AgentsPlaced)]
 
     def failures(self) -> list[str]:

@@ -16,7 +16,7 @@ NO_RANK = frozenset[int]()
 
 
 def begin(pool: WorkerPool, cluster: FakeCluster) -> None:
-    """Place the first generation."""
+    """Place the first attempt."""
     pool.place(avoid=NOBODY, without=NO_RANK)
     cluster.settle(pool)
 

@@ -296,7 +296,7 @@ def test_what_a_file_system_leaves_among_the_leases_is_none(storage: Storage) ->
 def test_a_lease_that_could_not_be_given_up_is_over_for_its_own_process(
     tmp_path: Path, told: Callable[[], list[str]]
 ) -> None:
-    """In a notebook, the run is gone on with once the storage is back."""
+    """In a notebook, the run is resumed once the storage is back."""
     filesystem = FaultyFileSystem(tmp_path)
     storage = Location.of("run", filesystem, retry_s=0).open()
     with leased(storage, storage) as lease:

@@ -1,4 +1,4 @@
-"""One case: a run is killed, what it has left is looked at, it is gone on with, and judged."""
+"""One case: a run is killed, what it has left is looked at, it is resumed, and judged."""
 
 from __future__ import annotations
 
@@ -179,11 +179,11 @@ class _Judge:
             return False
         if self._case.points[turn].line.role == "driver":
             return ended.how == "killed"
-        # An agent that dies before there are trainers ends the run, which can be gone on with.
+        # An agent that dies before there are trainers ends the run, which can be resumed.
         return ended.how == "failed" and any(reason in ended.log for reason in _NOT_PLACED)
 
     def _look_at_starts(self, before: Evidence, after: Evidence, turn: int) -> None:
-        """Whether each attempt has gone on from the newest checkpoint that is intact."""
+        """Whether each attempt has resumed from the newest checkpoint that is intact."""
         newest = before.newest
         for start in after.starts[len(before.starts) :]:
             expected = (newest.directory, newest.step) if newest else (None, 0)

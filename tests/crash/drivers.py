@@ -46,7 +46,7 @@ def drive(
 
     Args:
         scenario: what to run.
-        directory: of the case; the run is gone on with if there is one in it.
+        directory: of the case; the run is resumed if there is one in it.
         plan: what the driver's own process has to do.
         connect: called in the driver, to reach a cluster.
     """

@@ -1,7 +1,7 @@
 """The crash test: `python -m tests.crash.run`, from the repository's root.
 
 Runs are killed at lines of polytrain's code. Afterwards every checkpoint that was committed must be
-there, the run must go on from the newest that is intact, and end as if nothing had happened.
+there, the run must resume from the newest that is intact, and end as if nothing had happened.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def model_of(result: Result) -> bytes:
 
 
 class KillsATrainer:
-    """Kills one in each of the first generations, at its first report."""
+    """Kills one in each of the first attempts, at its first report."""
 
     def __init__(self, attempts: int) -> None:
         self._left = list(range(attempts))

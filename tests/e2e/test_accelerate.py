@@ -1,4 +1,4 @@
-"""Accelerate's state, killed and gone on with."""
+"""Accelerate's state, killed and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO, killed and gone on with, also on another number of workers."""
+"""DeepSpeed's ZeRO, killed and resumed, also on another number of workers."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def fit(
 
 
 def sizes(path: Path) -> list[int]:
-    """World size of every generation, as the journal has it."""
+    """World size of every attempt, as the journal has it."""
     return [line["world_size"] for line in journal(path / "run", "Launched")]
 
 

@@ -161,7 +161,7 @@ def sources(directory: Path, kind: str) -> Any:
 def killed_and_resumed(
     quiet: RunConfig, backend: str, data: Any, add_up: Any, sizes: tuple[int, int], shuffle: Any
 ) -> tuple[Result, Diary]:
-    """Kills at random steps, the last of which ends the run; another run goes on from there."""
+    """Kills at random steps, the last of which ends the run; another run resumes from there."""
     random = np.random.default_rng(sum(map(ord, f"{backend}{shuffle}{sizes}")))
     first, second = sizes
     total = EPOCHS * STEPS_PER_EPOCH

@@ -1,4 +1,4 @@
-"""`model.fit` with the callback that reports, killed and gone on with."""
+"""`model.fit` with the callback that reports, killed and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning's `Trainer`, killed and gone on with."""
+"""Lightning's `Trainer`, killed and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is asked to stop: it makes a checkpoint, says so, and is gone on with later."""
+"""A run that is asked to stop: it makes a checkpoint, says so, and is resumed later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's `Trainer`, killed and gone on with."""
+"""Hugging Face's `Trainer`, killed and resumed."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Boosting:
 
         Args:
             tables: the rank's shard "train"; on rank 0, all rows of every other data set.
-            model: trees to go on from.
+            model: trees to resume from.
             report: told of every round.
         """
         options = self.options

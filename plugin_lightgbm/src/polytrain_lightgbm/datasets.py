@@ -99,7 +99,7 @@ class Agreement:
         Args:
             rows: what is in it.
             first_score: what all of them begin with.
-            model: trees to go on from, whose predictions they begin with.
+            model: trees to resume from, whose predictions they begin with.
         """
         features = _Batches(rows.table.select(rows.features))
         if model is not None:
@@ -136,7 +136,7 @@ def agreed(
         options: which columns mean what.
         params: LightGBM's, but for those of its network.
         star: all ranks, each of which calls this.
-        model: trees to go on from.
+        model: trees to resume from.
 
     Raises:
         BadDataError: on every rank, if some values can't be trained on.

@@ -133,7 +133,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         return by_two_machines(first, second)
 
     def save(self, model: lightgbm.Booster, directory: Path) -> None:
-        # All trees: a restart goes on from the last, not from the best.
+        # All trees: a restart resumes from the last, not from the best.
         text = (
             model.model_to_string(num_iteration=-1)
             if self._boosting is None
@@ -154,7 +154,7 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         return predicted(model, table, **options)
 
     def _begun(self, checkpoint: Path | None) -> lightgbm.Booster | None:
-        """The trees to go on from, and what is known of their rounds."""
+        """The trees to resume from, and what is known of their rounds."""
         given = self._options.init_model
         if checkpoint is not None:
             self._history = History.from_json((checkpoint / HISTORY_FILE).read_text())

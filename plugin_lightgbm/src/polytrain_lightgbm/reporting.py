@@ -42,7 +42,7 @@ class ReportCallback:
 
 
 def checkpointed_model() -> lightgbm.Booster | None:
-    """The model of the checkpoint to go on from, for `lightgbm.train(init_model=…)`; None at first.
+    """The checkpoint's model to resume from, for `lightgbm.train(init_model=…)`; None at first.
 
     Raises:
         NotInTrainerError: outside a training function.

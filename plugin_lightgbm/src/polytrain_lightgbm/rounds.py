@@ -97,7 +97,7 @@ def _of_rows(objective: Callable[..., Any], rows: Mask) -> Callable[..., Any]:
 def column_seeds(options: LightGBM, round_: int) -> dict[str, Any]:
     """Parameters with which the columns of a round, and random thresholds, depend on it alone.
 
-    LightGBM's generators go on from round to round and aren't in the model. Another seed makes it
+    LightGBM's generators resume from round to round and aren't in the model. Another seed makes it
     build new ones.
     """
     params, found = options.params, {}

@@ -30,7 +30,7 @@ _strategy: tf.distribute.Strategy | None = None
 
 
 def current_strategy() -> tf.distribute.Strategy:
-    """The strategy of the generation that this process is in."""
+    """The strategy of the attempt that this process is in."""
     if _strategy is None:
         raise RuntimeError("strategy() works only inside a training function that fit() runs.")
     return _strategy

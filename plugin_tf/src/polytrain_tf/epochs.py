@@ -16,7 +16,7 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
     By then every callback has seen the epoch's end, and whether it ended training shows.
 
     `fit` has to be given what `arrange` makes of its arguments: what others do as the next epoch
-    begins, such as setting its learning rate, would be done once more by whoever goes on from here.
+    begins, such as setting its learning rate, would be done once more by whoever resumes from here.
     """
 
     others: Sequence[Any] = ()

@@ -25,7 +25,7 @@ def written_by_rank_0(
     """The callbacks that a rank is to have; what other ranks' write is thrown away.
 
     Raises:
-        ValueError: one would go on from a file, beside the run's checkpoints.
+        ValueError: one would resume from a file, beside the run's checkpoints.
     """
     for each in callbacks:
         if not is_alone and isinstance(each, keras.callbacks.BackupAndRestore):

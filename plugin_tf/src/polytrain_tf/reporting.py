@@ -1,4 +1,4 @@
-"""For training functions that call `model.fit`: what it does is reported, saved and gone on with.
+"""For training functions that call `model.fit`: what it does is reported, saved and resumed.
 
     with polytrain_tf.strategy().scope():
         model = checkpointed_model() or build_model()
@@ -45,7 +45,7 @@ class ReportCallback(EpochCallback):
         self._has_begun = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # Not as training begins: it isn't known then whether it goes on from the checkpoint.
+        # Not as training begins: it isn't known then whether it resumes from the checkpoint.
         if not self._has_begun:
             self._has_begun = True
             checkpoint = _resumed(epoch)
@@ -71,7 +71,7 @@ class ReportCallback(EpochCallback):
 
 
 def checkpointed_model() -> Any:
-    """The model of the checkpoint to go on from, compiled as it was; None at first.
+    """The model of the checkpoint to resume from, compiled as it was; None at first.
 
     Under a strategy, call it in its scope.
 
@@ -83,7 +83,7 @@ def checkpointed_model() -> Any:
 
 
 def checkpointed_epoch() -> int:
-    """How many epochs the checkpoint to go on from has; 0 at first.
+    """How many epochs the checkpoint to resume from has; 0 at first.
 
     Raises:
         NotInTrainerError: outside a training function.

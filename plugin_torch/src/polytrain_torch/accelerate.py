@@ -27,7 +27,7 @@ _PROGRESS_FILE = "progress.pt"
 
 
 def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
-    """Load what the attempt goes on from into all that was prepared. All ranks call this.
+    """Load what the attempt resumes from into all that was prepared. All ranks call this.
 
     Args:
         accelerator: after `prepare`.

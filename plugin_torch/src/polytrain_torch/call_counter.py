@@ -23,7 +23,7 @@ class Calls:
         return self._count
 
     def resumes(self, call: int, *, made_by: int) -> bool:
-        """Whether a call goes on from the checkpoint that one has made: a later one begins.
+        """Whether a call resumes from the checkpoint that one has made: a later one begins.
 
         Raises:
             ValueError: it was an earlier call.

@@ -56,7 +56,7 @@ def initialize(**arguments: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def restore(engine: Any, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
-    """Load what the attempt goes on from, on any number of workers. All ranks call this.
+    """Load what the attempt resumes from, on any number of workers. All ranks call this.
 
     Args:
         engine: what `initialize` has made.

@@ -1,4 +1,4 @@
-"""The trainer half: the process group over a store that rank 0 serves, new for each generation."""
+"""The trainer half: the process group over a store that rank 0 serves, new for each attempt."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Trainer(lightning.Trainer):
 
     Whatever is saved while it fits, by `ModelCheckpoint` (Lightning has one by default, which saves
     after each epoch) or by `save_checkpoint`, is a checkpoint of the run, with the metrics that
-    have been logged; those of an epoch without one are reported alone. `fit` goes on from the run's
+    have been logged; those of an epoch without one are reported alone. `fit` resumes from the run's
     checkpoint, in the middle of an epoch too. Data loaders are split as by `prepare_data_loader`.
 
     Args:
@@ -95,7 +95,7 @@ class Trainer(lightning.Trainer):
     def fit(self, *args: Any, **options: Any) -> None:
         """As Lightning's. From the run's checkpoint, if it has one, and else from `ckpt_path`.
 
-        Of several in a training function, each goes on from its own.
+        Of several in a training function, each resumes from its own.
 
         Raises:
             TypeError: for a module of the package pytorch_lightning.
@@ -311,7 +311,7 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _checkpoint_of(fit: int) -> Path | None:
-    """What a fit goes on from; None if it begins.
+    """What a fit resumes from; None if it begins.
 
     Raises:
         ValueError: a later one has made it.

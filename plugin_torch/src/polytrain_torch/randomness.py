@@ -1,4 +1,4 @@
-"""Random numbers of a rank: seeded, saved, and gone on with."""
+"""Random numbers of a rank: seeded, saved, and resumed."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class TrainingState:
         self._refuse_idle_optimizers()
 
     def restore(self, checkpoint: Checkpoint | None = None) -> State:
-        """Load what the attempt goes on from. All ranks call this, before they train.
+        """Load what the attempt resumes from. All ranks call this, before they train.
 
         Args:
             checkpoint: another one than that.

@@ -24,14 +24,14 @@ _calls = Calls("train()")
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:
-    """Have a trainer report to the run, and go on from its checkpoint.
+    """Have a trainer report to the run, and resume from its checkpoint.
 
     What the trainer logs are the run's metrics. Whenever it saves, that is a checkpoint of the run;
-    how often, its `TrainingArguments` say. After a restart, `trainer.train()` goes on from the
+    how often, its `TrainingArguments` say. After a restart, `trainer.train()` resumes from the
     newest, in the middle of an epoch too; its `resume_from_checkpoint` is for the first attempt.
     Of several calls of `train()`, the one goes on that has saved it; later ones begin.
 
-    `train()` raises a ValueError if the newest checkpoint isn't one that it can go on from: of a
+    `train()` raises a ValueError if the newest checkpoint isn't one that it can resume from: of a
     later call, or with another number of rows in a step.
 
     Args:
@@ -96,7 +96,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
 
 
 def _is_resumed_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
-    """Whether this call of `train()` goes on from the checkpoint, rather than begin.
+    """Whether this call of `train()` resumes from the checkpoint, rather than begin.
 
     Raises:
         ValueError: it would neither be right.

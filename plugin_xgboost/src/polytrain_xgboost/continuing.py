@@ -1,4 +1,4 @@
-"""A model to go on from: its trees, and what they demand of the data."""
+"""A model to resume from: its trees, and what they demand of the data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import xgboost
 
 
 def trees_of(given: Any) -> xgboost.Booster | None:
-    """What the user has given to go on from; None if nothing.
+    """What the user has given to resume from; None if nothing.
 
     Of a booster its trees alone, as its file has them: parameters that it was trained with are not
     known any more after a restart.
@@ -32,7 +32,7 @@ def with_those_of(
     """The model's lists of categories instead of the data's: its trees tell them by their numbers.
 
     Args:
-        model: to go on from.
+        model: to resume from.
         categories: of the data, by column.
         names: of the data's features.
 

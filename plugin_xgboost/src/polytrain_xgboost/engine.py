@@ -1,4 +1,4 @@
-"""The trainer half: tracker and communicator of the generation, and who boosts."""
+"""The trainer half: tracker and communicator of the attempt, and who boosts."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def training_data(
         params: XGBoost's parameters.
         ranks: all of which call this.
         outside: for what is done by each rank alone.
-        model: trees to go on from.
+        model: trees to resume from.
         directory: for the bins of "train", with external memory; None to have them in memory.
 
     Raises:

@@ -58,7 +58,7 @@ class ReportCallback(xgboost.callback.TrainingCallback):
 
 
 def checkpointed_model() -> xgboost.Booster | None:
-    """The model of the checkpoint to go on from, for `xgboost.train(xgb_model=…)`; None at first.
+    """The model of the checkpoint to resume from, for `xgboost.train(xgb_model=…)`; None at first.
 
     Raises:
         NotInTrainerError: outside a training function.

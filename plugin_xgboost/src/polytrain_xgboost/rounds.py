@@ -83,7 +83,7 @@ def _of_rows(objective: Objective, rows: Mask) -> Objective:
 def _forget_column_draws(booster: xgboost.Booster, method: str) -> None:
     """Have the next round draw its columns anew, from the seed and its number.
 
-    What grows trees has a generator of its own, which goes on from round to round and isn't in the
+    What grows trees has a generator of its own, which resumes from round to round and isn't in the
     model. Another method, and back again, makes XGBoost build a new one.
     """
     booster.set_param({"tree_method": "approx"})

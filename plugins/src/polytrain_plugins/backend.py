@@ -55,7 +55,7 @@ class Backend(ABC):
     """One framework. A subclass is a frozen dataclass whose fields *are* the user's options.
 
     It lives in the driver and travels to the workers, so it pickles, and its module imports no
-    framework. It needs no code for failures: a broken generation is killed and forked anew.
+    framework. It needs no code for failures: a broken attempt is killed and forked anew.
     """
 
     name: ClassVar[str]
@@ -70,7 +70,7 @@ class Backend(ABC):
     """Importable module → the command that installs it. Checked before any worker starts."""
 
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset()
-    """Options that may be others when an unfinished run is gone on with, such as how long it is to
+    """Options that may be others when an unfinished run is resumed, such as how long it is to
     be. Others that differ are refused."""
 
     def problems(self, job: Job) -> Iterable[Problem]:

@@ -24,11 +24,11 @@ class Session(Protocol):
 
     @property
     def world(self) -> World:
-        """The generation that this trainer is in."""
+        """The attempt that this trainer is in."""
 
     @property
     def checkpoint(self) -> Path | None:
-        """Directory to go on from, written earlier by `Engine.save`; None at the first attempt."""
+        """Directory to resume from, written earlier by `Engine.save`; None at the first attempt."""
 
     @property
     def scratch(self) -> Path:
@@ -47,7 +47,7 @@ class Session(Protocol):
 
 
 class Engine(ABC, Generic[Model]):
-    """One per trainer process and generation. The core runs, on every rank:
+    """One per trainer process and attempt. The core runs, on every rank:
 
         with engine.offering(me) as offer:
             …all offers are gathered, everyone gets the roster…
@@ -82,7 +82,7 @@ class Engine(ABC, Generic[Model]):
 
         Args:
             values: the same number of them on every rank; from 0, and below 2 ** 40.
-            world: the generation.
+            world: the attempt.
         """
 
     def adapt(self, shard: Shard) -> Any:

@@ -23,13 +23,13 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One generation of trainers."""
+    """One attempt."""
 
     number: int
     """0 for the first attempt."""
 
     checkpoint: str | None
-    """Directory of the checkpoint that it goes on from."""
+    """Directory of the checkpoint that it resumes from."""
 
     num_workers: int
     """Trainers that it consists of."""
@@ -43,7 +43,7 @@ class Report:
     attempt: int
     step: int
     """Declarative training: the round or epoch. A training function: which of the rank's reports
-    in this generation it is, from 1."""
+    in this attempt it is, from 1."""
 
     metrics: Mapping[str, Any]
 

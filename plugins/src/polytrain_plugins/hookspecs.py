@@ -37,7 +37,7 @@ class ObserverHooks:
 
     @hookspec
     def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
-        """A generation of trainers is being forked."""
+        """An attempt of trainers is being forked."""
 
     @hookspec
     def polytrain_reported(self, run: RunInfo, report: Report) -> None:
@@ -49,7 +49,7 @@ class ObserverHooks:
 
     @hookspec
     def polytrain_attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
-        """A generation is gone, every process of it."""
+        """An attempt is gone, every process of it."""
 
     @hookspec
     def polytrain_run_ended(self, run: RunInfo, outcome: Outcome) -> None:

@@ -244,7 +244,7 @@ def not_numbers(
 
 
 def model_problems(of: str, **options: Any) -> Iterator[Problem]:
-    """Options that are no model to go on from: neither a booster nor the path of one's file.
+    """Options that are no model to resume from: neither a booster nor the path of one's file.
 
     Args:
         of: the module whose `Booster` it has to be.

@@ -1,4 +1,4 @@
-"""Who takes part in one generation of a run, and what each has offered to the others."""
+"""Who takes part in one attempt of a run, and what each has offered to the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One rank of a generation: where it stands among all ranks and on its node."""
+    """One rank of an attempt: where it stands among all ranks and on its node."""
 
     rank: int
     """0 … world_size - 1."""

@@ -47,14 +47,14 @@ class Play:
         return self.tell(placed(self.state.world_size))
 
     def training(self) -> Play:
-        """Every rank of the living generation has offered and joined."""
+        """Every rank of the living attempt has offered and joined."""
         ranks = range(self.state.world_size)
         attempt = self.state.attempt
         self.tell(*(offered(rank, attempt) for rank in ranks))
         return self.tell(*(Joined(attempt=attempt, rank=rank) for rank in ranks))
 
     def leaving(self) -> Play:
-        """Every rank of the living generation is done."""
+        """Every rank of the living attempt is done."""
         attempt = self.state.attempt
         ranks = range(self.state.world_size)
         return self.tell(*(Done(attempt=attempt, rank=rank) for rank in ranks))

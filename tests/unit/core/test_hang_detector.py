@@ -1,4 +1,4 @@
-"""One generation watched over: stacks are asked for before anything is said to be wrong."""
+"""One attempt watched over: stacks are asked for before anything is said to be wrong."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def launched(time: float, *, step: int = 0, world_size: int = 1) -> Line:
 
 
 def trained_from(time: float, *, step: int = 0, attempt: int = 0) -> list[Line]:
-    """A generation of one rank that begins to train at once."""
+    """An attempt of one rank that begins to train at once."""
     return [
         line(time, "AgentsPlaced", "Gathering", attempt),
         launched(time, step=step),

@@ -1,4 +1,4 @@
-"""Generations that the run itself ends: to grow, to move away, to stop."""
+"""Attempts that the run itself ends: to grow, to move away, to stop."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_resize_goes_on_with_as_many_as_are_placed_and_charges_nothing(size: i
     assert play.tell(placed(size)).latest == (Launch(attempt=1),)
     assert play.state.world_size == size
     play.training()
-    # The new generation isn't told to stop for the old one's reason.
+    # The new attempt isn't told to stop for the old one's reason.
     assert [action for action in play.actions if isinstance(action, Drain)] == [Drain(attempt=0)]
     play.leaving().tell(*(exited(rank, 1, killed=False) for rank in range(size)))
     assert play.conclusion().succeeded

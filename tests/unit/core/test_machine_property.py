@@ -96,14 +96,14 @@ class SimulatedGroup:
     def __init__(self, world_size: int, max_failures: int, sizes: Sequence[int] = ()) -> None:
         """
         Args:
-            world_size: ranks of the first generation.
+            world_size: ranks of the first attempt.
             max_failures: that are allowed.
             sizes: ranks that are found at every placement after the first; then the last of them.
         """
         self.world_size = world_size
         self.max_failures = max_failures
         self.free_restarts = 0
-        """Generations that nobody was charged for."""
+        """Attempts that nobody was charged for."""
 
         self.stops = 0
         self._sizes = deque((world_size, *sizes))
@@ -139,7 +139,7 @@ class SimulatedGroup:
         self.lines[trainer.rank].append(event)
 
     def want(self, drain: str, node: str) -> None:
-        """Somebody wants the generation to end."""
+        """Somebody wants the attempt to end."""
         purpose = DRAINS[drain]
         self.stops += purpose is Purpose.STOP
         nodes = frozenset({node} if purpose is Purpose.MOVE else ())
@@ -280,7 +280,7 @@ def test_every_run_comes_to_an_end(
 def test_a_run_survives_as_many_failures_as_it_may(
     fault: str, world_size: int, killed: list[int]
 ) -> None:
-    """One fault in each of the first generations: the one after them finishes."""
+    """One fault in each of the first attempts: the one after them finishes."""
     group = SimulatedGroup(world_size, max_failures=len(killed))
     struck = 0
     while choices := group.choices():

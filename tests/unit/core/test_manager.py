@@ -177,7 +177,7 @@ def test_the_parts_of_a_dead_generation_are_forgotten(tmp_path: Path) -> None:
     every.attempt_id = AttemptId(token=1, attempt=1)
     number = every.manager.next_number
     assert number == 1, "a number isn't used twice"
-    # Whatever number they give it: half of it is the dead generation's.
+    # Whatever number they give it: half of it is the dead attempt's.
     assert every.take(every.part(0, rank=1)) is None
     assert every.take(every.part(number, rank=0)) is None
     committed = every.take(every.part(number, rank=1))

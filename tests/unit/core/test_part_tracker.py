@@ -16,7 +16,7 @@ RETRY_S = 10.0
 
 @dataclass
 class Watched:
-    """A generation of ranks, of which everything is remembered, and what is said about them."""
+    """An attempt of ranks, of which everything is remembered, and what is said about them."""
 
     world_size: int
     part_tracker: PartTracker = field(init=False)

@@ -19,7 +19,7 @@ def policies(draw: st.DrawFn) -> SizePolicy:
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[SizePolicy, int, int]:
-    """A policy, the size of the last generation, and the agents that are there now."""
+    """A policy, the size of the last attempt, and the agents that are there now."""
     policy = draw(policies())
     return policy, draw(st.integers(policy.least, policy.most)), draw(numbers)
 

@@ -1,4 +1,4 @@
-"""What an attempt goes on from is brought to its node, and is what it was said to be."""
+"""What an attempt resumes from is brought to its node, and is what it was said to be."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def far_away(run: str, content: bytes) -> Location:
 
 
 def test_two_checkpoints_of_one_name_are_two(tmp_path: Path) -> None:
-    """A run is begun with another one's checkpoint, and later goes on from its own."""
+    """A run is begun with another one's checkpoint, and later resumes from its own."""
     for run, content in (("theirs", b"their model"), ("ours", b"our model"), ("theirs", b"?")):
         start = brought_near(starting_point(far_away(run, content)), tmp_path)
         assert start.path is not None

@@ -142,7 +142,7 @@ class Trainer:
     def fit(self, *, resume: Literal["auto", "never"] = "auto") -> Result:
         """Train, and return what came of it.
 
-        A run of the same name in the same storage is gone on with, from its newest checkpoint, at
+        A run of the same name in the same storage is resumed, from its newest checkpoint, at
         whatever number of workers; if it is finished, its result is returned.
 
         Ctrl-C, or SIGTERM, lets the run make its next checkpoint and stops it there: the result
@@ -183,7 +183,7 @@ class Trainer:
                     )
                     config = request.run.checkpoint_config
                     return recorded(location, past, config=config, backend=self._backend)
-            # Released before the claim is.
+            # Released before the lease is.
             cluster = stack.enter_context(contextlib.ExitStack())
             run = self._run(location, identity, lease, past, began, cluster)
             result = result_of(run, run_to_end(run, cluster))

@@ -17,7 +17,7 @@ from polytrain.storage.location import Location, without_credentials
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory of files that training can go on from."""
+    """A directory of files that training can resume from."""
 
     path: str
     """The directory, or its address."""

@@ -11,7 +11,7 @@ from polytrain.checkpoint.manifest import Manifest, StoredFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStaged:
-    """A trainer has handed its part of a checkpoint over to its agent."""
+    """A worker process has handed its part of a checkpoint over to its agent."""
 
     attempt: int
     rank: int

@@ -30,7 +30,7 @@ class CheckpointManager:
     versions: Mapping[str, str]
     world_size: int
     token: int
-    """Number of this driver's claim on the run."""
+    """Number of this driver's lease on the run."""
 
     origin: StartingPoint = field(default_factory=StartingPoint)
     """What the run itself began with."""
@@ -57,7 +57,7 @@ class CheckpointManager:
         return self._next_number
 
     def forget_parts(self) -> None:
-        """Drop what a dead generation has left unfinished."""
+        """Drop what a dead attempt has left unfinished."""
         self._parts.clear()
 
     def drop(self, number: int) -> None:
@@ -111,7 +111,7 @@ class CheckpointManager:
         return [manifest.directory for manifest in old]
 
     def start(self) -> StartingPoint:
-        """What the next attempt goes on from: the newest checkpoint that verifies.
+        """What the next attempt resumes from: the newest checkpoint that verifies.
 
         Those that don't are warned about, and left out from now on.
 

@@ -21,10 +21,10 @@ _DIRECTORY = re.compile(r"checkpoint_(\d{6,})-(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AttemptId:
-    """One generation of trainers among all that a run has ever had. Later ones compare greater."""
+    """One attempt of workers among all that a run has ever had. Later ones compare greater."""
 
     token: int
-    """Number of the driver's claim on the run."""
+    """Number of the driver's lease on the run."""
 
     attempt: int
     """Of that driver's."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class PartTracker:
-    """Counts the parts that each rank of one generation has handed in.
+    """Counts the parts that each rank of one attempt has handed in.
 
     A rank may be slow. It is behind once another has gone on to a later checkpoint, waits for this
     one or has ended, and for a time nothing has come of it; or as soon as it has ended itself.

@@ -1,4 +1,4 @@
-"""What becomes of a part that a trainer has staged: stored, void, or a failure of its rank."""
+"""What becomes of a part that a worker has staged: stored, void, or a failure of its rank."""
 
 from __future__ import annotations
 

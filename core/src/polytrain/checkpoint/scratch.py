@@ -63,7 +63,7 @@ def directory_of_attempt(scratch: Path, *, rank: int, attempt: int) -> Path:
     Args:
         scratch: the run's directory on the node.
         rank: whose it is.
-        generation: the attempt's.
+        attempt: the attempt's.
     """
     path = scratch / f"rank-{rank}" / str(attempt)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Where a trainer puts the files of a checkpoint, for its agent to store."""
+"""Where a worker process puts the files of a checkpoint, for its agent to store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_RANK = "-rank_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stagings:
-    """The directories that a trainer may choose from."""
+    """The directories that a worker process may choose from."""
 
     scratch: Path
     """On the node."""
@@ -78,7 +78,7 @@ def staged_in(root: Path, name: str, rank: int) -> Path:
 
 
 def clear(root: Path, *, before: AttemptId) -> None:
-    """Delete what trainers of earlier attempts, which are over, have left staged."""
+    """Delete what worker processes of earlier attempts, which are over, have left staged."""
     for staged in root.glob("*"):
         parsed = parse_directory_name(staged.name.partition(_OF_RANK)[0])
         if parsed is not None and parsed[1] < before:

@@ -1,4 +1,4 @@
-"""What an attempt goes on from: a checkpoint, or the very beginning."""
+"""What an attempt resumes from: a checkpoint, or the very beginning."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def verify(start: StartingPoint) -> None:
 
 
 def brought_near(start: StartingPoint, scratch: Path) -> StartingPoint:
-    """The same with its files in a directory of this node, which trainers may read.
+    """The same with its files in a directory of this node, which worker processes may read.
 
     Args:
         start: where the files are.
@@ -111,7 +111,7 @@ def brought_near(start: StartingPoint, scratch: Path) -> StartingPoint:
     address = hashlib.sha256(start.location.address.encode()).hexdigest()
     target = scratch / "restored" / address / start.location.name
     if not target.is_dir():
-        # What was restored before isn't needed any more: no trainer is alive.
+        # What was restored before isn't needed any more: no worker process is alive.
         shutil.rmtree(scratch / "restored", ignore_errors=True)
         fetch(start.location, start.files, target, near=scratch)
     return replace(start, location=Location.of(target))

@@ -1,6 +1,6 @@
 """Where a run's checkpoints lie, and the protocol by which they come to be.
 
-1. A trainer puts its files into a staging directory on its node.
+1. A worker process puts its files into a staging directory on its node.
 2. `store_part`: its agent stores them in the checkpoint's directory, and notes sizes and hashes.
 3. `commit`: once all parts are there, the manifest is written. That is the commit.
 
@@ -89,7 +89,7 @@ class CheckpointStore:
 
     @property
     def near_staging(self) -> Path | None:
-        """Where a trainer may stage files on the storage's own file system."""
+        """Where a worker process may stage files on the storage's own file system."""
         return Path(self.location.address, STAGING) if self.location.is_local else None
 
     def store_part(
@@ -161,7 +161,7 @@ class CheckpointStore:
         """Read the index: all manifests, and which of them the files agree with.
 
         Args:
-            since_claim: drivers' claims below this one are of a run that was started over.
+            since_claim: drivers' leases below this one are of a run that was started over.
 
         Raises:
             CheckpointError: another version has written some of them.
@@ -253,7 +253,7 @@ class CheckpointStore:
                 self._storage.delete_below(f"{_CHECKPOINTS}/{name}")
 
     def clear_staging(self, *, before: AttemptId) -> None:
-        """Delete what trainers of earlier attempts, which are over, have staged in the storage."""
+        """Delete what workers of earlier attempts, which are over, have staged in the storage."""
         if self.near_staging is not None:
             clear(self.near_staging, before=before)
 

@@ -158,7 +158,7 @@ class BadDataError(PolytrainError, ValueError):
 
 
 class NotInTrainerError(PolytrainError, RuntimeError):
-    """The call works only inside a training function that a trainer runs."""
+    """The call works only inside a training function that a worker process runs."""
 
 
 class CheckpointError(PolytrainError):

@@ -13,7 +13,7 @@ from polytrain_plugins import Offer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentsPlaced:
-    """Every rank of the next generation has an agent."""
+    """Every rank of the next attempt has an agent."""
 
     nodes: tuple[str, ...]
     """Where each rank is: there are as many ranks as nodes named here."""
@@ -27,7 +27,7 @@ class PlacementFailed:
 
 
 class Purpose(StrEnum):
-    """What trainers stop for after their next checkpoint."""
+    """What worker processes stop for after their next checkpoint."""
 
     RESIZE = "to go on with more workers"
     MOVE = "to go on elsewhere"
@@ -36,7 +36,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainWanted:
-    """The trainers are to make a checkpoint, and stop."""
+    """The worker processes are to make a checkpoint, and stop."""
 
     purpose: Purpose
     reason: str
@@ -49,7 +49,7 @@ class DrainWanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """A trainer has stopped as it was asked to; its last checkpoint is committed."""
+    """A worker process has stopped as it was asked to; its last checkpoint is committed."""
 
     attempt: int
     rank: int
@@ -59,7 +59,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A trainer is up and has told what its peers must know."""
+    """A worker process is up and has told what its peers must know."""
 
     attempt: int
     rank: int
@@ -68,7 +68,7 @@ class Offered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Joined:
-    """A trainer has entered the collective and begins to train."""
+    """A worker process has entered the collective and begins to train."""
 
     attempt: int
     rank: int
@@ -76,7 +76,7 @@ class Joined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A trainer has reported metrics."""
+    """A worker process has reported metrics."""
 
     attempt: int
     rank: int
@@ -96,7 +96,7 @@ class SavesOnRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A trainer's training has returned; it waits to be told to leave."""
+    """A worker process's training has returned; it waits to be told to leave."""
 
     attempt: int
     rank: int
@@ -114,7 +114,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A trainer's process is gone, and all that it handed over is stored."""
+    """A worker process is gone, and all that it handed over is stored."""
 
     attempt: int
     rank: int
@@ -136,7 +136,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLost:
-    """An agent is gone, and with it its trainer and its data."""
+    """An agent is gone, and with it its worker process and its data."""
 
     rank: int
     reason: str

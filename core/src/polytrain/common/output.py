@@ -1,4 +1,4 @@
-"""What trainers write on their standard output and error."""
+"""What worker processes write on their standard output and error."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """Some text that a trainer wrote; it may end in the middle of a line."""
+    """Some text that a worker process wrote; it may end in the middle of a line."""
 
     attempt: int
     rank: int

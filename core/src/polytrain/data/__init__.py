@@ -1,1 +1,1 @@
-"""Data sets: which rows belong to whom, where they come from, and how a trainer reads them."""
+"""Data sets: which rows belong to whom, where they come from, and how a worker reads them."""

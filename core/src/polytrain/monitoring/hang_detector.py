@@ -1,4 +1,4 @@
-"""Watches over one generation: whether its ranks meet, and whether they hang. Pure: no clock.
+"""Watches over one attempt: whether its ranks meet, and whether they hang. Pure: no clock.
 
 Signs come in, and what is to be done about them comes out. Before anything is said to be wrong,
 every rank's stacks are asked for, and waited for as long as an agent needs for them.
@@ -34,10 +34,10 @@ class AttemptStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStacks:
-    """Ask every agent for its trainer's stacks."""
+    """Ask every agent for its worker process's stacks."""
 
     pausing: bool
-    """Whether trainers may be paused for it. A system call of theirs may fail by that: LightGBM's
+    """Whether workers may be paused for it. A system call of theirs may fail by that: LightGBM's
     network doesn't survive it."""
 
 
@@ -71,7 +71,7 @@ class _Inquiry:
 
 @dataclass(slots=True, kw_only=True)
 class HangDetector:
-    """What is known of the trainers of one generation, and what has been said about it."""
+    """What is known of the worker processes of one attempt, and what has been said about it."""
 
     config: FailureConfig
     attempt: int
@@ -97,7 +97,7 @@ class HangDetector:
 
     @property
     def has_started(self) -> bool:
-        """Whether every trainer has been asked for."""
+        """Whether every worker process has been asked for."""
         return len(self._started) == self.world_size
 
     @property
@@ -106,7 +106,7 @@ class HangDetector:
         return self._inquiry is not None and self._inquiry.is_pausing
 
     def take(self, sign: HealthEvent | Joined, *, now: float) -> None:
-        """Take note of something. Signs of other generations don't count."""
+        """Take note of something. Signs of other attempts don't count."""
         if sign.attempt != self.attempt:
             return
         match sign:

@@ -10,7 +10,7 @@ from polytrain.common.config import FailureConfig
 from polytrain.monitoring.health_events import Vitals
 
 _MAX_STOP_S = 10.0
-"""Nobody stops a trainer for longer by mistake."""
+"""Nobody stops a worker process for longer by mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def judge(
     steps: Mapping[int, int],
     config: FailureConfig,
 ) -> Hung | Suspicious | None:
-    """Judge the ranks of one generation.
+    """Judge the ranks of one attempt.
 
     Args:
         vitals: the latest of each rank that there is something to say about.

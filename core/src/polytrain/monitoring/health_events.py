@@ -1,4 +1,4 @@
-"""What agents tell of their trainers, besides the events that the state machine decides about."""
+"""What agents tell of their workers, besides the events that the state machine decides about."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polytrain.monitoring.progress_page import Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A trainer has been asked for; from here on it has limited time to meet the others."""
+    """A worker process has been asked for; from here on it has limited time to meet the others."""
 
     attempt: int
     rank: int
@@ -17,7 +17,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
-    """How a trainer is that has joined. Told when something about it changes that matters."""
+    """How a worker is that has joined. Told when something about it changes that matters."""
 
     attempt: int
     rank: int
@@ -37,7 +37,7 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy a trainer was for a while in which it made progress."""
+    """How busy a worker process was for a while in which it made progress."""
 
     attempt: int
     rank: int
@@ -50,7 +50,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """What a trainer is doing, frame by frame."""
+    """What a worker process is doing, frame by frame."""
 
     attempt: int
     rank: int
@@ -59,7 +59,7 @@ class Stacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overstayed:
-    """A trainer was told to leave, didn't, and has been killed."""
+    """A worker process was told to leave, didn't, and has been killed."""
 
     attempt: int
     rank: int

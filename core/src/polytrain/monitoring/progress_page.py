@@ -1,8 +1,8 @@
-"""What a trainer shows of itself while it works: a page of memory that its agent reads.
+"""What a worker process shows of itself while it works: a page of memory that its agent reads.
 
-How often it has made progress, the stage that it is in, and what it has reported lately. A trainer
+How often it has made progress, the stage that it is in, and what it has reported lately. A worker
 that hangs can't answer questions; what it has written last is there all the same, and writing it
-costs no system call. A process that isn't a trainer of an agent has a page of its own, which nobody
+costs no system call. A process that isn't a worker of an agent has a page of its own, which nobody
 reads.
 """
 
@@ -24,7 +24,7 @@ _REPORTS = 64
 
 
 class Stage(IntEnum):
-    """What a trainer is about."""
+    """What a worker process is about."""
 
     STARTING = 0
     OFFERING = 1

@@ -1,4 +1,4 @@
-"""An agent's bounded looks at its trainer: whether it makes progress, works, or is stopped."""
+"""An agent's bounded looks at its worker: whether it makes progress, works, or is stopped."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Condition:
 
 
 class ProgressProbe:
-    """Adds up what looks at one trainer show. Pure: the clock and the looks are the caller's."""
+    """Adds up what looks at one worker show. Pure: the clock and the looks are the caller's."""
 
     def __init__(self, *, attempt: int, rank: int, timeout_s: float, now: float) -> None:
         """
         Args:
-            generation: the trainer's.
-            rank: the trainer's.
+            attempt: the worker process's.
+            rank: the worker process's.
             timeout_s: seconds without progress that matter.
             now: when it is looked at from, in seconds.
         """
@@ -63,7 +63,7 @@ class ProgressProbe:
         self._reported = self._levels(Stage.TRAINING)
 
     def look_at(self, now: float, page: Page, pid: int) -> Vitals | None:
-        """Look at a running trainer once more."""
+        """Look at a running worker process once more."""
         return self.look(
             now, beats=page.beats, stage=page.stage, condition=lambda: Condition.of(pid)
         )
@@ -75,7 +75,7 @@ class ProgressProbe:
 
         Args:
             now: when.
-            beats: how often the trainer has made progress by now.
+            beats: how often the worker process has made progress by now.
             stage: what it is about.
             condition: asks the kernel. Called only where there has been no progress.
         """
@@ -135,7 +135,7 @@ def _level(seconds: float, timeout_s: float) -> int:
 
 
 class Probe(Protocol):
-    """What adds up what is seen of a trainer."""
+    """What adds up what is seen of a worker process."""
 
     period_s: float
     """Between two looks."""
@@ -145,7 +145,7 @@ class Probe(Protocol):
 
 
 class Watch:
-    """Looks at a running trainer from time to time, until it is closed."""
+    """Looks at a running worker process from time to time, until it is closed."""
 
     def __init__(
         self, looker: Probe, *, page: Page, pid: int, tell: Callable[[HealthEvent], None]
@@ -153,7 +153,7 @@ class Watch:
         """
         Args:
             looker: adds up what is seen.
-            page: the trainer's.
+            page: the worker process's.
             pid: of its process.
             tell: gets what is to be told.
         """

@@ -1,8 +1,8 @@
-"""What a trainer is doing, frame by frame, where it can't say so itself.
+"""What a worker process is doing, frame by frame, where it can't say so itself.
 
 py-spy reads a process from outside, native frames included. Where it isn't allowed to, Python's own
-`faulthandler`, which every trainer has listening on a signal, writes its frames into the memory
-behind the trainer's page.
+`faulthandler`, which every worker has listening on a signal, writes its frames into the memory
+behind the worker process's page.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from polytrain.common.processes import allow_tracing, is_stopped
 from polytrain.monitoring.progress_page import SIZE
 
 _OUR_FRAMES = re.compile(r"^( +run_trainer \(.*\)\n)(?: +.*\n)+", re.MULTILINE)
-"""How a trainer has come to run is the same for all of them."""
+"""How a worker process has come to run is the same for all of them."""
 
 _PLAIN_TIMEOUT_S = 3.0
 _NATIVE_TIMEOUT_S = 5.0
@@ -44,10 +44,10 @@ def be_readable(descriptor: int) -> None:
 
 
 def stacks_of(pid: int, descriptor: int, *, pausing: bool) -> str:
-    """The stacks of a trainer's threads; if they can't be had, why. Takes ten seconds at most.
+    """The stacks of a worker's threads; if they can't be had, why. Takes ten seconds at most.
 
     Args:
-        pid: of the trainer.
+        pid: of the worker process.
         descriptor: of the memory with its page.
         pausing: whether it may be paused for that, and asked by a signal.
     """
@@ -101,7 +101,7 @@ def _asking_signal() -> int:
 
 
 def _by_handler(pid: int, descriptor: int, *, stopped: bool) -> str:
-    """What the trainer's own handler writes; a process that was stopped has to go on for it."""
+    """What the worker's own handler writes; a process that was stopped has to go on for it."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, SIZE)
         # The place to write at is common to all who have the descriptor from us.

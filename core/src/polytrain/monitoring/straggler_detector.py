@@ -1,4 +1,4 @@
-"""Watches over one generation: whether some ranks hold the others up. Pure: no clock."""
+"""Watches over one attempt: whether some ranks hold the others up. Pure: no clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REMEMBERED = 3
 
 @dataclass(slots=True, kw_only=True)
 class StragglerDetector:
-    """What is known of how busy the trainers of one generation are."""
+    """What is known of how busy the worker processes of one attempt are."""
 
     attempt: int
     world_size: int

@@ -1,4 +1,4 @@
-"""How busy a trainer is, window by window: whether it works, or waits for the others."""
+"""How busy a worker process is, window by window: whether it works, or waits for the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOKS = 25
 
 
 class UtilizationProbe:
-    """Measures one trainer's main thread. Pure but for `look_at`: clock and looks are the caller's.
+    """Measures one worker's main thread. Pure but for `look_at`: clock and looks are the caller's.
 
     Busy is what isn't a wait for somebody else: to run, to stand in the queue for a CPU, to be
     stopped by a signal, to wait for a device. The ranks' windows are the same ones, because what
@@ -24,8 +24,8 @@ class UtilizationProbe:
     def __init__(self, *, attempt: int, rank: int, window_s: float, now: float) -> None:
         """
         Args:
-            generation: the trainer's.
-            rank: the trainer's.
+            attempt: the worker process's.
+            rank: the worker process's.
             window_s: length of a window.
             now: when the first one begins, in seconds.
         """
@@ -42,7 +42,7 @@ class UtilizationProbe:
         self._held = 0
 
     def look_at(self, now: float, page: Page, pid: int) -> Load | None:
-        """Look at a running trainer once more."""
+        """Look at a running worker process once more."""
         return self.look(
             now, beats=page.beats, is_held=is_held(pid), busy_s=lambda: busy_seconds(pid)
         )
@@ -57,7 +57,7 @@ class UtilizationProbe:
 
         Args:
             now: when.
-            beats: how often the trainer has made progress by now.
+            beats: how often the worker process has made progress by now.
             is_held: whether it can't go on, through no fault of its peers.
             busy_s: asks for the seconds that it has run or stood in the queue for a CPU until now.
         """

@@ -39,7 +39,7 @@ def largest_fit(node_totals: Sequence[Mapping[str, float]], demand: Mapping[str,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How many workers the next generation has, and why."""
+    """How many workers the next attempt has, and why."""
 
     workers: int
     reason: str
@@ -81,7 +81,7 @@ class SizePolicy:
         return Size(workers=workers, reason=f"{workers} of {size} workers are left")
 
     def after_place(self, *, size: int, up: int) -> Size | None:
-        """The size of the generation that is being placed; None if there are too few agents.
+        """The size of the attempt that is being placed; None if there are too few agents.
 
         Args:
             size: of the last one.

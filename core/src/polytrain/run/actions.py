@@ -12,25 +12,25 @@ from polytrain_plugins import Offer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcquireWorkers:
-    """Have an agent for every rank of the next generation."""
+    """Have an agent for every rank of the next attempt."""
 
     avoid: frozenset[str] = frozenset()
     """Nodes to leave, if others can hold the workers."""
 
     without: frozenset[int] = frozenset()
-    """Ranks of the last generation whose agents are to be replaced."""
+    """Ranks of the last attempt whose agents are to be replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Fork a trainer for every rank."""
+    """Fork a worker process for every rank."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRoster:
-    """Tell every trainer everybody's offer."""
+    """Tell every worker process everybody's offer."""
 
     attempt: int
     offers: tuple[Offer, ...]
@@ -73,7 +73,7 @@ class AddCheckpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drain:
-    """Have every trainer make a checkpoint, and stop."""
+    """Have every worker process make a checkpoint, and stop."""
 
     attempt: int
 
@@ -87,14 +87,14 @@ class Leave:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """End every trainer of the generation at once."""
+    """End every worker process of the attempt at once."""
 
     attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndAttempt:
-    """Every process of a generation that didn't finish is gone."""
+    """Every process of an attempt that didn't finish is gone."""
 
     attempt: int
     reason: str
@@ -109,7 +109,7 @@ class Conclude:
     succeeded: bool
     reason: str
     stopped: bool = False
-    """Whether it was asked to stop, and can be gone on with."""
+    """Whether it was asked to stop, and can be resumed."""
 
     failures: tuple[Failure, ...] = ()
 

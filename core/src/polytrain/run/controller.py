@@ -178,7 +178,7 @@ class Controller:
             case Leave(attempt=attempt):
                 self.group.leave(attempt)
             case Kill(attempt=attempt):
-                # What trainers write from now on is about the peer that they have lost; what they
+                # What workers write from now on is about the peer that they have lost; what they
                 # have written may be the reason.
                 self.output.flush()
                 self.output.muted = True
@@ -197,7 +197,7 @@ class Controller:
     def _launch(self, attempt: int) -> None:
         manager, world_size = self.manager, self.state.world_size
         attempt_id = AttemptId(token=manager.token, attempt=attempt)
-        # A commit that is still on its way is what to go on from.
+        # A commit that is still on its way is what to resume from.
         self.background_tasks.finish()
         self._take_results()
         manager.forget_parts()
@@ -277,7 +277,7 @@ class Controller:
 
     def _commit(self, manifest: Manifest) -> Event | CheckpointEvent:
         try:
-            # Nobody is to go on from a checkpoint whose reports are lost.
+            # Nobody is to resume from a checkpoint whose reports are lost.
             self.journal.sync()
             self.lease.check()
             return self.manager.commit(manifest)

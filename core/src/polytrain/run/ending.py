@@ -1,4 +1,4 @@
-"""How generations end: failures, exits, lost agents, and what follows once all is gone. Pure."""
+"""How attempts end: failures, exits, lost agents, and what follows once all is gone. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOSES_A_CHECKPOINT = (
     FailureKind.LEASE_LOST,
 )
 
-# Even if the generation ends as planned.
+# Even if the attempt ends as planned.
 _ENDS_THE_PLAN = (FailureKind.STORAGE, FailureKind.LEASE_LOST)
 
 # What a node may be to blame for.
@@ -43,7 +43,7 @@ _OF_A_NODE = (
 
 
 def failed(state: State, failure: Failure, *, now: float, loses_agent: bool = False) -> Transition:
-    """Something has gone wrong: the generation ends, if it isn't ending already.
+    """Something has gone wrong: the attempt ends, if it isn't ending already.
 
     Args:
         state: before it.
@@ -67,12 +67,12 @@ def failed(state: State, failure: Failure, *, now: float, loses_agent: bool = Fa
 
 
 def ended_as_planned(state: State, *, reason: str, now: float) -> Transition:
-    """The run itself ends the generation."""
+    """The run itself ends the attempt."""
     return _end(state, Ending(), reason=reason, now=now)
 
 
 def exited(state: State, event: Exited, *, now: float) -> Transition:
-    """A trainer's process is gone."""
+    """A worker process is gone."""
     if isinstance(state.phase, Leaving):
         return _gone_while_leaving(state, event.rank)
     ending = state.phase if isinstance(state.phase, Ending) else None
@@ -86,7 +86,7 @@ def exited(state: State, event: Exited, *, now: float) -> Transition:
 
 
 def agent_lost(state: State, event: AgentLost, *, now: float) -> Transition:
-    """An agent is gone, and with it its trainer."""
+    """An agent is gone, and with it its worker process."""
     if isinstance(state.phase, Leaving) and event.rank in state.phase.gone:
         return Transition(state=state)
     if isinstance(state.phase, Placing):
@@ -104,7 +104,7 @@ def agent_lost(state: State, event: AgentLost, *, now: float) -> Transition:
 
 
 def launched(state: State, *, reason: str, now: float) -> Transition:
-    """The next generation begins."""
+    """The next attempt begins."""
     return Transition(
         state=replace(
             state,
@@ -214,7 +214,7 @@ def _decide(state: State, ending: Ending, now: float) -> Transition:
         losses = (*losses, Loss(node=state.nodes[root.rank], at=now))
     state = replace(state, attempts=attempts, losses=losses)
     if state.drain is not None and state.drain.purpose is Purpose.STOP:
-        # It is to be gone on with later: whether it may be is for that time.
+        # It is to be resumed later: whether it may be is for that time.
         return _stopped(state, state.drain, root)
     decision = state.policy.decide(attempts)
     ended = EndAttempt(attempt=state.attempt, root=root, reason=decision.reason)
@@ -233,7 +233,7 @@ def _decide(state: State, ending: Ending, now: float) -> Transition:
 
 
 def _go_on(state: State, now: float) -> Transition:
-    """What follows where the run itself has ended a generation."""
+    """What follows where the run itself has ended an attempt."""
     drain = state.drain
     assert drain is not None
     if drain.purpose is Purpose.STOP:
@@ -249,7 +249,7 @@ def _stopped(state: State, drain: DrainWanted, root: Failure | None) -> Transiti
 
 
 def _placed_anew(state: State, ended: EndAttempt, avoid: frozenset[str]) -> Transition:
-    """The next generation needs other agents."""
+    """The next attempt needs other agents."""
     without = frozenset[int]() if state.drain is None else state.drain.ranks
     return Transition(
         state=replace(state, attempt=state.attempt + 1, phase=Placing(), drain=None),

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class HealthMonitor:
-    """Watches over one generation after another."""
+    """Watches over one attempt after another."""
 
     config: FailureConfig
     group: WorkerGroup
@@ -40,7 +40,7 @@ class HealthMonitor:
     """Ranks that have been given another agent because they were stragglers."""
 
     def launched(self, attempt: int, world_size: int) -> None:
-        """A generation begins."""
+        """An attempt begins."""
         if (
             self._straggler_detector is not None
             and self._straggler_detector.world_size != world_size

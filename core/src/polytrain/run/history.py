@@ -20,7 +20,7 @@ class RunHistory:
     """What mustn't change while the run is one."""
 
     since_token: int = 0
-    """The claim of the driver that began it."""
+    """The lease of the driver that began it."""
 
     world_size: int = 0
     launches: int = 0

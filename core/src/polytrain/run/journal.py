@@ -35,7 +35,7 @@ class Journal:
         """
         Args:
             storage: the run's.
-            claim: number of this driver's claim; stands in every line.
+            lease: number of this driver's lease; stands in every line.
             ledger: of what is in the journal already; it is kept up to date.
         """
         self.ledger = ledger
@@ -96,12 +96,12 @@ class Journal:
             )
 
     def launched(self, *, attempt: int, step: int, start: str | None, world_size: int) -> None:
-        """A generation begins.
+        """An attempt begins.
 
         Args:
-            generation: which.
+            attempt: which.
             step: what is reported after it is reported once more.
-            start: what it goes on from.
+            start: what it resumes from.
             world_size: ranks.
         """
         self._write("Launched", attempt=attempt, step=step, start=start, world_size=world_size)
@@ -111,7 +111,7 @@ class Journal:
         self._write("Started", attempt=attempt)
 
     def attempt_ended(self, ended: EndAttempt) -> None:
-        """A generation has ended before it was done; without a failure if that was wanted."""
+        """An attempt has ended before it was done; without a failure if that was wanted."""
         root = ended.root
         failure = root and {
             "kind": root.kind.name,

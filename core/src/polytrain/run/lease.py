@@ -1,7 +1,7 @@
 """Whose run it is: at most one driver works on a run at a time.
 
-Claims are numbered files. The owner is who holds the highest token; a token is given once,
-because its file is created exclusively. The owner counts beats in its file. A claim is over when
+Leases are numbered files. The owner is who holds the highest token; a token is given once,
+because its file is created exclusively. The owner counts beats in its file. A lease is over when
 its owner says so, when the owner's process is known to be dead, or when its beats have stopped for
 a while. Whoever was taken for dead finds a higher token before it commits anything more.
 """
@@ -33,12 +33,12 @@ _DEAD_AFTER_S = 30.0
 """Seconds without a beat, as the waiting driver's clock has them."""
 
 _held: set[str] = set()
-"""Tokens of the claims that this process holds or wants."""
+"""Tokens of the leases that this process holds or wants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Owner:
-    """What a claim says of its holder."""
+    """What a lease says of its holder."""
 
     host: str
     pid: int
@@ -46,7 +46,7 @@ class _Owner:
     """Ticks since the machine's boot: the time of day may be corrected."""
 
     nonce: str
-    """Of this claim alone."""
+    """Of this lease alone."""
 
     machine: str
     """Tells machines, their boots and their process namespaces apart; empty if nothing does."""
@@ -100,7 +100,7 @@ class Lease:
 
         self._when_lost: Callable[[], None] | None = None
         self._ended = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="polytrain-claim", daemon=True)
+        self._beating = threading.Thread(target=self._beat, name="polytrain-lease", daemon=True)
         self._beating.start()
 
     def notify(self, when_lost: Callable[[], None]) -> None:
@@ -149,7 +149,7 @@ class Lease:
             self._no_retry.write(self.path, json.dumps(asdict(owner)).encode())
         except OSError as error:
             # Whoever finds it unchanged waits until it is over.
-            logger.warning("The claim %s can't be renewed: %s", self.path, error)
+            logger.warning("The lease %s can't be renewed: %s", self.path, error)
 
 
 @contextmanager
@@ -179,7 +179,7 @@ def leased(storage: Storage, no_retry: Storage) -> Iterator[Lease]:
 
 
 def _taken(storage: Storage, owner: _Owner) -> tuple[int, str]:
-    """Number and path of the new claim."""
+    """Number and path of the new lease."""
     watch = _Watch(storage.root)
     while True:
         token, other = _newest(storage)
@@ -204,7 +204,7 @@ class _Watch:
         self._waited = 0.0
 
     def finds_over(self, token: int, owner: _Owner) -> bool:
-        """Whether a claim is over.
+        """Whether a lease is over.
 
         Raises:
             RunOwnedError: it isn't.
@@ -236,7 +236,7 @@ def _create(storage: Storage, token: int, owner: _Owner) -> str | None:
 
 
 def _newest(storage: Storage) -> tuple[int, _Owner | None]:
-    """The highest token, and who holds it; 0 and None if there is no claim."""
+    """The highest token, and who holds it; 0 and None if there is no lease."""
     by_number: dict[int, list[str]] = {}
     for path in storage.list(_LEASES):
         token = Path(path).name.partition(".")[0]

@@ -35,8 +35,8 @@ class Ledger:
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACCOUNTS, 0.0))
     """Account → seconds:
 
-    - `start`: from the call of `fit()` until its first trainers are asked for.
-    - `data_load`: agents read the rows that they hold. What trainers read by themselves, while they
+    - `start`: from the call of `fit()` until its first worker processes are asked for.
+    - `data_load`: agents read the rows that they hold. What workers read by themselves, while they
       train, is theirs.
     - `import`: from the request for a process until the slowest rank can meet the others.
     - `rendezvous`: from there until the last rank has joined the collective.
@@ -47,9 +47,9 @@ class Ledger:
       progress. How long ago an agent or a node was lost, nobody knows: that is in `train`.
     - `teardown`: from the news of a failure, or the last checkpoint before a planned restart, until
       all processes are gone, and all that they had handed over is stored.
-    - `reschedule`: agents for the next attempt are found, and what it goes on from.
+    - `reschedule`: agents for the next attempt are found, and what it resumes from.
     - `data_reload`: as `data_load`, in later attempts, where only new agents have anything to read,
-      and until the checkpoint to go on from is on the nodes.
+      and until the checkpoint to resume from is on the nodes.
     - `replayed_work`: training that only repeats steps which rank 0 had reported before.
     - `ending`: every rank is done, or the run has ended otherwise: until all is released.
     """
@@ -65,7 +65,7 @@ class Ledger:
 
     _now: float = field(default=0.0, repr=False)
     _phase: tuple[str, int] | None = field(default=None, repr=False)
-    """Phase and generation of the state machine."""
+    """Phase and attempt of the state machine."""
 
     _is_first: bool = field(default=True, repr=False)
     """Whether this driver has launched nothing yet."""
@@ -79,14 +79,14 @@ class Ledger:
     """The highest that rank 0 has ever reported."""
 
     _spent: dict[str, float] = field(default_factory=dict, repr=False)
-    """What is booked of this generation's time, and may still turn out to be something else."""
+    """What is booked of this attempt's time, and may still turn out to be something else."""
 
     _stalled_s: float = field(default=0.0, repr=False)
-    """Of this generation, as rank 0 has told it."""
+    """Of this attempt, as rank 0 has told it."""
 
     _detected_s: float = field(default=0.0, repr=False)
     _failed: tuple[float, str] | None = field(default=None, repr=False)
-    """When this generation's work was over, and what it had been."""
+    """When this attempt's work was over, and what it had been."""
 
     @property
     def wall_s(self) -> float:
@@ -211,7 +211,7 @@ class Ledger:
         self._move(more, tuple(sources), "detect")
 
     def _move(self, seconds: float, sources: tuple[str, ...], to: str) -> None:
-        """Book time of this generation on another account: as much of it as there is."""
+        """Book time of this attempt on another account: as much of it as there is."""
         for account in sources:
             moved = max(0.0, min(seconds, self._spent.get(account, 0.0), self.seconds[account]))
             if moved and account != to:

@@ -6,8 +6,8 @@
        └───────────────────┘ │
                              └──► Concluded
 
-Pure: no clock, no Ray, no process. Any failure ends the generation; once all its processes are gone
-the cause is known, the failure policy decides, and the next generation is launched. A generation
+Pure: no clock, no Ray, no process. Any failure ends the attempt; once all its processes are gone
+the cause is known, the failure policy decides, and the next attempt is launched. An attempt
 that the run itself ends, for another number of workers or to stop, makes a checkpoint first.
 """
 
@@ -132,7 +132,7 @@ def step(state: State, event: Event | CheckpointEvent, *, now: float = 0.0) -> T
 
 
 def _is_stale(state: State, event: Event | CheckpointEvent) -> bool:
-    # A part of a checkpoint counts whenever it was stored: the agent outlives its trainer, and
+    # A part of a checkpoint counts whenever it was stored: the agent outlives its worker, and
     # what was handed over is kept.
     if isinstance(event, PartStored | PartVoid | Committed):
         return False

@@ -26,7 +26,7 @@ class Placing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """Trainers are starting; their offers come in."""
+    """Worker processes are starting; their offers come in."""
 
     offers: HashTrieMap[int, Offer] = field(default_factory=HashTrieMap)
 
@@ -47,7 +47,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """All trainers are being killed. Until they are gone more may come up."""
+    """All worker processes are being killed. Until they are gone more may come up."""
 
     failures: Queue[Failure] = field(default_factory=Queue)
     """What went wrong, in the order in which it was told; empty where the run itself ends it."""
@@ -60,13 +60,13 @@ class Ending:
 
     gone: HashTrieSet[int] = field(default_factory=HashTrieSet)
     was_dismissed: bool = False
-    """Whether every rank was done before: a trainer that ends by itself then does as told."""
+    """Whether every rank was done before: a worker that ends by itself then does as told."""
 
     lost_agents: HashTrieSet[int] = field(default_factory=HashTrieSet)
 
     @property
     def is_planned(self) -> bool:
-        """Whether the run itself ends the generation."""
+        """Whether the run itself ends the attempt."""
         return not self.failed
 
     def also(self, failure: Failure) -> Ending:
@@ -93,7 +93,7 @@ class State:
     """Everything that the machine remembers."""
 
     world_size: int
-    """Ranks of the generation that lives, or of the last one."""
+    """Ranks of the attempt that lives, or of the last one."""
 
     policy: FailurePolicy
     node_cooldown_s: float = 0.0
@@ -101,7 +101,7 @@ class State:
 
     phase: Phase = field(default_factory=Placing)
     attempt: int = 0
-    """The generation that lives, or the next one to be launched while there is none."""
+    """The attempt that lives, or the next one to be launched while there is none."""
 
     attempts: tuple[FailedAttempt, ...] = ()
     """Those that have failed, the oldest first."""
@@ -116,24 +116,24 @@ class State:
     """Nodes that are about to be taken away."""
 
     launches: int = 0
-    """Generations that were launched."""
+    """Attempts that were launched."""
 
     launched_at: float = 0.0
 
     committed: int = 0
-    """Step of the newest checkpoint: what a generation starts from."""
+    """Step of the newest checkpoint: what an attempt starts from."""
 
     steps: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
-    """Last step that each rank has reported that has joined this generation."""
+    """Last step that each rank has reported that has joined this attempt."""
 
     has_reported: bool = False
-    """Whether any rank of this generation has reported a step."""
+    """Whether any rank of this attempt has reported a step."""
 
     saves: bool = True
     """Whether the training makes checkpoints, as far as is known: a stop waits for the next one."""
 
     drain: DrainWanted | None = None
-    """Why the trainers are to stop after their next checkpoint, if they are."""
+    """Why the worker processes are to stop after their next checkpoint, if they are."""
 
     @property
     def status(self) -> AttemptStatus | None:
@@ -150,5 +150,5 @@ class State:
 
     @property
     def restarts(self) -> int:
-        """Generations that were launched after the first, for whatever reason."""
+        """Attempts that were launched after the first, for whatever reason."""
         return max(0, self.launches - 1)

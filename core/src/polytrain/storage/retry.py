@@ -57,7 +57,7 @@ def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
     Raises:
         OSError: it still didn't work, or never will.
     """
-    # Trainers, which import this indirectly, never call a storage.
+    # Worker processes, which import this indirectly, never call a storage.
     import tenacity
 
     def tell(state: tenacity.RetryCallState) -> None:

@@ -60,8 +60,8 @@ class ChaosTier:
     def test_chaos_in_training(self, untouched: Verdict, tmp_path: Path) -> None:
         """Killed, broken, half saved, without zygote: the model is that of a run without faults.
 
-        If this fails: training doesn't go on from the checkpoint with all that it had; something of
-        a dead generation stands in the way of the next; or the journal blames another rank, because
+        If this fails: training doesn't resume from the checkpoint with all it had; something of
+        a dead attempt stands in the way of the next; or the journal blames another rank, because
         the engine's processes end before they say why.
         """
         cases = [BY_NAME[name] for name in _IN_TRAINING]
@@ -72,7 +72,7 @@ class ChaosTier:
         """Starting, joining, out of memory, out of disk: every row is used once per epoch.
 
         If this fails: a rendezvous doesn't come to an end when a rank is missing, or ranks that
-        have met before are taken for those of this generation.
+        have met before are taken for those of this attempt.
         """
         cases = [BY_NAME[name] for name in _AROUND_TRAINING]
         case = in_sequence(cases, name="around training")

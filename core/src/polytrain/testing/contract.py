@@ -142,7 +142,7 @@ class ContractTier:
     def test_saved_model_is_loaded_by_another_process(
         self, trained: WorldRecord, tmp_path: Path
     ) -> None:
-        """A new generation that starts from the last checkpoint has nothing left to train.
+        """A new attempt that starts from the last checkpoint has nothing left to train.
 
         If this fails: `save` leaves something out that `load` or `train` needs, or `train` starts
         over although `session.checkpoint` is given.

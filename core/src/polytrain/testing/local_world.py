@@ -95,7 +95,7 @@ def run_world(
     checkpoint: Path | None = None,
     seconds: float = 120,
 ) -> WorldRecord:
-    """Run one generation to its end, or to its first failure, in processes of this machine.
+    """Run one attempt to its end, or to its first failure, in processes of this machine.
 
     Args:
         backend: its offering, joined and train are run.
@@ -104,7 +104,7 @@ def run_world(
         world_size: number of processes.
         training_function: run instead of `Engine.train`.
         training_config: what it is called with.
-        checkpoint: directory to go on from.
+        checkpoint: directory to resume from.
         seconds: after which everything is killed and an error is raised.
 
     Raises:

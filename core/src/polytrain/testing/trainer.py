@@ -47,9 +47,9 @@ class TrainerTier:
         assert names == ({"step-0", "step-1"} if every_rank else {"step-0"})
 
     def test_killed_worker_is_replaced(self, tmp_path: Path) -> None:
-        """After a SIGKILL the run goes on from the last checkpoint, reported the instant before.
+        """After a SIGKILL the run resumes from the last checkpoint, reported the instant before.
 
-        If this fails: something of the dead generation stands in the way of the next, for example
+        If this fails: something of the dead attempt stands in the way of the next, for example
         a fixed port.
         """
         result = self._fit(tmp_path, fault=Fault(rank=0, at_step=2), max_failures=1)
@@ -67,7 +67,7 @@ class TrainerTier:
 
         And with `exact_resume` it makes no difference to what is saved in the end.
 
-        If this fails: `train` doesn't go on from `session.checkpoint`; or has a state that `save`
+        If this fails: `train` doesn't resume from `session.checkpoint`; or has a state that `save`
         leaves out.
         """
         if not self.backend.capabilities.declarative:

@@ -1,4 +1,4 @@
-"""The line of progress that a person sees, and the trainers' own output beside it."""
+"""The line of progress that a person sees, and the worker processes' own output beside it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ProgressLine:
 
 
 class WorkerOutput:
-    """Passes on what trainers write: to the user with the rank in front, and to a log per rank.
+    """Passes on what workers write: to the user with the rank in front, and to a log per rank.
 
     What they write after something has failed is mostly the noise of broken collectives: it goes
     to the logs alone.

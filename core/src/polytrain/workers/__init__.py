@@ -1,1 +1,1 @@
-"""The processes of a run: agents that own everything, zygotes that fork, trainers that train."""
+"""The processes of a run: agents that own everything, zygotes that fork, workers that train."""

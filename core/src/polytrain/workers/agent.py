@@ -1,6 +1,6 @@
-"""The agent of one rank: an object that owns what must survive a trainer.
+"""The agent of one rank: an object that owns what must survive a worker process.
 
-It holds the rank's resources and data, has trainers forked, reads what they hand over, stores
+It holds the rank's resources and data, has workers forked, reads what they hand over, stores
 checkpoints, and pushes everything that happens to the controller. It imports neither Ray nor a
 framework: it lives in an actor of Ray's (`ray_agent`), or in the driver (`local_recruiter`).
 """
@@ -69,7 +69,7 @@ class AgentSpec:
     """Its name is completed with the agent's node."""
 
     environment: Mapping[str, str]
-    """Variables that the backend wants trainers to have."""
+    """Variables that the backend wants worker processes to have."""
 
     directory: str
     """The driver's working directory."""
@@ -86,10 +86,10 @@ class AgentSpec:
     """Seconds without progress that are told; None for none."""
 
     straggler_window_s: float | None
-    """Seconds over which it is told how busy a trainer was; None for never."""
+    """Seconds over which it is told how busy a worker process was; None for never."""
 
     leave_timeout_s: float
-    """Seconds after which a trainer that was told to leave is killed."""
+    """Seconds after which a worker process that was told to leave is killed."""
 
 
 class Agent:
@@ -100,7 +100,7 @@ class Agent:
         Args:
             spec: what all agents of the run have in common.
             place: where this one is.
-            variables: environment variables that trainers have there, before all others.
+            variables: environment variables that worker processes have there, before all others.
         """
         self._spec = spec
         self._place = place
@@ -179,7 +179,7 @@ class Agent:
     async def launch(
         self, seat: tuple[int, int], order: LaunchOrder, streams: tuple[StreamOrder, ...]
     ) -> None:
-        """Have a trainer forked for a new generation, with its data and what it starts from."""
+        """Have a worker process forked for a new attempt, with its data and what it starts from."""
         # Ray promises no order of calls: this one may have come before that of `prepare`.
         async with self._seated:
             await self._seated.wait_for(lambda: self._seat == seat)
@@ -206,27 +206,27 @@ class Agent:
             self._never_started(order, FailureKind.STARTUP, f"can't fork a trainer: {error}")
 
     async def acknowledge(self, attempt: int, checkpoint: int) -> None:
-        """Tell the trainer that this checkpoint isn't on its way any more."""
-        # What was staged for older ones isn't what a new generation would start from.
+        """Tell the worker process that this checkpoint isn't on its way any more."""
+        # What was staged for older ones isn't what a new attempt would start from.
         for number in [number for number in self._staged if number < checkpoint]:
             shutil.rmtree(self._staged.pop(number), ignore_errors=True)
         self._send(attempt, settled_message(checkpoint))
 
     async def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
-        """Tell the trainer everybody's offer."""
+        """Tell the worker process everybody's offer."""
         self._send(attempt, roster_message(offers))
         self._has_roster = attempt
         if self._to_drain == attempt:
             self._send(attempt, drain_message())
 
     async def drain(self, attempt: int) -> None:
-        """Have the trainer make a checkpoint, and stop; but the roster comes first."""
+        """Have the worker process make a checkpoint, and stop; but the roster comes first."""
         self._to_drain = attempt
         if self._has_roster == attempt:
             self._send(attempt, drain_message())
 
     async def leave(self, attempt: int) -> None:
-        """Let the trainer leave the collective and end, and end it if it doesn't."""
+        """Let the worker process leave the collective and end, and end it if it doesn't."""
         trainer = self._connection_of(attempt)
         if trainer is None:
             return
@@ -243,13 +243,13 @@ class Agent:
             await self.kill(attempt)
 
     async def dump_stacks(self, attempt: int, pausing: bool) -> None:
-        """Tell what the trainer is doing."""
+        """Tell what the worker process is doing."""
         trainer = self._connection_of(attempt)
         stacks = "its process is gone" if trainer is None else await trainer.stacks(pausing)
         self._events.put_nowait(Stacks(attempt=attempt, rank=self._rank, text=stacks))
 
     async def kill(self, attempt: int) -> None:
-        """End the trainer at once."""
+        """End the worker process at once."""
         self._killed = attempt
         self._zygotes.kill(attempt)
 
@@ -264,7 +264,7 @@ class Agent:
             self._ended(trainer, how, killed=killed)
 
     def process_lost(self, attempt: int) -> None:
-        """The kernel kills a zygote's trainers with it; what they had started needs our help."""
+        """The kernel kills a zygote's workers with it; what they had started needs our help."""
         trainer = self._connection_of(attempt)
         if trainer is not None:
             if trainer.pid:
@@ -389,7 +389,7 @@ class Agent:
         if store.location.is_local:
             shutil.rmtree(part.staged, ignore_errors=True)
         else:
-            # The node's own copy, for a generation that starts from it.
+            # The node's own copy, for an attempt that starts from it.
             self._staged[part.checkpoint] = part.staged
         self._events.put_nowait(event)
 

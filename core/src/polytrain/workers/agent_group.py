@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _CLOSE_TIMEOUT_S = 10.0
 
 LEAVE_TIMEOUT_S = 60.0
-"""Seconds that a trainer may take to end once every rank is done."""
+"""Seconds that a worker process may take to end once every rank is done."""
 
 # Imported in the zygotes of every run, and of those with data: Arrow's conversions use pandas.
 _PRELOAD = ("polytrain.workers.worker_process",)
@@ -257,7 +257,7 @@ class AgentGroup:
                 handle(happening)
 
     def _update_pool(self, handle: Handler) -> bool:
-        """Pass on what the crew has told, before anything else; whether there was anything."""
+        """Pass on what the pool has told, before anything else; whether there was anything."""
         told = bool(self._of_the_pool)
         while self._of_the_pool:
             handle(self._of_the_pool.popleft())

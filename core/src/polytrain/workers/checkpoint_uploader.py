@@ -1,4 +1,4 @@
-"""How a trainer gives checkpoints away: a local snapshot, and a message to its agent.
+"""How a worker process gives checkpoints away: a local snapshot, and a message to its agent.
 
 What the agent says meanwhile arrives here too: that one is committed, or is to be the last.
 """
@@ -32,7 +32,7 @@ Write = Callable[[Path], Stamps]
 
 
 class CheckpointUploader:
-    """The checkpoints of one trainer that are on their way to the storage."""
+    """The checkpoints of one worker process that are on their way to the storage."""
 
     def __init__(
         self, *, job: WorkerJob, order: LaunchOrder, rank: int, channel: Channel, scratch: Path
@@ -40,8 +40,8 @@ class CheckpointUploader:
         """
         Args:
             job: what is trained.
-            order: in which generation.
-            rank: this trainer's.
+            order: in which attempt.
+            rank: this worker process's.
             channel: to its agent.
             scratch: directory on the node for files on their way.
         """
@@ -88,7 +88,7 @@ class CheckpointUploader:
 
         Raises:
             CheckpointError: there is no room for the files.
-            LineClosedError: the agent is gone.
+            ConnectionClosedError: the agent is gone.
         """
         with self._stalling():
             self._wait(at_most=self._max_in_flight - 1)
@@ -128,7 +128,7 @@ class CheckpointUploader:
             Its name; None if this attempt has given none.
 
         Raises:
-            LineClosedError: the agent is gone.
+            ConnectionClosedError: the agent is gone.
         """
         if self._newest is None:
             return None
@@ -137,10 +137,10 @@ class CheckpointUploader:
         return directory_name(self._newest, self._attempt)
 
     def is_asked_to_stop(self) -> bool:
-        """Whether the next checkpoint is to be the last of this trainer.
+        """Whether the next checkpoint is to be the last of this worker process.
 
         Raises:
-            LineClosedError: the agent is gone.
+            ConnectionClosedError: the agent is gone.
         """
         while not self._asked_to_stop and (message := self._channel.poll()) is not None:
             self._take(message)
@@ -150,7 +150,7 @@ class CheckpointUploader:
         """Say that the last checkpoint is made, and wait for the end.
 
         Raises:
-            LineClosedError: it has come.
+            ConnectionClosedError: it has come.
         """
         self._channel.send(drained_message(self.stalled_s))
         with during(Stage.WAITING_FOR_COMMIT):

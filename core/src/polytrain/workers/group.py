@@ -24,40 +24,40 @@ class WorkerGroup(Protocol):
         """Everybody's place, in rank order; known once `AgentsPlaced` has happened."""
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
-        """Have an agent for every rank of the next generation.
+        """Have an agent for every rank of the next attempt.
 
         Leads to `AgentsPlaced` or `PlacementFailed`.
 
         Args:
             avoid: nodes to leave, if others can hold the workers.
-            without: ranks of the last generation whose agents are to be replaced.
+            without: ranks of the last attempt whose agents are to be replaced.
         """
 
     def launch(self, order: LaunchOrder) -> None:
-        """Start a trainer for every rank."""
+        """Start a worker process for every rank."""
 
     def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
-        """Tell every trainer everybody's offer."""
+        """Tell every worker process everybody's offer."""
 
     def drain(self, attempt: int) -> None:
-        """Have every trainer make a checkpoint, and stop."""
+        """Have every worker process make a checkpoint, and stop."""
 
     def leave(self, attempt: int) -> None:
-        """Let every trainer leave the collective and end."""
+        """Let every worker process leave the collective and end."""
 
     def kill(self, attempt: int) -> None:
-        """End every trainer at once."""
+        """End every worker process at once."""
 
     def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
-        """Ask what every trainer is doing; leads to `Stacks` of each within a bounded time.
+        """Ask what every worker process is doing; leads to `Stacks` of each within a bounded time.
 
         Args:
-            generation: whose trainers.
+            attempt: whose worker processes.
             pausing: whether they may be paused for it.
         """
 
     def acknowledge(self, attempt: int, checkpoint: int) -> None:
-        """Tell the trainers that this checkpoint isn't on its way any more."""
+        """Tell the worker processes that this checkpoint isn't on its way any more."""
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         """Wait until something happens; hand it, and all that is known by then, to `handle`.

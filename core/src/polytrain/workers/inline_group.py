@@ -41,9 +41,9 @@ from polytrain_plugins import Member, Offer, changed_environment
 
 
 class InlineGroup:
-    """A `WorkerGroup` of one worker, whose trainer runs in the caller's thread.
+    """A `WorkerGroup` of one worker, whose worker process runs in the caller's thread.
 
-    What the trainer says is handled before it goes on: a report counts at once.
+    What the worker process says is handled before it goes on: a report counts at once.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class InlineGroup:
         self._killed = True
 
     def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
-        """Nobody watches: the trainer runs in the thread that would have to."""
+        """Nobody watches: the worker process runs in the thread that would have to."""
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._pending:

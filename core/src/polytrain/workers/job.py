@@ -1,4 +1,4 @@
-"""What a trainer is given: the work of the whole run, and one generation's order."""
+"""What a worker process is given: the work of the whole run, and one attempt's order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polytrain_plugins import Backend, CheckpointKind, Member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
-    """The work: the same for every rank and generation of a run."""
+    """The work: the same for every rank and attempt of a run."""
 
     run_name: str
     backend: Backend
@@ -42,15 +42,15 @@ class WorkerJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOrder:
-    """One generation: the same for every rank of it."""
+    """One attempt: the same for every rank of it."""
 
     attempt_id: AttemptId
     members: tuple[Member, ...]
     start: StartingPoint
     first_checkpoint: int
-    """Number of the first checkpoint that this generation makes."""
+    """Number of the first checkpoint that this attempt makes."""
 
     @property
     def attempt(self) -> int:
-        """Number of the generation among its driver's."""
+        """Number of the attempt among its driver's."""
         return self.attempt_id.attempt

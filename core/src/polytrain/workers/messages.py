@@ -1,4 +1,4 @@
-"""Messages between a trainer and its agent, and their framing on a stream socket.
+"""Messages between a worker process and its agent, and their framing on a stream socket.
 
 A frame is four bytes of length and a msgpack value. Only plain values travel: an agent that reads
 a message never imports a framework and never executes anything.
@@ -49,7 +49,7 @@ class ConnectionClosedError(EOFError):
 
 
 class Channel(Protocol):
-    """A trainer's line to whoever watches over it."""
+    """A worker process's line to whoever watches over it."""
 
     def send(self, *messages: Message) -> None:
         """Hand messages over; they survive this process."""
@@ -58,14 +58,14 @@ class Channel(Protocol):
         """Wait for the next message.
 
         Raises:
-            LineClosedError: the other end is gone.
+            ConnectionClosedError: the other end is gone.
         """
 
     def poll(self) -> Message | None:
         """The next message, if it is there.
 
         Raises:
-            LineClosedError: the other end is gone.
+            ConnectionClosedError: the other end is gone.
         """
 
 
@@ -117,7 +117,7 @@ class SocketChannel:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
-        # Messages to trainers are short, and sent in one piece.
+        # Messages to worker processes are short, and sent in one piece.
         return self.receive()
 
 
@@ -159,7 +159,7 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     """Read this many bytes.
 
     Raises:
-        LineClosedError: the other end was closed before.
+        ConnectionClosedError: the other end was closed before.
     """
     parts = bytearray()
     while len(parts) < size:
@@ -170,7 +170,7 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
-# From trainer to agent
+# From worker process to agent
 
 
 def offer_message(offer: Offer) -> Message:
@@ -216,7 +216,7 @@ def saves_on_request_message() -> Message:
 
 
 def drained_message(stalled_s: float = 0.0) -> Message:
-    """The trainer has stopped after a checkpoint, as it was asked to."""
+    """The worker process has stopped after a checkpoint, as it was asked to."""
     return ["drained", stalled_s]
 
 
@@ -239,7 +239,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def imported_message(modules: Sequence[str], variables: Mapping[str, str | None]) -> Message:
-    """What the trainer has imported since it was forked, and variables that differ since."""
+    """What the worker process has imported since it was forked, and variables that differ since."""
     return ["imported", list(modules), dict(variables)]
 
 
@@ -259,7 +259,7 @@ def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart
 
 
 def to_event(message: Message, *, attempt: int, rank: int) -> Event | FilesIgnored | PartStaged:
-    """What a trainer's message means to the run."""
+    """What a worker process's message means to the run."""
     match message:
         case ["offer", host, port, details]:
             offer = Offer(host=host, port=port, details=details)
@@ -292,7 +292,7 @@ def to_event(message: Message, *, attempt: int, rank: int) -> Event | FilesIgnor
     raise ValueError(f"unknown message {message[:1]}")
 
 
-# From agent to trainer
+# From agent to worker process
 
 
 def roster_message(offers: tuple[Offer, ...]) -> Message:

@@ -1,4 +1,4 @@
-"""One trainer as its agent sees it: the lines to it, and what comes out of them."""
+"""One worker process as its agent sees it: the lines to it, and what comes out of them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from polytrain.workers.report_ring import Ring, calls_every_s
 READ_SIZE = 1 << 16
 
 _LAST_WORDS = 4000
-"""Characters of a trainer's standard error that are kept to explain its end."""
+"""Characters of a worker process's standard error that are kept to explain its end."""
 
 
 class ProcessConnection:
-    """The socket and the pipes of the trainer of one generation.
+    """The socket and the pipes of the worker process of one attempt.
 
     All of it happens on the agent's event loop.
     """
@@ -47,9 +47,9 @@ class ProcessConnection:
     ) -> None:
         """
         Args:
-            order: what the trainer is started for.
-            rank: which rank of the generation it is.
-            tell: gets what the trainer says and writes.
+            order: what the worker process is started for.
+            rank: which rank of the attempt it is.
+            tell: gets what the worker process says and writes.
             stage: gets the parts of checkpoints that it hands over.
             imported: gets what it says that it has imported.
             hang_timeout_s: seconds without progress that are told; None for none.
@@ -57,7 +57,7 @@ class ProcessConnection:
         """
         self.order = order
         self.pid = 0
-        """Of the trainer's process; 0 until the zygote has told it."""
+        """Of the worker process; 0 until the zygote has told it."""
 
         self.last_words = ""
         """What it has written last on its standard error."""
@@ -87,16 +87,16 @@ class ProcessConnection:
 
     @property
     def attempt(self) -> int:
-        """Which the trainer belongs to."""
+        """Which the worker process belongs to."""
         return self.order.attempt
 
     @property
     def theirs(self) -> tuple[int, ...]:
-        """The trainer's ends, in the order in which the zygote wants them."""
+        """The worker process's ends, in the order in which the zygote wants them."""
         return (self._their_connection.fileno(), *self._writers, self.page.descriptor)
 
     def begin(self, message: Message) -> None:
-        """Say the first thing, and listen. The trainer has its ends now: ours of them are closed.
+        """Say the first thing, and listen. The worker has its ends now: ours of them are closed.
 
         Raises:
             OSError: it is gone already.
@@ -118,14 +118,14 @@ class ProcessConnection:
         return oom_kills() > self._oom_kills
 
     def send(self, message: Message) -> None:
-        """Say something, unless the trainer is gone: that is about to be told."""
+        """Say something, unless the worker process is gone: that is about to be told."""
         with contextlib.suppress(OSError):
             self._connection.setblocking(True)
             self._connection.sendall(pack(message))
             self._connection.setblocking(False)
 
     def close(self) -> None:
-        """Take what the trainer has handed over: it is still in the lines, complete."""
+        """Take what the worker process has handed over: it is still in the lines, complete."""
         loop = asyncio.get_running_loop()
         self._read_messages()
         self._take_reports()
@@ -141,7 +141,7 @@ class ProcessConnection:
             os.close(reader)
 
     async def stacks(self, pausing: bool) -> str:
-        """What the trainer is doing, frame by frame. Takes a bounded time.
+        """What the worker process is doing, frame by frame. Takes a bounded time.
 
         Args:
             pausing: whether it may be paused for that.
@@ -158,7 +158,7 @@ class ProcessConnection:
             os.close(descriptor)
 
     def _watch_over(self) -> None:
-        """From now on, tell when the trainer makes no progress, and how busy it is."""
+        """From now on, tell when the worker process makes no progress, and how busy it is."""
         attempt, rank = self.attempt, self._rank
         now = asyncio.get_running_loop().time()
         lookers: list[Probe] = []
@@ -200,7 +200,7 @@ class ProcessConnection:
     def _take_call(self) -> None:
         self._take_reports()
         self._cancel_look()
-        # The trainer relies on it: what it writes until then, it doesn't call for.
+        # The worker process relies on it: what it writes until then, it doesn't call for.
         loop = asyncio.get_running_loop()
         self._next_look = loop.call_later(calls_every_s(self._rank), self._take_reports)
 

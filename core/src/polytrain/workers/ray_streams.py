@@ -1,4 +1,4 @@
-"""The streaming data sets of a run on Ray: one actor for each, anew for every generation."""
+"""The streaming data sets of a run on Ray: one actor for each, anew for every attempt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StreamOrder:
 class Streams:
     """The actors that run the pipelines, owned by the driver.
 
-    A generation that ends has its actors killed: nothing else ends a pipeline that shuffles.
+    An attempt that ends has its actors killed: nothing else ends a pipeline that shuffles.
     """
 
     def __init__(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> None:
@@ -47,7 +47,7 @@ class Streams:
         self._actors: list[Any] = []
 
     def start(self) -> tuple[StreamOrder, ...]:
-        """Have the pipelines ready for a new generation."""
+        """Have the pipelines ready for a new attempt."""
         self.close()
         orders = []
         for dataset in self._datasets:
@@ -77,7 +77,7 @@ def _tell(notices: Any) -> None:
 def open_lines(
     orders: Sequence[StreamOrder], *, attempt: int, world_size: int, rank: int
 ) -> list[socket.socket]:
-    """Lines for a new trainer, each served by a thread of this agent while the trainer lives."""
+    """Lines for a new worker, each served by a thread of this agent while the worker lives."""
     lines = []
     for order in orders:
         ours, theirs = socket.socketpair()

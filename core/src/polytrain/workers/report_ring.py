@@ -1,6 +1,6 @@
 """Reports on their way to the agent: a ring in memory that both have mapped.
 
-To be told of every report at once costs an agent more than the report costs the trainer: on a
+To be told of every report at once costs an agent more than the report costs the worker: on a
 machine whose cores are all in use, that time is taken from training. So reports are written here,
 without a system call, and the agent is called when it hasn't been for a while. What is written
 survives its writer.

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainerSession:
-    """One trainer's side of the run, from joining the collective to the end of training.
+    """One worker process's side of the run, from joining the collective to the end of training.
 
     It is the `Session` that `Engine.train` gets, and what the functions of this module act on.
     """
@@ -59,7 +59,7 @@ class TrainerSession:
         """
         Args:
             job: what is trained.
-            order: in which generation; its starting point is a directory of this node.
+            order: in which attempt; its starting point is a directory of this node.
             world: as it was joined.
             engine: that joined it.
             shards: this rank's.

@@ -1,4 +1,4 @@
-"""What an agent holds of the data for its trainers: descriptors of memory that they map."""
+"""What an agent holds of the data for its worker processes: descriptors of memory that they map."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class CacheRequest:
     """What one agent has to know and to hold of all data sets."""
 
     specs: bytes
-    """Pickled for trainers; an agent has no need to know."""
+    """Pickled for worker processes; an agent has no need to know."""
 
     shard_cache: bytes
     """Pickled: for each data set of which an agent holds something, a `Holding`, or None where it
@@ -141,7 +141,7 @@ class ShardCache:
     """What they were held for."""
 
     def release(self) -> None:
-        """Give the memory back, as far as no trainer maps it."""
+        """Give the memory back, as far as no worker process maps it."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 

@@ -1,7 +1,7 @@
-"""The line between a trainer and its agent over which the parts of a streaming data set come.
+"""The line between a worker and its agent over which the parts of a streaming data set come.
 
-The trainer asks, the agent answers: with a part in shared memory, with the end, or with what went
-wrong. The agent's side runs on a thread of its own, for as long as the trainer lives.
+The worker asks, the agent answers: with a part in shared memory, with the end, or with what went
+wrong. The agent's side runs on a thread of its own, for as long as the worker process lives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StreamConnection(PartSource):
-    """The trainer's end."""
+    """The worker process's end."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -65,10 +65,10 @@ def serve_stream(
     begin: Callable[[int, tuple[Segment, ...]], None],
     next_part: Callable[[int, int], Any],
 ) -> None:
-    """The agent's end: answer until the trainer is gone.
+    """The agent's end: answer until the worker process is gone.
 
     Args:
-        connection: to the trainer; closed at the end.
+        connection: to the worker process; closed at the end.
         begin: starts an epoch.
         next_part: gives a part as a table, or the number of rows that all ranks were dealt.
     """
@@ -84,7 +84,9 @@ def serve_stream(
                     begin(epoch, tuple(Segment(*leg) for leg in argument))
                     continue
                 part = next_part(epoch, argument) if not failure else None
-            except Exception as error:  # whatever a user's pipeline raises is the trainer's to tell
+            except (
+                Exception
+            ) as error:  # whatever a user's pipeline raises is the worker process's to tell
                 failure = str(error)
                 if what == "begin":
                     continue

@@ -1,6 +1,6 @@
 """Who works for a run: which agents have ranks, which stand by, which are yet to come.
 
-Nothing here waits: agents arrive and are lost, and the crew says when it is complete.
+Nothing here waits: agents arrive and are lost, and the pool says when it is complete.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AgentLauncher(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Placing:
-    """What is known while the workers of a generation come together."""
+    """What is known while the workers of an attempt come together."""
 
     room: int
     """Workers that there was room for."""
@@ -85,15 +85,15 @@ class WorkerPool:
         """
         Args:
             scaling: how many there are to be.
-            recruiter: asks for them.
+            launcher: asks for them.
             cluster: where they may be.
             first_node: the node whose workers come first, if it has any.
-            tell: is told when the crew is complete, can't be, or can grow. What it is told is to be
+            tell: is told when the pool is complete, can't be, or can grow. What it is told is to be
                 heard before the next loss is told here: by then ranks may be others'.
             clock: seconds that never go back.
         """
         self.ranked: list[AgentHandle] = []
-        """Agents of the last generation, by rank; some may be gone."""
+        """Agents of the last attempt, by rank; some may be gone."""
 
         self._scaling = scaling
         self._sizes = SizePolicy(
@@ -125,7 +125,7 @@ class WorkerPool:
         ] + self._spares
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
-        """Complete the crew; see `WorkerGroup.place`."""
+        """Complete the pool; see `WorkerGroup.place`."""
         now, scaling = self._clock(), self._scaling
         self._setbacks = 0
         self._placing = _Placing(

@@ -1,4 +1,4 @@
-"""A trainer's life: offer, join, train, leave. It owns nothing, and is replaced, not repaired."""
+"""A worker's life: offer, join, train, leave. It owns nothing, and is replaced, not repaired."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def run_worker(
     channel: Channel,
     scratch: Path,
 ) -> None:
-    """Run one trainer of one generation to its end, in this process.
+    """Run one worker process of one attempt to its end, in this process.
 
     Every outcome is told over the channel, exceptions of the training too, which end here.
 
     Args:
         job: what to train.
-        order: in which generation.
+        order: in which attempt.
         rank: which rank of it.
         shards: opens this rank's shards.
         channel: to whom it is told.
         scratch: directory on the node for files on their way to the storage.
 
     Raises:
-        LineClosedError: nobody listens any more.
+        ConnectionClosedError: nobody listens any more.
         KeyboardInterrupt: the user wants it to end.
     """
     try:
@@ -163,7 +163,7 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
-    """The body of a trainer process. The agent's first message says what to do.
+    """The body of a worker process. The agent's first message says what to do.
 
     Args:
         connection: to its agent.

@@ -1,4 +1,4 @@
-"""The shards of a trainer: its rank's parts of all data sets, at the position to go on from."""
+"""The shards of a worker: its rank's parts of all data sets, at the position to resume from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a trainer gets rows from: memory that it maps, or pieces that it reads ahead."""
+"""Where a worker process gets rows from: memory that it maps, or pieces that it reads ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data set of a run, as every trainer knows it: its order, and who has its rows at hand."""
+"""A data set of a run, as every worker knows it: its order, and who has its rows at hand."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from polytrain.data.sources.pieces import Piece
 
 
 class Held(StrEnum):
-    """Which rows a rank's agent holds in memory that its trainers map."""
+    """Which rows a rank's agent holds in memory that its worker processes map."""
 
     NOTHING = "nothing"
-    """Trainers read the pieces themselves, a few at a time."""
+    """Worker processes read the pieces themselves, a few at a time."""
 
     SHARE = "its share"
     """What the rank reads as a whole; nothing is iterated over."""
@@ -31,7 +31,7 @@ class Held(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
-    """The same for every rank and generation of a run."""
+    """The same for every rank and attempt of a run."""
 
     name: str
     num_rows: int
@@ -41,7 +41,7 @@ class ShardSpec:
     held: Held
 
     pieces: tuple[Piece, ...] = ()
-    """Where agents hold nothing: what trainers read."""
+    """Where agents hold nothing: what worker processes read."""
 
     whole: bool = False
     """Every rank gets all rows."""

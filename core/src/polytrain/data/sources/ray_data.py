@@ -35,7 +35,7 @@ class ObjectPiece(Piece):
         return conformed(plain_columns(table), schema, self.where)
 
     def seekable(self, *, scattered: bool) -> bool:
-        # Trainers would have to join the cluster for it.
+        # Worker processes would have to join the cluster for it.
         return False
 
 

@@ -42,7 +42,7 @@ class StreamError(Exception):
 
 
 class SupersededError(StreamError):
-    """A newer generation has begun; what this one asks for is of no use to anybody."""
+    """A newer attempt has begun; what this one asks for is of no use to anybody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class End:
 
 
 class RayStream:
-    """The actor. A generation asks for epochs, and each of its ranks for the parts of an epoch.
+    """The actor. An attempt asks for epochs, and each of its ranks for the parts of an epoch.
 
     Every rank asks for the indices 0, 1, 2, … of an epoch, each once and at its own pace; a rank
     that asks for a part of a later epoch is done with the former ones. An epoch may begin ahead of
@@ -85,20 +85,20 @@ class RayStream:
     async def begin(
         self, attempt: int, epoch: int, legs: tuple[Segment, ...], world_size: int
     ) -> None:
-        """Start an epoch, unless another rank has. A new generation ends all that runs.
+        """Start an epoch, unless another rank has. A new attempt ends all that runs.
 
         Only a shuffle, or whatever else takes all blocks at once, goes on until it is through: Ray
-        Data can't stop it. Killing the actor does, and so a new actor for every generation is the
+        Data can't stop it. Killing the actor does, and so a new actor for every attempt is the
         surer way.
 
         Args:
-            generation: the generation that asks.
+            attempt: the attempt that asks.
             epoch: number of the epoch, for pipelines that shuffle differently each time.
             legs: what was consumed of the epoch already.
-            world_size: ranks of this generation.
+            world_size: ranks of this attempt.
 
         Raises:
-            SupersededError: this generation isn't the newest.
+            SupersededError: this attempt isn't the newest.
         """
         if attempt > self._attempt:
             stop_executors = executors_of_this_process()
@@ -124,7 +124,7 @@ class RayStream:
 
         Raises:
             StreamError: the pipeline failed.
-            SupersededError: this generation isn't the newest, or stopped being it.
+            SupersededError: this attempt isn't the newest, or stopped being it.
         """
         self._check_attempt(attempt)
         for number, former in list(self._epochs.items()):
@@ -140,7 +140,7 @@ class RayStream:
     def _check_attempt(self, attempt: int) -> None:
         if attempt != self._attempt:
             raise SupersededError(
-                f"Generation {attempt} asked for rows of {self._name!r}, which generation "
+                f"Attempt {attempt} asked for rows of {self._name!r}, which attempt "
                 f"{self._attempt} reads now."
             )
 
@@ -196,7 +196,7 @@ def read_part(part: Part[Any], schema: pa.Schema) -> pa.Table:
 
 
 class _Epoch:
-    """An epoch of one generation: rounds that some rank has yet to take, and the rest to come."""
+    """An epoch of one attempt: rounds that some rank has yet to take, and the rest to come."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ _WHOLE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSpec:
-    """A streaming data set of a run: the same for every rank and generation."""
+    """A streaming data set of a run: the same for every rank and attempt."""
 
     name: str
     schema: pa.Schema

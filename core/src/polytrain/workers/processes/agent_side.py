@@ -1,4 +1,4 @@
-"""An agent's dealings with its node's zygotes: who forks its trainers, and who tells their ends."""
+"""An agent's dealings with its node's zygotes: who forks its workers, and who tells their ends."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 
 
 class Listener(Protocol):
-    """Who wants to know what becomes of trainers."""
+    """Who wants to know what becomes of worker processes."""
 
     def process_started(self, attempt: int, pid: int) -> None:
-        """The trainer runs as this process."""
+        """The worker process runs as this process."""
 
     def process_ended(self, attempt: int, how: str, *, killed: bool) -> None:
         """Its process is gone."""
@@ -42,7 +42,7 @@ class Zygotes:
         self._preloaded: _Line | None = None
 
     def connect(self) -> None:
-        """Have the node's zygote, so that it imports what trainers need."""
+        """Have the node's zygote, so that it imports what worker processes need."""
         self._connected()
 
     def fork(
@@ -53,7 +53,7 @@ class Zygotes:
         directory: str,
         descriptors: Sequence[int],
     ) -> None:
-        """Ask for a trainer.
+        """Ask for a worker process.
 
         Raises:
             OSError: the zygote is gone.
@@ -66,7 +66,7 @@ class Zygotes:
         )
 
     def kill(self, attempt: int) -> None:
-        """End a trainer at once. One whose zygote has just died is gone all the same."""
+        """End a worker process at once. One whose zygote has just died is gone all the same."""
         for line in (self._node, self._preloaded):
             if line is not None and line.attempt == attempt:
                 with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ class Zygotes:
         environment: Mapping[str, str],
         directory: str,
     ) -> None:
-        """Have what a trainer has imported imported for the next, unless that is done already."""
+        """Have what a worker has imported imported for the next, unless that is done already."""
         if self._node is not None:
             with contextlib.suppress(OSError):
                 self._node.connection.request(
@@ -87,7 +87,7 @@ class Zygotes:
                 )
 
     async def close(self) -> None:
-        """Leave; the zygote's trainers end. Whoever started it waits for its end."""
+        """Leave; the zygote's worker processes end. Whoever started it waits for its end."""
         loop = asyncio.get_running_loop()
         for line in (self._preloaded, self._node):
             if line is not None:
@@ -139,7 +139,7 @@ class Zygotes:
 
 
 class _Line:
-    """A connection to a zygote, and the last generation that was asked of it."""
+    """A connection to a zygote, and the last attempt that was asked of it."""
 
     def __init__(self, connection: ZygoteConnection) -> None:
         self.connection = connection

@@ -1,6 +1,6 @@
 """The zygote that a run leaves behind, warm for the next run of the same process.
 
-Who calls `fit()` once often does it again: in a notebook, or to compare settings. What trainers
+Who calls `fit()` once often does it again: in a notebook, or to compare settings. What workers
 need is then imported already. One zygote at most is kept, on the driver's node, for a minute, and
 it goes with the process. A run that needs another one ends it.
 """

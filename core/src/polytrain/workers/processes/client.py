@@ -56,15 +56,15 @@ def zygote_name(token: str, node_id: str) -> str:
 
 
 def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables under which a zygote imports what trainers with these have imported themselves.
+    """Variables under which a zygote imports what workers with these have imported themselves.
 
-    BLAS libraries keep the threads that they are loaded with: as many as in a trainer, here.
+    BLAS libraries keep the threads that they are loaded with: as many as in a worker process, here.
     """
     return {**_UNLESS_SET, **environment, **_NO_ARROW_THREAD}
 
 
 def preloaded_name(name: str) -> str:
-    """Address of the zygote that has also imported what a trainer of this zygote has."""
+    """Address of the zygote that has also imported what a worker process of this zygote has."""
     return f"{name}-learned"
 
 

@@ -1,4 +1,4 @@
-"""What a first attempt has imported itself, and how a zygote gets it: the trainer's and its side.
+"""What a first attempt has imported itself, and how a zygote gets it: the worker's and its side.
 
 Only what is installed is learned: who writes a module beside the script doesn't expect it to be
 imported but by the script. And only what comes to be the same if it is imported once for all: by
@@ -33,10 +33,10 @@ _OF_ONE_WORKER = "VISIBLE"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreloadRequest:
-    """What is to be imported for trainers, and how these are."""
+    """What is to be imported for worker processes, and how these are."""
 
     modules: tuple[str, ...]
-    """In the order in which the first trainer has imported them."""
+    """In the order in which the first worker process has imported them."""
 
     variables: Mapping[str, str | None]
     """Those that have changed there meanwhile, with their new values; None if they are gone."""
@@ -60,7 +60,7 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, st
 
 
 class ImportRecorder(SocketChannel):
-    """A trainer's line to its agent, which tells the agent once what has been imported.
+    """A worker process's line to its agent, which tells the agent once what has been imported.
 
     That is after the first report: by then a training function has what it needs, and another
     attempt needs the same.
@@ -79,7 +79,7 @@ class ImportRecorder(SocketChannel):
             return
         match messages[0][0]:
             case "offer":
-                # What the collective needs from here on differs between ranks and generations.
+                # What the collective needs from here on differs between ranks and attempts.
                 self._variables = changed(self._before, os.environ)
             case "joined":
                 self._before = dict(os.environ)
@@ -97,7 +97,7 @@ def _installed_modules() -> list[str]:
         # Some modules import others when they are asked for an attribute: these aren't asked.
         with contextlib.suppress(AttributeError):
             spec = object.__getattribute__(module, "__dict__").get("__spec__")
-            # Ray has threads and connections of its own: a trainer imports it itself.
+            # Ray has threads and connections of its own: a worker process imports it itself.
             if spec.name == name and is_installed(spec.origin or "") and not _is_ray(name):
                 found.append(name)
     return found
@@ -112,7 +112,7 @@ def preload(preload_request: PreloadRequest) -> dict[str, str] | None:
 
     Returns:
         Variables that this has set, which forks need as well; None if what is forked from this
-        process now would not be what the first trainer was, or could not work.
+        process now would not be what the first worker process was, or could not work.
     """
     os.environ.clear()
     common = {k: v for k, v in preload_request.environment.items() if _OF_ONE_WORKER not in k}

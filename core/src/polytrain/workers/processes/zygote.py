@@ -1,20 +1,20 @@
-"""The zygote: a bare interpreter that has imported what trainers need, and forks them on request.
+"""The zygote: a bare interpreter that has imported what workers need, and forks them on request.
 
 One per node, exec'd fresh: no Ray, no thread, no device. Agents connect to its socket; it forks
-for them and tells them when a trainer has ended. It ends when its last client has gone.
+for them and tells them when a worker process has ended. It ends when its last client has gone.
 
     ["fork", id, environment, directory, sys.path]
     ["kill", id]
     ["learn", modules, variables, environment, directory]
     ["forget"]
 
-The first comes with descriptors: the trainer's end of a socket pair, its standard output and error,
+The first comes with descriptors: the worker's end of a socket pair, its standard output and error,
 its page, and one for each shard.
 
 It answers
 
     ["forked", id, pid]
-    ["ended", id, how, killed]      at a trainer's end, whatever the cause
+    ["ended", id, how, killed]      at a worker process's end, whatever the cause
     ["forgotten"]
 
 What it is told to learn a fork of it imports, so that only what is new takes time and memory.
@@ -62,7 +62,7 @@ _MAX_DESCRIPTORS = 250
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkRequest:
-    """What a trainer process is to be like."""
+    """What a worker process is to be like."""
 
     id: int
     environment: dict[str, str]
@@ -101,7 +101,7 @@ class Zygote:
     """The address."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """What its imports have set, and set in a trainer if that imports them itself."""
+    """What its imports have set, and set in a worker process if that imports them itself."""
 
     is_second: bool = False
     """Whether it is the one that has learned. That stays when its clients go."""
@@ -161,7 +161,7 @@ class Zygote:
             self._preload(request)
 
     def _drop(self, client: socket.socket) -> None:
-        """An agent is gone: its trainers go too."""
+        """An agent is gone: its worker processes go too."""
         for trainer in self._trainers.values():
             if trainer.client is client:
                 kill_session(trainer.pid)
@@ -227,7 +227,7 @@ class Zygote:
         os.close(pidfd)
         os.waitpid(pid, 0)
         self._second = None
-        # Its trainers are dying with it; what they had started is ours now.
+        # Its worker processes are dying with it; what they had started is ours now.
         self._kill_strays()
 
     def _fork(self, client: socket.socket, request: ForkRequest) -> None:
@@ -283,7 +283,7 @@ def _become_second(preload_request: PreloadRequest, name: str, parent: int) -> N
 
 
 def _become_trainer(request: ForkRequest, variables: Mapping[str, str], parent: int) -> NoReturn:
-    """Turn a forked copy of the zygote into a trainer. Never returns."""
+    """Turn a forked copy of the zygote into a worker process. Never returns."""
     try:
         os.setsid()
         die_with_parent(parent)
@@ -308,7 +308,7 @@ def _become_trainer(request: ForkRequest, variables: Mapping[str, str], parent: 
 
 
 def _spawn(request: ForkRequest) -> int:
-    """Start a trainer that inherits nothing. Slower: it imports everything itself."""
+    """Start a worker process that inherits nothing. Slower: it imports everything itself."""
     descriptors = (request.connection, request.page, *request.shards)
     with contextlib.suppress(OSError):
         os.chdir(request.directory)
@@ -348,7 +348,7 @@ def _reseed() -> None:
 
 def _preload(modules: Sequence[str]) -> None:
     for module in modules:
-        # A module that can't be imported fails again in the trainer, where it can be told.
+        # A module that can't be imported fails again in the worker process, where it can be told.
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     # What was imported stays shared between all forks: the collector doesn't touch it any more.
