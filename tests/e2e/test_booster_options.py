@@ -369,7 +369,9 @@ def test_what_a_user_raises_ends_the_run(
     assert "ValueError: no third round" in failure.message
     assert "in __call__" in failure.traceback
     assert caught.value.result is not None
-    assert len(caught.value.result.history) == 2
+    rounds = len(caught.value.result.history)
+    # Another rank may raise in the third round before rank 0 has reported the second.
+    assert rounds == 2 or (rounds == 1 and num_workers > 1 and failure.rank != 0)
 
 
 def test_a_random_forest_is_the_same_everywhere(quiet: RunConfig, table: pa.Table) -> None:

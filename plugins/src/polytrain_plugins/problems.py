@@ -31,7 +31,7 @@ def not_column_names(**options: Any) -> Iterator[Problem]:
         else:
             yield Problem(
                 field=option,
-                what=f"it is of the type {type(value).__name__}",
+                what=f"it is {value!r}, of the type {type(value).__name__}",
                 remedy="Give the name of a column",
             )
 

@@ -112,8 +112,9 @@ def test_a_label_that_is_missing_is_told_as_such_alone() -> None:
 @pytest.mark.parametrize("bad", [INF, -INF, 1e300])
 def test_infinite_features_are_named(bad: float) -> None:
     table = pa.table({"c": [1.0, NAN], "n": [1, 2], "s": ["a", "b"]})
-    rules = finite(table.schema, "XGBoost")
-    assert [rule.column for rule in rules] == ["c"]
+    # Whole numbers may be others in another data set.
+    assert [rule.column for rule in finite(table.schema, "XGBoost")] == ["c", "n"]
+    rules = finite(table.select(["c"]).schema, "XGBoost")
     assert refusal(rules, [1.0, NAN], [NAN, NAN], pa.nulls(2, pa.float32())) == ""
     told = refusal(rules, [1.0, NAN], [bad, 2.0])
     assert told.startswith("datasets['train']: in 1 of 4 row(s) of 'train' the column 'c' is inf")
