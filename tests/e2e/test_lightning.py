@@ -205,6 +205,10 @@ def fits_unusually(config: dict[str, Any]) -> None:
             fitted(Module(), loader(16))
             fitted(Module(), loader(16))
             context = polytrain.get_context()
+            if context.get_world_rank() == 0:
+                # It waits until the second one's is committed.
+                polytrain.get_checkpoint()
+            torch.distributed.barrier()
             if context.get_world_rank() == 1 and context.get_attempt() == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
         case "a path":
