@@ -226,13 +226,13 @@ def _with_those_of(
     """The categories, those that a model knows first: its trees tell them by their numbers."""
     if model.feature_name() != [as_lightgbm_has_it(name) for name in names]:
         raise ValueError(
-            f"The model to go on from has the features {', '.join(model.feature_name())}; those of "
+            f"The model to continue has the features {', '.join(model.feature_name())}; those of "
             f"the data are {', '.join(names)}. Give it the columns that the model was trained on."
         )
     known = model.pandas_categorical or []
     if len(known) != len(categories):
         raise ValueError(
-            f"The model to go on from has {len(known)} column(s) of categories; the data has "
+            f"The model to continue has {len(known)} column(s) of categories; the data has "
             f"{len(categories)}: {', '.join(categories)}. Set categorical=[…] as it was."
         )
     return {

@@ -344,13 +344,13 @@ def _refuse_unsafe(saved: Path) -> None:
 def _tell_of_weights() -> None:
     logger.warning(
         "ModelCheckpoint(save_weights_only=True): weights alone are no checkpoint of the run. "
-        "A restart goes on from others, or begins anew."
+        "A restart resumes from others, or starts again."
     )
 
 
 @cache
 def _tell_of_several_loaders() -> None:
     logger.warning(
-        "With several training data loaders a run goes on at the start of an epoch only: what is "
+        "With several training data loaders a run resumes at the start of an epoch only: what is "
         "saved in the middle of one is no checkpoint of the run."
     )

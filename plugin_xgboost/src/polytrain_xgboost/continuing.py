@@ -42,7 +42,7 @@ def with_those_of(
     theirs = model.feature_names or []
     if theirs != list(names):
         raise ValueError(
-            f"The model to go on from has the features {', '.join(theirs) or 'without names'}; "
+            f"The model to continue has the features {', '.join(theirs) or 'without names'}; "
             f"those of the data are {', '.join(names)}. Give it the columns that the model was "
             "trained on."
         )

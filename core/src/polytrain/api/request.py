@@ -158,7 +158,7 @@ def resume_problems(resume: Any) -> Iterable[Problem]:
         yield Problem(
             field="resume",
             what=f"{resume!r} is unknown",
-            remedy="Give 'auto' to go on with a run of the same name, or 'never' to start it over",
+            remedy="Give 'auto' to resume a run of the same name, or 'never' to start it over",
         )
 
 

@@ -53,7 +53,7 @@ class Result:
     """Where the time went."""
 
     finished: bool = True
-    """False if it was stopped before its end, or has none yet: `fit()` goes on with it."""
+    """False if it was stopped before its end, or has none yet: `fit()` resumes it."""
 
     error: TrainingFailedError | None = None
     """Why the run failed; None if it didn't."""

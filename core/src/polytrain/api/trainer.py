@@ -203,7 +203,7 @@ class Trainer:
     def _past(
         self, location: Location, identity: Mapping[str, Any], resume: str
     ) -> RunHistory | None:
-        """What there is of the run to go on with; None if nothing is."""
+        """What there is of the run to resume; None if nothing is."""
         past = None if resume == "never" else previous_history(location.open())
         if past is None:
             return None

@@ -183,7 +183,7 @@ class CheckpointManager:
             if part.positions != first.positions:
                 logger.warning(
                     "Ranks %d and %d reported checkpoint %d at different rows of the data. A "
-                    "restart goes on at those of rank %d.",
+                    "restart resumes at those of rank %d.",
                     first.rank,
                     part.rank,
                     part.checkpoint,

@@ -67,7 +67,7 @@ class SizePolicy:
         return Size(workers=wanted, reason=f"{wanted} workers are there")
 
     def after_loss(self, *, size: int, up: int) -> Size | None:
-        """The size to go on with at once; None if too few are left.
+        """The size to continue with at once; None if too few are left.
 
         Args:
             size: before the loss.

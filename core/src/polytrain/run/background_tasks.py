@@ -1,4 +1,4 @@
-"""Slow things that the controller has done while it goes on listening: commits and deletions."""
+"""Slow tasks that run beside the controller: commits and deletions."""
 
 from __future__ import annotations
 

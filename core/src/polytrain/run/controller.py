@@ -235,7 +235,7 @@ class Controller:
         drain = self.state.drain
         if drain is not None and drain.purpose is Purpose.STOP:
             logger.warning(
-                "The run is %s: it ends after its next checkpoint, and can be gone on with. A "
+                "The run is %s: it ends after its next checkpoint, and can be resumed. A "
                 "second signal ends it at once.",
                 drain.reason,
             )

@@ -20,8 +20,8 @@ from polytrain.run.states import State
 from polytrain.workers.group import WorkerGroup
 
 _HINT = (
-    "polytrain.heartbeat() tells that a rank goes on; what becomes of one that doesn't is up to "
-    "FailureConfig(hang_timeout_s=…, hang_action=…)."
+    "polytrain.heartbeat() shows that a rank makes progress. What happens to one that makes none "
+    "is up to FailureConfig(hang_timeout_s=…, hang_action=…)."
 )
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a run goes on: the first asks it to stop, the second ends it at once."""
+"""Ctrl-C and SIGTERM during a run: the first asks it to stop, the second ends it at once."""
 
 from __future__ import annotations
 

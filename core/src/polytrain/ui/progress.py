@@ -49,7 +49,7 @@ class ProgressLine:
     def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
         if attempt.number or attempt.checkpoint:
             source = Path(attempt.checkpoint).name if attempt.checkpoint else "the beginning"
-            self._print(f"{run.name}: attempt {attempt.number} goes on from {source}")
+            self._print(f"{run.name}: attempt {attempt.number} resumes from {source}")
 
     @hookimpl
     def polytrain_checkpoint_committed(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:

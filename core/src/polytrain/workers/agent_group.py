@@ -44,7 +44,7 @@ _PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
 
 
 class Watch(Protocol):
-    """Something that goes on until it is closed."""
+    """Something that runs until it is closed."""
 
     def close(self) -> None:
         """End it."""

@@ -117,7 +117,7 @@ class ZygoteConnection:
         return None if self._process is None else self._process.pid
 
     def leave(self) -> None:
-        """Be its client no more. It goes on as long as there are others."""
+        """Be its client no more. It lives as long as there are others."""
         self.socket.close()
 
     def has_forgotten(self) -> bool:
