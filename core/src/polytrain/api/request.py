@@ -163,7 +163,7 @@ def resume_problems(resume: Any) -> Iterable[Problem]:
 
 
 def cluster_problems_now(request: Request) -> Iterable[Problem]:
-    """What can be told before anything is started: of this machine, or of a Ray that runs."""
+    """Problems that show before anything is started: on this machine, or on a running Ray."""
     scaling = request.scaling
     if scaling.num_workers == 0:
         return ()

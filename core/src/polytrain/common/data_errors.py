@@ -1,7 +1,7 @@
 """What can be wrong with a data set: when it is described, and when its rows are read.
 
 DataError
-├── SourceError       it can't be used; told before anything is started, as a `Problem`
+├── SourceError       it can't be used; reported before anything is started, as a `Problem`
 ├── ReadError         rows that were there when it was described can't be read
 ├── TransformError    the user's `transform` failed on some rows
 └── StreamLostError   a pipeline failed while it was read

@@ -59,7 +59,7 @@ class Drained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """A worker process is up and has told what its peers must know."""
+    """A worker process is up and has sent what its peers must know."""
 
     attempt: int
     rank: int
@@ -96,7 +96,7 @@ class SavesOnRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A worker process's training has returned; it waits to be told to leave."""
+    """A worker process's training has returned; it waits for the order to leave."""
 
     attempt: int
     rank: int
@@ -122,7 +122,7 @@ class Exited:
     """How it ended, for people: "killed by SIGKILL", "exited with code 1"."""
 
     killed: bool
-    """Whether it was told to end, rather than ending by itself."""
+    """Whether it was killed on request, rather than ending by itself."""
 
     out_of_memory: bool = False
     """Whether the kernel has ended it for want of memory."""
@@ -131,7 +131,7 @@ class Exited:
     """The last lines that it wrote to its standard error."""
 
     since_s: float = 0.0
-    """Seconds that it had been gone when this was told."""
+    """Seconds that it had been gone when this was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

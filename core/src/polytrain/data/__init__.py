@@ -1,1 +1,1 @@
-"""Data sets: which rows belong to whom, where they come from, and how a worker reads them."""
+"""Data sets: which rank has which rows, where they come from, and how a worker reads them."""

@@ -59,7 +59,7 @@ class Stacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overstayed:
-    """A worker process was told to leave, didn't, and has been killed."""
+    """A worker process was asked to leave, didn't, and has been killed."""
 
     attempt: int
     rank: int

@@ -137,8 +137,8 @@ class HealthMonitor:
         self, attempt: int, reason: str, stacks: Mapping[int, str], *, hint: str = ""
     ) -> None:
         self.journal.stacks_dumped(attempt=attempt, reason=reason, stacks=stacks)
-        told = stacks_text(stacks)
-        logger.warning("%s What was being done:\n%s", _sentences(reason, hint), told)
+        text = stacks_text(stacks)
+        logger.warning("%s What was being done:\n%s", _sentences(reason, hint), text)
 
 
 def _sentences(reason: str, hint: str) -> str:

@@ -73,7 +73,7 @@ def _take(run_history: RunHistory, entry: Mapping[str, Any]) -> None:
     match entry["event"]:
         case "Launched":
             run_history.launches += 1
-            run_history.history = [told for told in run_history.history if told[0] <= entry["step"]]
+            run_history.history = [each for each in run_history.history if each[0] <= entry["step"]]
         case "Reported":
             run_history.history.append((entry["step"], entry["metrics"]))
         case "Concluded":

@@ -130,8 +130,8 @@ class Journal:
 
     def stacks_dumped(self, *, attempt: int, reason: str, stacks: Mapping[int, str]) -> None:
         """Something was not as it should be, and this is what every rank was doing then."""
-        told = {str(rank): text for rank, text in stacks.items()}
-        self._write("StacksDumped", attempt=attempt, reason=reason, stacks=told)
+        by_rank = {str(rank): text for rank, text in stacks.items()}
+        self._write("StacksDumped", attempt=attempt, reason=reason, stacks=by_rank)
 
     def straggler(self, *, attempt: int, rank: int, host: str, reason: str) -> None:
         """A rank holds the others up."""

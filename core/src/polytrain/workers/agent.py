@@ -105,14 +105,15 @@ class Agent:
         self._spec = spec
         self._place = place
         name = zygote_name(spec.zygote.name, place.node_id)
-        if sys.prefix != spec.prefix:
+        is_same_environment = sys.prefix == spec.prefix
+        if not is_same_environment:
             # The driver may have started one here, in its own environment.
             name += hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
         path = import_path(
             spec.zygote.path,
             here=sys.path,
             variable=os.environ.get("PYTHONPATH", ""),
-            is_same_environment=sys.prefix == spec.prefix,
+            is_same_environment=is_same_environment,
         )
         self._zygotes = Zygotes(replace(spec.zygote, name=name, path=path), tell=self)
         self._environment = {
