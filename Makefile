@@ -25,8 +25,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint fix unit test sweep conformance crash chaos bench-startup bench-report bench-recovery bench-recovery-agent \
-	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index \
+.PHONY: help install demo lint fix unit test sweep conformance crash chaos bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
+	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal \
 	bench-boosters bench-torch booster-table clean
 
 help: ## list the targets
@@ -67,7 +67,7 @@ sweep: install ## all cases of the tests of which `make test` runs a selection
 conformance: install ## the conformance kit over every backend
 	@$(BIN)/pytest tests/conformance $(ARGS)
 
-crash: install ## runs killed at every line that deals with checkpoints, each gone on with
+crash: install ## runs that are killed at every line that deals with checkpoints, and resumed
 	@$(BIN)/python -m tests.crash.run $(ARGS)
 
 chaos: install ## every fault in every backend, and by chance (ARGS="--minutes 30 --seed 1 --backend torch")
@@ -75,6 +75,9 @@ chaos: install ## every fault in every backend, and by chance (ARGS="--minutes 3
 
 bench-startup: $(VENV)/.stamp-bench ## time to the first distributed step, against Ray Train
 	@$(BIN)/python tests/benchmarks/bench_startup.py $(ARGS)
+
+bench-scale: install ## time to the first line of 2 to 128 workers on two nodes of Ray
+	@$(BIN)/python tests/benchmarks/bench_scale.py $(ARGS)
 
 bench-report: $(VENV)/.stamp-bench ## cost of one report, against Ray Train
 	@$(BIN)/python tests/benchmarks/bench_report.py $(ARGS)
@@ -105,6 +108,9 @@ bench-checkpoint: $(VENV)/.stamp-bench ## how long training stands still for a c
 
 bench-index: install ## time to find the newest of ten thousand checkpoints
 	@$(BIN)/python tests/benchmarks/bench_index.py $(ARGS)
+
+bench-journal: install ## memory and time of up to five million reports, and of a resume after them
+	@$(BIN)/python tests/benchmarks/bench_journal.py $(ARGS)
 
 bench-boosters: $(VENV)/.stamp-bench ## from Parquet files to a booster, against one process, dask and Ray Train
 	@$(BIN)/python tests/benchmarks/bench_boosters.py $(ARGS)

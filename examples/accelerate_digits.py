@@ -1,6 +1,6 @@
 """Handwritten digits by Hugging Face's Accelerate: two workers, one of which is killed on the way.
 
-pip install 'polytrain[torch]' accelerate scikit-learn
+pip install '.[torch]' accelerate scikit-learn
 python examples/accelerate_digits.py
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from digits import EPOCHS, digits, kill_a_worker, tell
+from digits import EPOCHS, digits, kill_a_worker, print_result
 
 from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
 
@@ -65,7 +65,7 @@ def main():
     model = network().eval()
     model.load_state_dict(load_file(Path(result.checkpoint.path, "model.safetensors")))
     _, (images, _) = digits()
-    tell(result, model(torch.from_numpy(images)).argmax(1).numpy())
+    print_result(result, model(torch.from_numpy(images)).argmax(1).numpy())
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Handwritten digits by DeepSpeed: ZeRO-3 on two workers, one of which is killed on the way.
 
-pip install 'polytrain[torch]' deepspeed scikit-learn
+pip install '.[torch]' deepspeed scikit-learn
 python examples/deepspeed_digits.py
 """
 
 from __future__ import annotations
 
-from digits import EPOCHS, digits, kill_a_worker, tell
+from digits import EPOCHS, digits, kill_a_worker, print_result
 
 from polytrain import (
     CheckpointConfig,
@@ -57,20 +57,22 @@ def train():
 def main():
     import torch
 
+    from polytrain_torch.deepspeed import load_model
+
     result = make_trainer(
         "torch",
         train,
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(
             failure_config=FailureConfig(max_failures=1),
-            # Each rank its own shards: nothing is put together before it is saved.
+            # Each rank writes its own shards.
             checkpoint_config=CheckpointConfig(written_by="every_rank"),
         ),
     ).fit()
     model = network().eval()
-    model.load_state_dict(result.load_model())
+    model.load_state_dict(load_model(result.checkpoint))
     _, (images, _) = digits()
-    tell(result, model(torch.from_numpy(images)).argmax(1).numpy())
+    print_result(result, model(torch.from_numpy(images)).argmax(1).numpy())
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Before TensorFlow is imported anywhere: its C++ side announces itself otherwise.
+# Before the first import of TensorFlow, whose C++ code logs messages by default.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-# Two workers share a machine's only CPU, if need be.
+# Let two workers share one CPU if the machine has only one.
 os.environ.setdefault("POLYTRAIN_LOCAL_CPUS", "2")
 
 import pandas as pd
@@ -111,7 +111,7 @@ def with_function(
     *,
     kill_rank: int | None = None,
 ) -> Row:
-    """Neural networks bring a training function; it may kill a rank half way through."""
+    """Neural networks need a training function, which may kill a rank half-way."""
     trainer = make_trainer(
         backend,
         train_function,

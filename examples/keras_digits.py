@@ -1,12 +1,12 @@
 """Handwritten digits by Keras, with no training function: two workers, one of them killed.
 
-pip install 'polytrain[tf-cpu]' scikit-learn
+pip install '.[tf-cpu]' scikit-learn
 python examples/keras_digits.py
 """
 
 from __future__ import annotations
 
-from digits import EPOCHS, digits, kill_a_worker, tell
+from digits import EPOCHS, digits, kill_a_worker, print_result
 
 from polytrain import (
     CheckpointConfig,
@@ -72,7 +72,7 @@ def main():
             checkpoint_config=CheckpointConfig(checkpoint_frequency=1),
         ),
     ).fit()
-    tell(result, result.load_model().predict(others, verbose=0).argmax(1))
+    print_result(result, result.load_model().predict(others, verbose=0).argmax(1))
 
 
 if __name__ == "__main__":

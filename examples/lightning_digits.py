@@ -1,6 +1,6 @@
 """Handwritten digits by PyTorch Lightning: two workers, one of which is killed on the way.
 
-pip install 'polytrain[torch]' lightning scikit-learn
+pip install '.[torch]' lightning scikit-learn
 python examples/lightning_digits.py
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from digits import EPOCHS, digits, kill_a_worker, tell
+from digits import EPOCHS, digits, kill_a_worker, print_result
 
 from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
 
@@ -48,7 +48,7 @@ def train():
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    from polytrain_torch.lightning import Trainer  # in the place of lightning.Trainer
+    from polytrain_torch.lightning import Trainer  # instead of lightning.Trainer
 
     lightning.seed_everything(0, verbose=False)
     (images, shown), _ = digits()
@@ -71,7 +71,7 @@ def main():
     model = module().eval()
     model.load_state_dict(saved["state_dict"])
     _, (images, _) = digits()
-    tell(result, model(torch.from_numpy(images)).argmax(1).numpy())
+    print_result(result, model(torch.from_numpy(images)).argmax(1).numpy())
 
 
 if __name__ == "__main__":

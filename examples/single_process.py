@@ -1,4 +1,4 @@
-"""The same models by each framework alone, in one process, to hold the distributed runs against."""
+"""The same models in one process, with each framework alone, for comparison."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Handwritten digits by a TensorFlow loop: two workers, one of which is killed on the way.
 
-pip install 'polytrain[tf-cpu]' scikit-learn
+pip install '.[tf-cpu]' scikit-learn
 python examples/tensorflow_digits.py
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from digits import EPOCHS, digits, kill_a_worker, tell
+from digits import EPOCHS, digits, kill_a_worker, print_result
 
 from polytrain import (
     Checkpoint,
@@ -95,7 +95,7 @@ def main():
     ).fit()
     model = network()
     tf.train.Checkpoint(model=model).read(f"{result.checkpoint.path}/state").expect_partial()
-    tell(result, model.predict(others, verbose=0).argmax(1))
+    print_result(result, model.predict(others, verbose=0).argmax(1))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Handwritten digits by PyTorch: DDP on two workers, one of which is killed on the way.
 
-pip install 'polytrain[torch]' scikit-learn
+pip install '.[torch]' scikit-learn
 python examples/torch_digits.py
 """
 
 from __future__ import annotations
 
-from digits import EPOCHS, digits, kill_a_worker, tell
+from digits import EPOCHS, digits, kill_a_worker, print_result
 
 from polytrain import FailureConfig, RunConfig, ScalingConfig, get_context, make_trainer
 
@@ -67,7 +67,7 @@ def main():
     model = network()
     model.load_state_dict(result.load_model())
     _, (images, _) = digits()
-    tell(result, model(torch.from_numpy(images)).argmax(1).numpy())
+    print_result(result, model(torch.from_numpy(images)).argmax(1).numpy())
 
 
 if __name__ == "__main__":

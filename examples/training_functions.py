@@ -13,7 +13,7 @@ from polytrain import Checkpoint
 
 
 def train_torch(config: dict[str, Any]) -> None:
-    """A small network on the digits, with DDP, that goes on where a killed attempt left off."""
+    """A small network on the digits, with DDP. It resumes from the last checkpoint."""
     import torch
     from single_process import torch_network
     from torch.nn.functional import cross_entropy
@@ -61,7 +61,7 @@ def train_torch(config: dict[str, Any]) -> None:
 
 
 def _accuracy(network: Any, shard: Any) -> float:
-    """Share of right answers over the rows of all ranks."""
+    """Accuracy over the rows of all ranks."""
     import torch
     import torch.distributed as dist
 

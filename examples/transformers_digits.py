@@ -1,6 +1,6 @@
 """Handwritten digits by a vision transformer of Hugging Face's: two workers, one of them killed.
 
-pip install 'polytrain[torch]' transformers accelerate datasets scikit-learn
+pip install '.[torch]' transformers accelerate datasets scikit-learn
 python examples/transformers_digits.py
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 
-from digits import EPOCHS, digits, kill_a_worker, tell
+from digits import EPOCHS, digits, kill_a_worker, print_result
 
 from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
 
@@ -65,7 +65,7 @@ def train(config):
         train_dataset=rows.with_format("torch"),
         callbacks=[OneDies()],
     )
-    prepare_trainer(trainer).train()  # the one line
+    prepare_trainer(trainer).train()  # the only added call
 
 
 def main():
@@ -83,7 +83,7 @@ def main():
     model = ViTForImageClassification.from_pretrained(result.checkpoint.path)
     _, (images, _) = digits()
     guesses = model(torch.from_numpy(images).reshape(-1, 1, 8, 8)).logits
-    tell(result, guesses.argmax(1).numpy())
+    print_result(result, guesses.argmax(1).numpy())
 
 
 if __name__ == "__main__":

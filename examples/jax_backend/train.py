@@ -1,5 +1,6 @@
 """Handwritten digits by JAX on two workers; one is killed on the way.
 
+pip install .
 pip install ./examples/jax_backend scikit-learn
 python examples/jax_backend/train.py
 """

@@ -1,6 +1,6 @@
 """Handwritten digits by Keras on JAX, two workers; one is killed on the way.
 
-pip install ./examples/jax_backend 'polytrain[tf-cpu]' scikit-learn
+pip install '.[tf-cpu]' ./examples/jax_backend scikit-learn
 python examples/jax_backend/train_keras.py
 """
 
@@ -40,9 +40,9 @@ def train(config: dict[str, Any]) -> None:
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
         return model
 
-    # Workers have to draw the same weights, also where those of a checkpoint come in their place.
+    # All workers must draw the same weights, even if a checkpoint replaces them.
     keras.utils.set_random_seed(0)
-    # Each worker gives its own rows: nothing is to be split again.
+    # Each worker passes its own rows, which must not be split again.
     keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
     model = checkpointed_model() or build()
     rows = polytrain.get_dataset_shard("train").to_pandas()
@@ -62,7 +62,7 @@ def main() -> None:
     from sklearn.datasets import load_digits
 
     images, digits = load_digits(return_X_y=True)
-    # As many rows on every worker: each of them takes part in every batch.
+    # The same number of rows on every worker, because every worker takes part in every batch.
     images, digits = images[:1792], digits[:1792]
     columns = {f"pixel_{number}": pixels for number, pixels in enumerate(images.T)}
     result = make_trainer(

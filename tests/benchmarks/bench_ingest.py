@@ -29,6 +29,7 @@ from harness import (
     RAY_TRAIN,
     Bound,
     Figure,
+    Options,
     conclude,
     parse,
     require_ray_train,
@@ -46,6 +47,7 @@ from parquet_data import Files
 from polytrain import DataConfig, RunConfig, ScalingConfig, make_trainer
 
 _WORKERS = 2
+_ITEMS = 500_000
 _LOADER = "DataLoader"
 _LOADER_INLINE = "… no worker"
 _SCAN = "bare scan"
@@ -61,23 +63,20 @@ _OF_THE_SCAN = Bound(factor=0.8, of=_SCAN, at_least=True)
 _A_QUARTER = Bound(factor=0.25, of=RAY_TRAIN)
 
 
-def measure_ours(
-    files: Files, batches: Batches, *, config: DataConfig | None = None, reads: bool = True
-) -> list[Pass]:
+def measure_ours(data: Any, batches: Batches, *, config: DataConfig | None = None) -> list[Pass]:
     """One run of ours. Ray must be up.
 
     Args:
-        files: the data.
+        data: the data set; None if the training function reads files by itself.
         batches: what a worker iterates over.
-        config: how we read the files.
-        reads: the files are read by us, rather than by the training function alone.
+        config: how we read the data.
     """
     with tempfile.TemporaryDirectory() as name:
         trainer = make_trainer(
             "torch",
             training_function(batches),
             train_loop_config={"directory": name},
-            datasets={"train": files.directory} if reads else None,
+            datasets=None if data is None else {"train": data},
             dataset_config={"train": config} if config else None,
             scaling_config=ScalingConfig(num_workers=_WORKERS),
             run_config=RunConfig(storage_path=Path(name, "runs"), progress=False),
@@ -121,11 +120,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     if not options.quick:
         require_ray_train()
+    figures = _other_figures(options)
     with parquet_data.made_files(options) as files:
         parties = _parties(files, options.own.batch_size, with_ray_train=not options.quick)
         with running_ray(num_cpus=2 * _WORKERS):
             rates = take_turns(
-                {name: partial(_rate, files, party) for name, party in parties.items()},
+                {name: partial(_rate, files.rows, party) for name, party in parties.items()},
                 repetitions=options.repetitions,
                 what="rows per second",
             )
@@ -137,6 +137,7 @@ def main(argv: list[str] | None = None) -> int:
             what="memory",
         )
     figures = [
+        *figures,
         *_figures("", rates, [*_AHEAD, _OF_THE_SCAN], row_rates),
         *_figures("memory, ", peaks, [_A_QUARTER], sizes),
     ]
@@ -149,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
 def _parties(
     files: Files, batch_size: int, *, with_ray_train: bool
 ) -> dict[str, Callable[[], list[Pass]]]:
-    ours = partial(measure_ours, files)
+    ours = partial(measure_ours, files.directory)
     tensors = ingest_loops.our_batches(batch_size, tensors=True)
     windows = DataConfig(shuffle="window")
     parties: dict[str, Callable[[], list[Pass]]] = {
@@ -164,7 +165,7 @@ def _parties(
     paths = list(map(str, files.paths))
     for name, num_workers in ((_LOADER, 1), (_LOADER_INLINE, 0)):
         loader = ingest_loops.loader_batches(paths, batch_size, num_workers=num_workers)
-        parties[name] = partial(ours, loader, reads=False)
+        parties[name] = partial(measure_ours, None, loader)
     return parties | {_SCAN: partial(measure_scan, files)}
 
 
@@ -190,15 +191,52 @@ def _figures(
     ]
 
 
-def _rate(files: Files, party: Callable[[], list[Pass]]) -> float:
+def _other_figures(options: Options) -> list[Figure]:
+    """Rows per second of other types than numbers, and of items in any order."""
+    batch_size = options.own.batch_size
+    batches = ingest_loops.our_batches(batch_size)
+    figures = []
+    with running_ray(num_cpus=2 * _WORKERS):
+        for kind, row_groups in (("strings", 2), ("tensors", 1)):
+            with parquet_data.made_files(options, kind, row_groups) as files:
+                parties = {
+                    OURS: partial(measure_ours, files.directory, batches),
+                    _SCAN: partial(measure_scan, files),
+                }
+                figures.append(_figure_of(f"columns of {kind}", files.rows, parties, options))
+        rows = 20_000 if options.quick else _ITEMS
+        parties = {
+            OURS: partial(
+                measure_ours, ingest_loops.items(rows), batches, config=DataConfig(shuffle=True)
+            )
+        }
+        for name, num_workers in ((_LOADER, 1), (_LOADER_INLINE, 0)):
+            loader = ingest_loops.loader_items(rows, batch_size, num_workers=num_workers)
+            parties[name] = partial(measure_ours, None, loader)
+        figures.append(_figure_of("items, in any order", rows, parties, options))
+    return figures
+
+
+def _figure_of(
+    what: str, rows: int, parties: dict[str, Callable[[], list[Pass]]], options: Options
+) -> Figure:
+    samples = take_turns(
+        {name: partial(_rate, rows, party) for name, party in parties.items()},
+        repetitions=options.repetitions,
+        what=f"rows per second, {what}",
+    )
+    return Figure(what=what, samples=samples, show=row_rates)
+
+
+def _rate(rows: int, party: Callable[[], list[Pass]]) -> float:
     """Rows per second of one run."""
     settle()
     passes = party()
     # Rows that are fast because they get lost would be no achievement.
-    assert sum(each.rows for each in passes) == files.rows
-    assert sum(each.sum_of_ids for each in passes) == files.rows * (files.rows - 1) // 2
+    assert sum(each.rows for each in passes) == rows
+    assert sum(each.sum_of_ids for each in passes) == rows * (rows - 1) // 2
     took = max(each.ended for each in passes) - min(each.begun for each in passes)
-    return files.rows / took
+    return rows / took
 
 
 def _peak(party: Callable[[], list[Pass]]) -> float:

@@ -177,7 +177,7 @@ class _Stopwatch:
         agents = [
             process
             for process in psutil.process_iter(["cmdline"])
-            if process.pid in mine and "ray::RayAgent" in "".join(process.info["cmdline"] or ())
+            if process.pid in mine and "ray::RayHost" in "".join(process.info["cmdline"] or ())
         ]
         assert len(agents) == _WORKERS
         self._processes = [driver, *agents]

@@ -20,7 +20,7 @@ from tests.e2e.boosters import (
     BACKENDS,
     DRAWING,
     LOGISTIC,
-    KillsATrainer,
+    KillsAWorker,
     a_table,
     fit,
     model_of,
@@ -77,11 +77,11 @@ def runs(config: RunConfig) -> Iterator[tuple[str, Callable[..., Result]]]:
     yield (
         "2 workers, killed twice",
         lambda **options: run(
-            table, 2, dataclasses.replace(survives, observers=(KillsATrainer(2),))
+            table, 2, dataclasses.replace(survives, observers=(KillsAWorker(2),))
         )(**options),
     )
     yield (
-        "3 workers, one lost on the way and replaced later",
+        "3 workers, one lost during the run and replaced later",
         lambda **options: run(
             table, (2, 3), dataclasses.replace(survives, observers=(At(4, kill_an_agent),))
         )(**options),
@@ -94,7 +94,7 @@ def main() -> None:
     columns = [
         (name, backend, params[backend])
         for backend in BACKENDS
-        for name, params in ((backend, LOGISTIC), (f"{backend}, drawing", DRAWING))
+        for name, params in ((backend, LOGISTIC), (f"{backend}, sampling", DRAWING))
     ]
     print(f"| | {' | '.join(name for name, *_ in columns)} |")
     print(f"|---{'|---' * len(columns)}|")

@@ -108,6 +108,41 @@ def loader_batches(paths: list[str], batch_size: int, *, num_workers: int) -> Ba
     return batches
 
 
+def items(rows: int) -> Any:
+    """A map-style data set, made here so that it travels by value."""
+    import numpy as np
+
+    class Items:
+        def __init__(self) -> None:
+            self.x = np.zeros(16, np.float32)
+
+        def __len__(self) -> int:
+            return rows
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            return {"id": index, "x": self.x}
+
+    return Items()
+
+
+def loader_items(rows: int, batch_size: int, *, num_workers: int) -> Batches:
+    """Such items by a torch `DataLoader`, in any order."""
+    dataset = items(rows)
+
+    def batches() -> Iterable[Any]:
+        from torch.utils.data import DataLoader, DistributedSampler
+
+        sampler = DistributedSampler(
+            dataset,
+            num_replicas=int(os.environ["WORLD_SIZE"]),
+            rank=int(os.environ["RANK"]),
+            shuffle=True,
+        )
+        return DataLoader(dataset, batch_size, sampler=sampler, num_workers=num_workers)
+
+    return batches
+
+
 def scan(directory: str, threads: int) -> Pass:
     """Read the files by Arrow alone: the fastest of some passes, as the first has no memory yet."""
     import pyarrow as pa

@@ -26,7 +26,7 @@ def agent() -> Callable[[], int]:
 
         mine = os.readlink("/proc/self/fd/1")
         processes = psutil.process_iter(["cmdline"])
-        agents = [p.pid for p in processes if "ray::RayAgent" in "".join(p.info["cmdline"] or ())]
+        agents = [p.pid for p in processes if "ray::RayHost" in "".join(p.info["cmdline"] or ())]
         [found] = [pid for pid in agents if mine in pipes_of(pid)]
         return found
 

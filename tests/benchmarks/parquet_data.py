@@ -6,18 +6,24 @@ import argparse
 import contextlib
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from harness import Options, positive
 
-_SCHEMA = pa.schema(
-    [("id", pa.int64()), *((f"x{number:02}", pa.float64()) for number in range(20))]
-)
-_ROW_BYTES = 8 * len(_SCHEMA)
+_SHAPE = (8, 8)
+_SCHEMAS = {
+    "numbers": pa.schema(
+        [("id", pa.int64()), *((f"x{number:02}", pa.float64()) for number in range(20))]
+    ),
+    "strings": pa.schema([("id", pa.int64()), ("short", pa.string()), ("long", pa.string())]),
+    "tensors": pa.schema([("id", pa.int64()), ("x", pa.fixed_shape_tensor(pa.float32(), _SHAPE))]),
+}
+_ROW_BYTES = {"numbers": 8 * 21, "strings": 8 + 8 + 40, "tensors": 8 + 4 * 64}
 _READ_BYTES = 1 << 24
 
 
@@ -26,6 +32,9 @@ class Files:
     """A directory of Parquet files. The column `id` numbers the rows from 0."""
 
     directory: Path
+    kind: str = "numbers"
+    """Which columns there are: see `_SCHEMAS`."""
+
     row_groups: int = 12
     """In each file."""
 
@@ -57,9 +66,10 @@ class Files:
                     pass
 
     def __str__(self) -> str:
+        columns, size = len(_SCHEMAS[self.kind]), self.rows * _ROW_BYTES[self.kind] / 1e9
         return (
-            f"{self.rows:,} rows of {len(_SCHEMA)} columns, {self.rows * _ROW_BYTES / 1e9:.2g} GB: "
-            f"{self.number} files of {self.row_groups} row groups of {self.group_rows:,} rows"
+            f"{self.rows:,} rows of {columns} columns, {size:.2g} GB: {self.number} files of "
+            f"{self.row_groups} row groups of {self.group_rows:,} rows"
         )
 
     def _is_there(self, path: Path) -> bool:
@@ -69,13 +79,25 @@ class Files:
         random = np.random.default_rng(number)
         unfinished = path.with_suffix(".unfinished")
         # A dictionary of numbers that are all different would only be larger than the numbers.
-        with pq.ParquetWriter(unfinished, _SCHEMA, use_dictionary=False) as writer:
+        with pq.ParquetWriter(unfinished, _SCHEMAS[self.kind], use_dictionary=False) as writer:
             for group in range(number * self.row_groups, (number + 1) * self.row_groups):
                 first = group * self.group_rows
-                numbers = random.standard_normal((len(_SCHEMA) - 1, self.group_rows))
-                arrays = [np.arange(first, first + self.group_rows), *numbers]
-                writer.write_table(pa.table(arrays, schema=_SCHEMA), row_group_size=self.group_rows)
+                ids = pa.array(np.arange(first, first + self.group_rows))
+                arrays = [ids, *self._columns(random)]
+                table = pa.table(arrays, schema=_SCHEMAS[self.kind])
+                writer.write_table(table, row_group_size=self.group_rows)
         unfinished.rename(path)
+
+    def _columns(self, random: np.random.Generator) -> list[pa.Array]:
+        """Those of a row group, without `id`."""
+        if self.kind == "tensors":
+            values = random.standard_normal((self.group_rows, *_SHAPE), np.float32)
+            return [pa.FixedShapeTensorArray.from_numpy_ndarray(values)]
+        if self.kind == "strings":
+            short, long = random.integers(10**7, 10**8, (2, self.group_rows))
+            texts = pa.array(long).cast(pa.string())
+            return [pa.array(short).cast(pa.string()), pc.binary_repeat(texts, 5)]
+        return [pa.array(row) for row in random.standard_normal((20, self.group_rows))]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,13 +113,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def made_files(options: Options) -> Iterator[Files]:
+def made_files(options: Options, kind: str = "numbers", row_groups: int = 12) -> Iterator[Files]:
     """The files of a benchmark, in the page cache."""
     with contextlib.ExitStack() as stack:
         directory = options.own.data or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        files = Files(directory=directory.resolve())
+        # Readers of the directory leave out what begins with an underscore.
+        place = directory.resolve() / ("" if kind == "numbers" else f"_{kind}")
+        files = Files(directory=place, kind=kind, row_groups=row_groups)
         if options.quick:
-            files = Files(directory=files.directory, row_groups=2, group_rows=1 << 12)
+            files = replace(files, row_groups=2, group_rows=1 << 12)
         files.make()
         files.warm_up()
         yield files

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -327,6 +328,37 @@ class Slow:
         return getattr(self._storage, name)
 
 
+class Stumbling:
+    """A storage whose client raises what nobody has expected, three times."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._left = 3
+        self.has_worked_again = threading.Event()
+
+    def write(self, path: str, data: bytes) -> None:
+        if self._left:
+            self._left -= 1
+            raise TypeError("of the client's own")
+        self._storage.write(path, data)
+        self.has_worked_again.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+
+def test_a_lease_is_renewed_after_an_error_that_nobody_has_expected(
+    tmp_path: Path, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its run would be taken for dead, and be taken over."""
+    monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", 0.01)
+    storage = Location.of(tmp_path / "run").open()
+    stumbling: Any = Stumbling(storage)
+    with leased(storage, stumbling):
+        assert stumbling.has_worked_again.wait(timeout=30)
+    assert "of the client's own" in told()[0]
+
+
 def test_nobody_passes_by_who_came_first(bucket: Bucket) -> None:
     """One finds another's lease, which is then withdrawn; a third has seen neither."""
     storage = Location.of("s3://bucket/run").open()
@@ -369,7 +401,10 @@ def take_over(run: Path) -> None:
     # By its name: a beat that is being written has a second file beside it.
     mine = run / "leases/000001"
     owner = json.loads(mine.read_text()) | {"host": "elsewhere", "pid": 77, "machine": "other"}
-    mine.with_name("000002").write_text(json.dumps(owner))
+    # At once, as a storage writes: a beat may look at any time.
+    unfinished = run / "another's"
+    unfinished.write_text(json.dumps(owner))
+    unfinished.rename(mine.with_name("000002"))
 
 
 @pytest.mark.parametrize("reports", ["checkpoints", "metrics alone"])

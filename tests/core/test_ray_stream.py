@@ -21,6 +21,7 @@ import ray.data
 from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.shards.formats import column_to_numpy
+from polytrain.data.sources.describe import describe
 from polytrain.data.sources.ray_data import from_ray_data
 from polytrain.data.streams.ray_pipeline import cpu_shortage, stream_schema
 from polytrain.data.streams.ray_stream import (
@@ -337,6 +338,48 @@ def test_another_shape_than_the_first_rows_is_told_with_the_remedy() -> None:
     stream.begin(world_size=1)
     with pytest.raises(ReadError, match=r"'x' .*shape is \(2, 2\).*dataset\.materialize\(\)"):
         stream.rest(0, schema=stream_schema(dataset))
+
+
+def blocks(*columns: Any) -> Any:
+    """A stream with these values of "x", block by block."""
+    tables = [pa.table({"x": column}) for column in columns]
+    return ray.data.from_arrow(tables).map_batches(
+        lambda table: table, batch_format="pyarrow", batch_size=None
+    )
+
+
+def test_a_column_without_values_in_the_first_rows_has_its_type_from_later_ones() -> None:
+    dataset = blocks(pa.nulls(2), [None], [3, 4])
+    schema = stream_schema(dataset)
+    assert schema == pa.schema([("x", pa.int64())])
+    assert from_ray_data(dataset.materialize(), None).schema.types == schema.types
+    stream = Ranks(dataset)
+    stream.begin(world_size=1)
+    table, _ = stream.rest(0, schema=schema)
+    assert table["x"].to_pylist() == [None, None, None, 3, 4]
+    assert stream_schema(blocks(pa.nulls(2))) == pa.schema([("x", pa.null())])
+
+
+def test_types_with_nothing_in_common_are_an_error_streamed_or_not() -> None:
+    dataset = blocks(["a"], [1])
+    with pytest.raises(SourceError, match="'x' is string in one block and int64 in another"):
+        from_ray_data(dataset.materialize(), None)
+    stream = Ranks(dataset)
+    stream.begin(world_size=1)
+    with pytest.raises(ReadError, match=r"'x' as int64.*type string.*dataset\.materialize\(\)"):
+        stream.rest(0, schema=stream_schema(dataset))
+
+
+def test_columns_of_python_objects_are_refused_before_the_start() -> None:
+    def mixed(batch: dict[str, Any]) -> pd.DataFrame:
+        return pd.DataFrame({"id": batch["id"], "x": [1, "NA"]})
+
+    dataset = ray.data.range(2, override_num_blocks=1).map_batches(mixed)
+    for data in (dataset, dataset.materialize()):
+        with pytest.raises(SourceError, match="'x' holds Python objects") as caught:
+            describe("train", data)
+        assert "columns=[…]" in caught.value.remedy
+        assert describe("train", data, columns=["id"]).schema.names == ["id"]
 
 
 def test_a_schema_costs_as_little_as_it_can(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import multiprocessing
 import pickle
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import fsspec
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow.dataset as pads
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from tests.object_storage import Bucket
 
 from polytrain.common.data_errors import ReadError, SourceError
@@ -202,6 +204,72 @@ def test_whatever_fsspec_reaches() -> None:
             describe("train", "memory://source-test/none")
     finally:
         memory.rm("/source-test", recursive=True)
+
+
+class Remembering(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
+    """Objects in memory, with listings that are remembered, or fail."""
+
+    protocol = "remembering"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    remembered: ClassVar[dict[str, Any]] = {}
+    fails = ""
+    # As most have it: from listings.
+    find = fsspec.AbstractFileSystem.find
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        stripped: str = MemoryFileSystem._strip_protocol(path.removeprefix("remembering://"))
+        return stripped
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        if self.fails and path.rstrip("/").endswith(self.fails):
+            raise PermissionError(path)
+        if path not in self.remembered:
+            self.remembered[path] = super().ls(path, detail=True)
+        found = self.remembered[path]
+        return found if detail else [info["name"] for info in found]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.remembered.clear()
+
+
+@pytest.fixture
+def remembering() -> Iterator[Remembering]:
+    fsspec.register_implementation("remembering", Remembering, clobber=True)
+    filesystem = Remembering()
+    filesystem.pipe_file("/d/a.parquet", parquet(x=[1]))
+    filesystem.pipe_file("/d/e/b.parquet", parquet(x=[2]))
+    yield filesystem
+    filesystem.store.clear()
+    filesystem.invalidate_cache()
+
+
+@pytest.mark.parametrize("place", ["d", "d/**", "d/*"])
+def test_new_files_are_found_by_the_next_run(remembering: Remembering, place: str) -> None:
+    assert read(describe("train", f"remembering://{place}")) == {"x": [1, 2]}
+    before = dict(remembering.remembered)
+    remembering.pipe_file("/d/e/c.parquet", parquet(x=[3]))
+    # Another process has written it, of which this one's memory knows nothing.
+    remembering.remembered.update(before)
+    assert read(describe("train", f"remembering://{place}")) == {"x": [1, 2, 3]}
+
+
+@pytest.mark.parametrize("place", ["d", "d/**", "d/*"])
+def test_a_directory_that_can_not_be_listed_is_not_left_out(
+    remembering: Remembering, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Remembering, "fails", "/e")
+    with pytest.raises(SourceError, match="can't be looked at: PermissionError"):
+        describe("train", f"remembering://{place}")
+
+
+def test_names_with_question_marks(bucket: Bucket) -> None:
+    bucket.put({"a/what?.parquet": parquet(x=[1]), "b/x?y=1.parquet": parquet(x=[2])})
+    for place in ("a", "a/*", "a/what?.parquet"):
+        assert read(describe("train", f"s3://bucket/{place}")) == {"x": [1]}
+    with pytest.raises(SourceError, match=r"'bucket/b/x\?y=1\.parquet' can't be distinguished"):
+        describe("train", "s3://bucket/b")
 
 
 def test_what_fsspec_would_need_is_said() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -15,10 +17,16 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from polytrain.boosting.categories import codes_of
+from polytrain.common.data_errors import SourceError
 from polytrain.data.shards.formats import column_to_numpy
+from polytrain.data.shards.groups import group_starts
+from polytrain.data.sources.arrays import tensors_of
 from polytrain.data.sources.describe import describe
 from polytrain.data.sources.parquet_files import RowGroupPiece
 from polytrain.data.sources.pieces import TablePiece
+from polytrain.testing.shards import shard_of
+from polytrain_plugins import is_category
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
@@ -150,3 +158,230 @@ def test_what_a_file_of_an_arrow_dataset_lacks_is_null(tmp_path: Path) -> None:
     source = describe("train", pads.dataset(tmp_path))
     found = pa.concat_tables([piece.read(0, 1) for piece in source.pieces])
     assert found.to_pydict() == {"x": [1, 2], "y": ["a", None]}
+
+
+def column(data: Any) -> list[Any]:
+    source = describe("train", {"x": data})
+    found: list[Any] = source.pieces[0].read(0, source.pieces[0].rows).column("x").to_pylist()
+    return found
+
+
+KEPT: dict[str, tuple[Any, list[Any]]] = {
+    "a masked array": (np.ma.array([1, 2, 3], mask=[0, 1, 0]), [1, None, 3]),
+    "a masked array of floats": (np.ma.array([0.5, 2, 3], mask=[0, 0, 1]), [0.5, 2.0, None]),
+    "a masked array without a mask": (np.ma.array([1, 2, 3]), [1, 2, 3]),
+    "a masked matrix without a mask": (np.ma.array([[1], [2]]), [[1], [2]]),
+    "a masked row of whole numbers": (np.ma.array([2**53 + 1, 2], mask=[0, 1]), [2**53 + 1, None]),
+    "whole numbers and none": ([2**53 + 1, None], [2**53 + 1, None]),
+    "whole numbers and fractions": ([1, 0.5, 2**53], [1.0, 0.5, 2.0**53]),
+    "large floats": ([1e300, 0.5], [1e300, 0.5]),
+    "bytes that end with zeros": ([b"a\x00", b"b"], [b"a\x00", b"b"]),
+    "text that ends with zeros": (["a\x00", "b"], ["a\x00", "b"]),
+    "a series with a missing number": (
+        pd.Series([2**53 + 1, None], dtype="Int64"),
+        [2**53 + 1, None],
+    ),
+    "a series of categories": (pd.Series(["a", None], dtype="category"), ["a", None]),
+    "a series of polars": (pl.Series([2**53 + 1, None]), [2**53 + 1, None]),
+    "the other byte order": (np.array([1, 258], dtype=">i4"), [1, 258]),
+    "tensors in the other byte order": (np.array([[1.5], [2.5]], dtype=">f8"), [[1.5], [2.5]]),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_values_are_kept(case: str) -> None:
+    data, expected = KEPT[case]
+    assert column(data) == expected
+
+
+CHANGED: dict[str, tuple[Any, str]] = {
+    "numbers and text": ([1, 2, "NA"], "'x' can't become a column.*'NA'"),
+    "text and numbers": (["NA", 1], "'x' can't become a column"),
+    "large numbers and fractions": ([2**53 + 1, 0.5], "'x' .*round 9007199254740993"),
+    "large numbers of NumPy": (
+        [np.int64(2**53 + 1), np.float64(0.5)],
+        "'x' .*round 9007199254740993",
+    ),
+    "large numbers in rows": ([[2**53 + 1, 1], [0.5, 1]], "'x' .*round 9007199254740993"),
+    "large numbers in rows that differ": ([[2**53 + 1], [0.5, 1]], "'x' .*round 9007199254740993"),
+    "large numbers in arrays": (
+        [np.array([2**53 + 1]), np.array([0.5, 1])],
+        "'x' .*round 9007199254740993",
+    ),
+    "more than 64 bits": ([2**64, 1], "'x' can't become a column"),
+    "masks in rows": (np.ma.array(np.ones((2, 2)), mask=[[0, 1], [0, 0]]), "'x' .*masked"),
+    "more than double precision": (np.ones((2, 2), dtype=np.longdouble), "'x' can't become"),
+}
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_values_that_would_change_are_refused(case: str) -> None:
+    data, message = CHANGED[case]
+    with pytest.raises(SourceError, match=message) as caught:
+        column(data)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("floats", [pa.float16(), pa.float32(), pa.float64()])
+def test_decimals_beside_floats(floats: pa.DataType, tmp_path: Path) -> None:
+    decimals = pa.array([Decimal("1234567890.12")], pa.decimal128(12, 2))
+    for name, values in (("a", decimals), ("b", pa.array([0.5], floats))):
+        pq.write_table(pa.table({"x": values}), tmp_path / f"{name}.parquet")
+    with pytest.raises(SourceError, match=rf"'x' is decimal128\(12, 2\) in .* and {floats} in "):
+        describe("train", tmp_path)
+
+
+def test_columns_that_hugging_face_shows() -> None:
+    dataset = datasets.Dataset.from_dict({"a": [1], "b": [2], "c": [3]})
+    for shown, expected in (
+        (dataset.with_format("numpy", columns=["c", "a"]), ("a", "c")),
+        (dataset.with_format("numpy", columns=["a"], output_all_columns=True), ("a", "b", "c")),
+        (dataset.with_format("numpy"), ("a", "b", "c")),
+    ):
+        assert describe("train", shown).info.columns == expected
+    hidden = dataset.with_format("numpy", columns=["a"])
+    with pytest.raises(SourceError, match="no column 'b'"):
+        describe("train", hidden, columns=["b"])
+
+
+@pytest.mark.parametrize("columns", [None, ["x", "year"], ["year"], ["year", "x"]])
+@pytest.mark.parametrize("ending", ["parquet", "csv"])
+def test_a_column_of_the_file_and_of_its_directory(
+    tmp_path: Path, columns: list[str] | None, ending: str
+) -> None:
+    """The file's own counts, whatever is read besides."""
+    directory = tmp_path / "year=2023" / "month=7"
+    directory.mkdir(parents=True)
+    rows = pd.DataFrame({"x": [1], "year": [1999]})
+    if ending == "csv":
+        rows.to_csv(directory / "a.csv", index=False)
+    else:
+        rows.to_parquet(directory / "a.parquet")
+    [piece] = describe("train", tmp_path, columns=columns).pieces
+    expected = {"x": [1], "year": [1999], "month": [7]}
+    assert piece.read(0, 1).to_pydict() == {name: expected[name] for name in columns or expected}
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.float32, np.int64])
+def test_tensors_keep_their_shape_in_frames(dtype: Any) -> None:
+    images = np.arange(12).reshape(2, 2, 3).astype(dtype)
+    shard = shard_of({"before": [0, 1], "image": images, "after": [2, 3]})
+    for frame in (shard.to_pandas(), *shard.iter_batches(format="pandas")):
+        assert list(frame.columns) == ["before", "image", "after"]
+        for row, image in zip(frame["image"], images, strict=True):
+            assert row.dtype == dtype
+            assert row.tolist() == image.tolist()
+            row.fill(0)
+    assert column_to_numpy(shard.to_arrow()["image"]).tolist() == images.tolist()
+
+
+STORED = {
+    "fixed": (
+        "ray.data.arrow_tensor_v2",
+        b"[2, 2]",
+        pa.array([[1, 2, 3, 4], None, [5, 6, 7, 8]], pa.large_list(pa.int64())),
+        [[[1, 2], [3, 4]], None, [[5, 6], [7, 8]]],
+    ),
+    "booleans": (
+        "ray.data.arrow_tensor",
+        b"[2]",
+        pa.array([[True, False], [False, False], [True, True]], pa.list_(pa.bool_())),
+        [[True, False], [False, False], [True, True]],
+    ),
+    "variable": (
+        "ray.data.arrow_variable_shaped_tensor",
+        b"2",
+        pa.array(
+            [{"data": [1, 2], "shape": [1, 2]}, None, {"data": [3], "shape": [1, 1]}],
+            pa.struct({"data": pa.large_list(pa.int64()), "shape": pa.list_(pa.int64())}),
+        ),
+        [[[1, 2]], None, [[3]]],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_tensors_that_ray_data_has_written(kind: str, tmp_path: Path) -> None:
+    """Without Ray they are lists, with a note of what they were."""
+    name, parameter, values, expected = STORED[kind]
+    notes = {"ARROW:extension:name": name, "ARROW:extension:metadata": parameter}
+    table = pa.table([values], schema=pa.schema([pa.field("x", values.type, metadata=notes)]))
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
+    for data in (table, tmp_path, pads.dataset(tmp_path)):
+        shard = shard_of(data)
+        rows = [row for batch in shard.iter_batches(batch_size=2) for row in batch["x"]]
+        assert [None if row is None else as_lists(row) for row in rows] == expected
+
+
+def as_lists(row: Any) -> Any:
+    return [as_lists(part) for part in row] if isinstance(row, np.ndarray) else row
+
+
+@pytest.mark.parametrize(
+    "columns", [pd.Index(["y"]), np.array(["y"]), ("y",), {"y": 1}.keys(), iter(["y"])]
+)
+def test_columns_are_named_in_whatever_holds_names(columns: Any, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": [1], "y": [2]})
+    assert describe("train", frame, columns=columns).info.columns == ("y",)
+
+
+@pytest.mark.parametrize("kind", [pl.Categorical, pl.Enum(["b", "a", "c"])])
+def test_categories_of_polars(kind: Any) -> None:
+    data = pl.DataFrame({"x": pl.Series(["a", "b", None], dtype=kind)})
+    shard = shard_of(data)
+    assert is_category(shard.schema.field("x").type)
+    categories = pa.array(["a", "b"])
+    assert codes_of(shard.to_arrow().column("x"), categories).to_pylist() == [0, 1, None]
+    [frame] = shard.iter_batches(format="pandas")
+    assert frame["x"].astype(object).where(frame["x"].notna(), None).tolist() == ["a", "b", None]
+    [batch] = shard.iter_batches()
+    assert batch["x"].tolist() == ["a", "b", None]
+
+
+def test_codes_of_more_categories_than_8_bits_have_room_for() -> None:
+    words = [f"{number:03}" for number in range(200)]
+    kind = pa.dictionary(pa.int8(), pa.string())
+    chunks = [pa.array(some).dictionary_encode().cast(kind) for some in (words[:100], words[100:])]
+    assert codes_of(pa.chunked_array(chunks), pa.array(words)).to_pylist() == list(range(200))
+
+
+def test_frames_in_the_other_byte_order() -> None:
+    frame = pd.DataFrame({"x": np.array([1, 258], dtype=">i4"), "y": ["a", "b"]})
+    assert describe("train", frame).pieces[0].read(0, 2).to_pydict() == {
+        "x": [1, 258],
+        "y": ["a", "b"],
+    }
+
+
+@pytest.mark.parametrize("kind", ["csr_matrix", "coo_matrix", "csr_array"])
+def test_sparse_matrices_are_refused_with_the_way_out(kind: str) -> None:
+    sparse = pytest.importorskip("scipy.sparse", reason="scipy comes with the boosters")
+    matrix = getattr(sparse, kind)(np.eye(3))
+    with pytest.raises(SourceError, match=f"{kind} is not a data set"):
+        describe("train", matrix)
+    with pytest.raises(SourceError, match="'x' is a sparse matrix") as caught:
+        describe("train", {"x": matrix})
+    assert "toarray" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "notes", ["{not json", "[]", "null", '"x"', '{"index_columns": null}', '{"index_columns": 3}']
+)
+def test_notes_of_pandas_that_are_none(tmp_path: Path, notes: str) -> None:
+    table = pa.table({"x": [1]}).replace_schema_metadata({"pandas": notes})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert describe("train", tmp_path).info.columns == ("x",)
+
+
+def test_the_home_of_nobody() -> None:
+    with pytest.raises(SourceError, match=r"'~no such user/x' can't be read"):
+        describe("train", "~no such user/x")
+
+
+@pytest.mark.parametrize(
+    "column", [pa.array([[1], [1]]), pa.array([{"a": 1}] * 2), tensors_of(np.ones((2, 2)))]
+)
+def test_groups_are_not_told_by_lists(column: pa.Array) -> None:
+    source = describe("train", pa.table({"q": column}))
+    with pytest.raises(SourceError, match=r"column 'q' to group by is of type"):
+        group_starts(source, "q")

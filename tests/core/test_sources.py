@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +95,27 @@ def compressed_csv(tmp: Path) -> Any:
     return tmp / "all.csv.gz"
 
 
+def arrow_files(tmp: Path) -> Any:
+    for name, rows, compression in (("a.arrow", (0, 9), "lz4"), ("b.feather", (9, ROWS), None)):
+        written = table(*rows)
+        with pa.ipc.new_file(
+            tmp / name, written.schema, options=pa.ipc.IpcWriteOptions(compression=compression)
+        ) as file:
+            file.write_table(written, max_chunksize=4)
+    return tmp
+
+
+def json_lines(tmp: Path) -> Any:
+    lines = [json.dumps(row) + "\n" for row in table().to_pylist()]
+    (tmp / "a.jsonl").write_text("".join(lines[:9]))
+    (tmp / "b.ndjson.gz").write_bytes(gzip.compress("".join(lines[9:]).strip().encode()))
+    return tmp
+
+
+def dicts(tmp: Path) -> Any:
+    return table().to_pylist()
+
+
 def pandas_frame(tmp: Path) -> Any:
     return table().to_pandas().set_index(pd.Index([7] * ROWS, name="index"))
 
@@ -169,6 +191,9 @@ EVERY_KIND = [
     encoded_file_url,
     csv_files,
     compressed_csv,
+    arrow_files,
+    json_lines,
+    dicts,
     pandas_frame,
     arrow_table,
     record_batch,
@@ -263,6 +288,12 @@ def empty_file(name: str) -> Callable[[Path], Any]:
     return make
 
 
+def arrow_stream_file(tmp: Path) -> Any:
+    with pa.ipc.new_stream(tmp / "stream.arrow", table().schema) as stream:
+        stream.write_table(table())
+    return tmp / "stream.arrow"
+
+
 def only_a_readme(tmp: Path) -> Any:
     (tmp / "README.txt").touch()
     return tmp
@@ -270,7 +301,7 @@ def only_a_readme(tmp: Path) -> Any:
 
 def files_without_rows(tmp: Path) -> Any:
     pq.write_table(table(0, 0), tmp / "a.parquet")
-    write_csv(tmp / "b.csv", 0, 0)
+    pq.write_table(table(0, 0), tmp / "b.parquet")
     return tmp
 
 
@@ -325,6 +356,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "unknown scheme": (lambda tmp: "qqqq://bucket/train", "qqqq://"),
     "torn file": (garbage, r"torn\.parquet' can't be read"),
     "truncated file": (truncated, r"half\.parquet' can't be read"),
+    "a stream in a file": (arrow_stream_file, r"stream\.arrow' can't be read"),
     "CSV file without a byte": (empty_file("empty.csv"), r"empty\.csv' can't be read"),
     "Parquet file without a byte": (empty_file("empty.parquet"), r"empty\.parquet' can't be read"),
     "no rows in files": (files_without_rows, "2 file.* no rows"),
@@ -371,6 +403,24 @@ def test_what_is_no_data_set_is_refused_with_the_reason(case: str, tmp_path: Pat
         describe("train", make(tmp_path))
     assert caught.value.remedy
     assert len(caught.value.what) < 600
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("a.orc", "pyarrow.dataset.dataset"),
+        ("a.json", "rename it to .jsonl"),
+        ("shard-0.tar", "ray.data.read_webdataset"),
+        ("cat/1.jpg", "ImageFolder"),
+    ],
+)
+def test_files_of_other_formats_have_another_way(name: str, way: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    for place in (tmp_path, tmp_path / name):
+        with pytest.raises(SourceError) as caught:
+            describe("train", place)
+        assert way in caught.value.remedy
 
 
 def test_an_error_survives_pickling_with_its_cause(tmp_path: Path) -> None:

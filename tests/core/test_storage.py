@@ -18,6 +18,8 @@ from fsspec.implementations.local import LocalFileSystem
 from tests.faulty_storage import ERROR, FaultyFileSystem, FromThenOn, Short, never
 from tests.object_storage import Bucket
 
+from polytrain.checkpoint.starting_point import fetch
+from polytrain.common.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
 
@@ -241,11 +243,11 @@ def test_nothing_is_left_of_a_deleted_directory_on_a_file_system(tmp_path: Path)
 
 
 def lines(storage: Storage) -> list[str]:
-    return storage.read_log("logs/journal").splitlines()
+    return b"".join(storage.read_log("logs/journal")).decode(errors="replace").splitlines()
 
 
 def test_a_log_that_nobody_has_opened_is_empty(storage: Storage) -> None:
-    assert storage.read_log("logs/journal") == ""
+    assert list(storage.read_log("logs/journal")) == []
 
 
 def test_what_was_synced_to_a_log_is_read(storage: Storage, location: Location) -> None:
@@ -285,6 +287,39 @@ def test_a_writer_that_dies_in_the_middle_of_a_line_spoils_no_other(location: Lo
     assert [first, *others] == ["whole", "whole 2", "whole 3"]
 
 
+def test_a_draft_is_read_until_a_line_takes_its_place(location: Location) -> None:
+    storage = location.open()
+    with storage.open_log("logs/journal", series="000001") as log:
+        log.write("one\n")
+        log.sync()
+        log.draft("draft 1\n")
+        log.draft("draft 2\n")
+        # Elsewhere not even a line survives its writer before it is synced.
+        drafts = ["draft 1", "draft 2"] if storage.is_local else []
+        assert [line for line in lines(location.open()) if line] == ["one", *drafts]
+        log.write("two\n")
+        log.sync()
+        assert lines(location.open()) == ["one", "two"]
+        log.draft("draft 3\n")
+        log.write("three\n")
+    assert lines(location.open()) == ["one", "two", "three"]
+    assert all(".drafts-" not in path for path in storage.list("logs"))
+
+
+def test_the_state_of_a_log_changes_with_every_line(location: Location) -> None:
+    storage = location.open()
+    seen = [storage.log_state("logs/journal")]
+    with storage.open_log("logs/journal", series="000001") as log:
+        for _ in range(2):
+            log.write("a line\n")
+            log.sync()
+            seen.append(storage.log_state("logs/journal"))
+        if storage.is_local:
+            log.draft("a draft\n")
+            seen.append(storage.log_state("logs/journal"))
+    assert all(seen.count(state) == 1 for state in seen)
+
+
 def test_threads_share_a_log(storage: Storage) -> None:
     texts = [f"{thread} {'x' * 500} {line}" for thread in range(4) for line in range(50)]
 
@@ -318,7 +353,8 @@ def test_a_log_keeps_what_could_not_be_written(tmp_path: Path) -> None:
         log.write("four\n")
         faults.fault = never
         log.sync()
-    assert Location.of("runs", filesystem).open().read_log("l") == "one\ntwo\nthree\nfour\n"
+    log_read = Location.of("runs", filesystem).open().read_log("l")
+    assert b"".join(log_read) == b"one\ntwo\nthree\nfour\n"
 
 
 def test_the_end_of_a_log_is_not_waited_for_twice(tmp_path: Path) -> None:
@@ -336,6 +372,15 @@ def test_more_objects_than_one_answer_lists(bucket: Any) -> None:
     bucket.put({f"runs/one/checkpoints/{number:04d}/m": b"12" for number in range(1001)})
     listed = Location.of("s3://bucket/runs/one").open().list("checkpoints")
     assert listed == {f"checkpoints/{number:04d}/m": 2 for number in range(1001)}
+
+
+def test_an_object_whose_key_leads_out_of_the_directory_is_not_fetched(
+    bucket: Any, tmp_path: Path
+) -> None:
+    bucket.put({"runs/one/files/model": b"12", "runs/one/files/../../escaped": b"12"})
+    with pytest.raises(CheckpointError, match="isn't used as a path"):
+        fetch(Location.of("s3://bucket/runs/one/files"), None, tmp_path / "a" / "b" / "c")
+    assert not list(tmp_path.rglob("escaped"))
 
 
 def no_bucket(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -207,7 +207,7 @@ def test_a_content_that_has_changed_is_damage(tmp_path: Path) -> None:
     [newest] = [made for made in scene.committed if made.number == 1]
     changed = scene.run / "checkpoints" / newest.directory / "model"
     changed.write_bytes(FILES["model"][:-1] + b"S")
-    assert scene.store.damage(newest) == ("model has another content than was written",)
+    assert scene.store.damage(newest) == ("model differs from what was committed",)
     assert scene.store.damage(scene.committed[0]) == ()
 
 

@@ -221,7 +221,7 @@ def test_nobody_trains_on_what_was_cut_off_on_its_way(
     fetched = [at for at in reads if calls_of_resuming[at].kind == "read"]
     for at in fetched:
         run = resumed(interrupted, tmp_path / str(at))
-        result = fitted_or_told(run, Once(at, Short.silently), "another content than was written")
+        result = fitted_or_told(run, Once(at, Short.silently), "differs from what was committed")
         assert result is None or outcome(result) == expected
         assert outcome(run.fit()) == expected
 

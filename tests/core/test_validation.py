@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from polytrain import FailureConfig, RunConfig, ScalingConfig, Trainer, make_trainer
@@ -62,6 +63,25 @@ def test_a_missing_label_column_has_the_list_of_columns(problems: Any, backend: 
     problem = problems(backend, label="target").only("label")
     assert "'train' has no column 'target'" in problem.what
     assert "x0, x1, label" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("xgboost", {"num_boost_round": np.int64(5), "params": {"max_depth": np.uint8(2)}}),
+        ("xgboost", {"early_stopping_rounds": np.int32(5), "params": {"eta": np.float32(0.5)}}),
+        ("lightgbm", {"num_boost_round": np.int64(5), "bin_sample_rows": np.int64(100)}),
+        ("tensorflow", {"epochs": np.int64(1), "batch_size": np.int64(8), "model": len}),
+        ("torch", {"timeout_s": np.float32(60)}),
+    ],
+)
+def test_options_may_be_numbers_of_numpy(backend: str, options: dict[str, Any]) -> None:
+    data = {"train": DATA, "valid": DATA}
+    if backend == "torch":
+        make_trainer(backend, lambda: None, datasets=data, **options)
+        return
+    compiled = {"compile": {"loss": "mse"}} if backend == "tensorflow" else {}
+    make_trainer(backend, label="label", datasets=data, **options, **compiled)
 
 
 @pytest.mark.parametrize(

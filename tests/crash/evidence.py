@@ -133,9 +133,7 @@ class Evidence:
 
     def _journal(self) -> list[dict[str, Any]]:
         text = b"".join(
-            self.files[path]
-            for path in sorted(self.files)
-            if path == "journal.jsonl" or path.startswith("journal.jsonl/")
+            self.files[path] for path in sorted(self.files) if path.startswith("journal.jsonl")
         )
         entries = []
         for line in text.decode(errors="replace").splitlines():

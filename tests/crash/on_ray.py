@@ -126,7 +126,7 @@ def _orphans(plan: str) -> list[str]:
     def left() -> list[str]:
         below = psutil.Process().children(recursive=True)
         # Ray writes its titles over the environment: agents are known by whose they are.
-        agents = [process for process in below if "ray::RayAgent" in title(process)]
+        agents = [process for process in below if "ray::RayHost" in title(process)]
         others = [process for process in psutil.process_iter() if _is_worker(process, plan)]
         return [f"{title(process)} ({process.pid})" for process in agents + others]
 

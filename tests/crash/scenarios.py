@@ -165,7 +165,7 @@ def _reported(result: Result) -> dict[str, Any]:
         return checkpoint.path.rpartition("/")[2] if checkpoint else None
 
     return {
-        "history": result.history,
+        "history": list(result.history),
         "metrics": result.metrics,
         "checkpoint": directory(result.checkpoint),
         "best": [directory(checkpoint) for checkpoint, _ in result.best_checkpoints],

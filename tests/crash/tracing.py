@@ -37,6 +37,7 @@ _WATCHED = (
     "policy/retention.py",
     "workers/agent.py",
     "workers/inline_group.py",
+    "workers/part_storer.py",
     "workers/session.py",
     "api/result.py",
     "api/trainer.py",
@@ -47,7 +48,7 @@ _FUNCTION_BODY = 1
 """CO_OPTIMIZED: what modules and classes do while they are imported lacks it."""
 
 _TELL_RANK = ("prepare", "run_worker")
-"""Functions of agents and trainers in which they come to know their rank."""
+"""Functions of agents and worker processes in which they come to know their rank."""
 
 _WRITES = re.compile(r"\.write\((data|text|chunk)\)|copyfile\(")
 _WRITTEN_OF_A_TORN_FILE = 10

@@ -103,8 +103,8 @@ def model_of(result: Result) -> bytes:
     return file.read_bytes()
 
 
-class KillsATrainer:
-    """Kills one in each of the first attempts, at its first report."""
+class KillsAWorker:
+    """Kills a worker process in each of the first attempts, at its first report."""
 
     def __init__(self, attempts: int) -> None:
         self._left = list(range(attempts))
@@ -113,7 +113,7 @@ class KillsATrainer:
     def polytrain_reported(self, report: Report) -> None:
         if report.attempt in self._left:
             self._left.remove(report.attempt)
-            # Zygotes are all called the same, and trainers are their children.
+            # All zygotes have the same title, and worker processes are their children.
             below = psutil.Process().children(recursive=True)
             zygotes = {p.pid for p in below if "polytrain.workers.processes.zygote" in title(p)}
             next(p for p in below if p.pid in zygotes and p.ppid() in zygotes).kill()
@@ -128,7 +128,7 @@ def same_everywhere(quiet: RunConfig, table: pa.Table, **options: Any) -> bytes:
         quiet,
         failure_config=FailureConfig(max_failures=1),
         checkpoint_config=CheckpointConfig(checkpoint_frequency=7),
-        observers=(KillsATrainer(1),),
+        observers=(KillsAWorker(1),),
     )
     result = fit(killing, table, 2, restore_from=first, **options)
     assert result.restarts == 1

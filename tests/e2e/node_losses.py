@@ -129,7 +129,7 @@ def train(config: dict[str, Any]) -> None:
 
 def agents() -> list[int]:
     below = psutil.Process().children(recursive=True)
-    return [process.pid for process in below if "ray::RayAgent" in title(process)]
+    return [process.pid for process in below if "ray::RayHost" in title(process)]
 
 
 def places(run: str) -> list[dict[str, Any]]:

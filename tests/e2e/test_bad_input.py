@@ -40,7 +40,7 @@ def test_directory_that_is_no_run(quiet: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "higgs").mkdir()
     (tmp_path / "higgs" / "precious").write_text("data")
     run = RunConfig(name="higgs", storage_path=tmp_path)
-    with pytest.raises(InvalidJobError, match="is there already"):
+    with pytest.raises(InvalidJobError, match="exists already"):
         make_trainer("reference", nothing, run_config=run)
     assert (tmp_path / "higgs" / "precious").read_text() == "data"
 

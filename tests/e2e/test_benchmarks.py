@@ -19,6 +19,10 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 ROWS = {
     "startup": ["2 workers: first line", "2 workers: all of fit()"],
+    "scale": [
+        f"2 workers: {what}"
+        for what in ("first line", "all of fit()", "driver's memory", "driver's threads")
+    ],
     "report": ["one call"],
     "recovery": [
         f"{backend}, 2 workers: first {what}"
@@ -39,10 +43,20 @@ ROWS = {
         for size in ("10", "100", "1,000")
         for what in ("an event", "events", "a loss")
     ],
-    "ingest": ["arrays", "tensors", "windows", "memory, arrays"],
+    "ingest": [
+        *("columns of strings", "columns of tensors", "items, in any order"),
+        *("arrays", "tensors", "windows", "memory, arrays"),
+    ],
     "resume": ["in order", "windows", "any order"],
     "checkpoint": ["1 MB: stall", "1 MB: 20 steps"],
     "index": ["100 checkpoints"],
+    "journal": [
+        f"10,000 reports: {what}"
+        for what in (
+            *("one", "memory", "journal"),
+            *("resume", "CPU time of a resume", "memory of a resume"),
+        )
+    ],
     "boosters": [
         f"{backend}: {what}"
         for backend in ("xgboost", "lightgbm")
@@ -62,8 +76,8 @@ PEERS = {
     "torch": ["torchrun"],
     "ingest": ["DataLoader", "… no worker", "bare scan"],
 }
-EACH_TIME = ("control_plane", "plan", "index", "report", "resume")
-FIGURE = r"-?[\d.]+(e[+-]\d+)? ((s|ms|µs|ns|[Mk]?/s|[GMk]B)\b|%)"
+EACH_TIME = ("control_plane", "plan", "index", "journal", "report", "resume")
+FIGURE = r"-?[\d.]+(e[+-]\d+)? ((s|ms|µs|ns|[Mk]?/s|[GMk]B|threads)\b|%)"
 
 
 @pytest.mark.sweep

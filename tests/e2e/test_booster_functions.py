@@ -9,7 +9,7 @@ import lightgbm
 import numpy as np
 import pytest
 import xgboost
-from tests.e2e.boosters import BACKENDS, KillsATrainer, a_table
+from tests.e2e.boosters import BACKENDS, KillsAWorker, a_table
 
 import polytrain
 from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
@@ -61,7 +61,7 @@ FUNCTIONS = {"xgboost": with_xgboost, "lightgbm": with_lightgbm}
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rounds_are_reported_and_saved_and_gone_on_with(quiet: RunConfig, backend: str) -> None:
     config = dataclasses.replace(
-        quiet, failure_config=FailureConfig(max_failures=1), observers=(KillsATrainer(1),)
+        quiet, failure_config=FailureConfig(max_failures=1), observers=(KillsAWorker(1),)
     )
     result = make_trainer(
         backend,

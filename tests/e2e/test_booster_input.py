@@ -311,7 +311,7 @@ def test_infinite_features_of_lightgbms(quiet: RunConfig) -> None:
 def test_too_few_rows(quiet: RunConfig, backend: str) -> None:
     few = a_table().slice(0, 2)
     told = refusal_at_once(quiet, few, num_workers=3, backend=backend)
-    assert "its 2 row(s) can't be shared out to 3 workers" in told
+    assert "its 2 row(s) can't be divided among 3 workers" in told
     assert "it has no rows" in refusal_at_once(quiet, few.slice(0, 0), backend=backend)
     empty = {"valid": few.slice(0, 0)}
     told = refusal_at_once(quiet, few, backend=backend, datasets=empty)
@@ -323,7 +323,7 @@ def test_too_few_queries(quiet: RunConfig, backend: str) -> None:
     table = a_table(q=np.arange(ROWS) // 45)
     options = {"backend": backend, "objective": "ranking", QUERY[backend]: "q"}
     told = refusal_at_once(quiet, table, num_workers=3, **options)
-    assert "its 2 group(s) can't be shared out to 3 workers" in told
+    assert "its 2 group(s) can't be divided among 3 workers" in told
 
 
 def test_lightgbm_learns_nothing_from_one_row(quiet: RunConfig) -> None:

@@ -19,7 +19,7 @@ from tests.e2e.boosters import (
     LOGISTIC,
     ROUNDS,
     ROWS,
-    KillsATrainer,
+    KillsAWorker,
     a_table,
     fit,
     model_of,
@@ -255,7 +255,7 @@ def test_a_run_that_is_killed_ends_in_the_same_model(
         quiet,
         failure_config=FailureConfig(max_failures=2),
         checkpoint_config=CheckpointConfig(checkpoint_frequency=7),
-        observers=(KillsATrainer(2),),
+        observers=(KillsAWorker(2),),
     )
     options: dict[str, Any] = {
         "backend": backend,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Mapping
@@ -119,30 +120,67 @@ def test_parts_that_contradict_each_other_end_the_run(quiet: RunConfig) -> None:
 
 
 def report_shards(config: Mapping[str, Any]) -> None:
-    """As scripts with sharded state do: all ranks report files with names of their own."""
+    """All ranks report a file, with the name and text that the config says for each."""
     rank = polytrain.get_context().get_world_rank()
     with tempfile.TemporaryDirectory() as directory:
-        Path(directory, config["names"][rank]).write_text("state")
+        Path(directory, config["names"][rank]).write_text(config["texts"][rank])
         polytrain.report({}, checkpoint=Checkpoint.from_directory(directory))
 
 
-def test_files_of_other_ranks_are_not_lost_without_a_word(quiet: RunConfig) -> None:
+def test_files_of_all_ranks_are_merged_and_each_rank_resumes_from_its_own(
+    quiet: RunConfig,
+) -> None:
+    def train(config: Mapping[str, Any]) -> None:
+        rank = polytrain.get_context().get_world_rank()
+        begun, checkpoint = 0, polytrain.get_checkpoint()
+        if checkpoint is not None:
+            with checkpoint.as_directory() as directory:
+                begun = int(Path(directory, f"shard-{rank}").read_text())
+        for step in range(begun + 1, 5):
+            with tempfile.TemporaryDirectory() as directory:
+                Path(directory, f"shard-{rank}").write_text(str(step))
+                Path(directory, "model").write_text(f"after {step}")
+                polytrain.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
+            if step == 2 and rank == 1 and checkpoint is None:
+                # Committed by then, with the parts of both.
+                assert polytrain.get_checkpoint() is not None
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    result = make_trainer(
+        "reference",
+        train,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=dataclasses.replace(
+            quiet, name="run", failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    assert (result.restarts, [metrics["step"] for metrics in result.history]) == (1, [1, 2, 3, 4])
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as directory:
+        files = {path.name: path.read_text() for path in Path(directory).iterdir()}
+    manifest = json.loads(files.pop("polytrain-manifest.json"))["manifest"]
+    assert files == {"shard-0": "4", "shard-1": "4", "model": "after 4"}
+    assert {file["name"]: file["rank"] for file in manifest["files"]} == {
+        "model": 0,
+        "shard-0": 0,
+        "shard-1": 1,
+    }
+
+
+def test_two_contents_of_one_name_are_an_error_at_the_first_report(quiet: RunConfig) -> None:
     with pytest.raises(TrainingFailedError) as raised:
-        fit(quiet, report_shards, {"names": ["shard-0", "shard-1"]})
+        fit(quiet, report_shards, {"names": ["model", "model"], "texts": ["of 0", "of 1"]})
     [failure] = raised.value.failures
     assert failure.kind is FailureKind.CHECKPOINT_MISMATCH
-    assert "rank 1 reported the file 'shard-1'" in failure.message
-    assert "written_by='every_rank'" in failure.message
+    assert "Ranks 0 and 1 both wrote 'model' into one checkpoint" in failure.message
+    assert "written_by='rank_0'" in failure.message
 
 
-@pytest.mark.parametrize("written_by", ["rank_0", None])
-def test_rank_0s_files_alone_are_kept_if_asked_for_or_if_no_other_is_lost(
-    quiet: RunConfig, written_by: str | None
-) -> None:
-    names = ["shard-0", "shard-1"] if written_by else ["model", "model"]
-    result = fit(quiet, report_shards, {"names": names}, written_by=written_by)
+def test_rank_0s_files_alone_are_kept_if_asked_for(quiet: RunConfig) -> None:
+    config = {"names": ["shard-0", "shard-1"], "texts": ["of 0", "of 1"]}
+    result = fit(quiet, report_shards, config, written_by="rank_0")
     assert result.checkpoint is not None
-    assert Path(result.checkpoint.path, names[0]).is_file()
+    assert Path(result.checkpoint.path, "shard-0").is_file()
     assert not Path(result.checkpoint.path, "shard-1").exists()
 
 
@@ -171,7 +209,7 @@ def test_a_rank_that_stays_behind_is_named_in_time(
         fit(quiet, report_parts, config, written_by="every_rank", report_timeout_s=1, **options)
     message = raised.value.failures[0].message
     assert f"rank 0 has reported 1 of them, and rank 1 {reports};" in message
-    assert "for 1 s nothing came of rank 0" in message
+    assert "rank 0 has reported none for 1 s" in message
 
 
 def test_a_synchronous_report_returns_when_the_checkpoint_is_committed(quiet: RunConfig) -> None:
@@ -179,7 +217,7 @@ def test_a_synchronous_report_returns_when_the_checkpoint_is_committed(quiet: Ru
         rank = polytrain.get_context().get_world_rank()
         for step in range(3):
             with tempfile.TemporaryDirectory() as directory:
-                Path(directory, "model").write_bytes(os.urandom(config["bytes"]))
+                Path(directory, "model").write_bytes(bytes([step]) * config["bytes"])
                 checkpoint = Checkpoint.from_directory(directory)
                 polytrain.report({"step": step}, checkpoint=checkpoint, upload="sync")
             manifests = list(Path(config["run"]).glob("checkpoints/*/polytrain-manifest.json"))
@@ -220,16 +258,14 @@ def test_get_checkpoint_after_a_report_returns_what_was_reported(
 
 
 def test_get_checkpoint_says_so_where_a_rank_s_own_is_not_kept(quiet: RunConfig) -> None:
-    def train() -> None:
+    def train(config: Mapping[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "model").write_text("the same everywhere")
             polytrain.report({}, checkpoint=Checkpoint.from_directory(directory))
         polytrain.get_checkpoint()
 
     with pytest.raises(TrainingFailedError, match="can't return what rank 1 has reported"):
-        make_trainer(
-            "torch", train, scaling_config=ScalingConfig(num_workers=2), run_config=quiet
-        ).fit()
+        fit(quiet, train, {}, written_by="rank_0")
 
 
 def test_the_callers_directory_is_its_own(quiet: RunConfig) -> None:

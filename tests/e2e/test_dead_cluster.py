@@ -41,4 +41,4 @@ def test_a_run_starts_its_own_ray_where_the_last_one_is_dead(tmp_path: Path) -> 
     assert run.returncode == 0, run.stderr
     assert run.stdout == "{'step': 1}\n"
     assert "127.0.0.1:1" in run.stderr
-    assert "starts a Ray of its own" in run.stderr
+    assert "starts its own Ray" in run.stderr

@@ -53,7 +53,7 @@ def kill_an_agent() -> None:
 def agents() -> list[psutil.Process]:
     """The agents of this process's runs, the oldest first."""
     below = psutil.Process().children(recursive=True)
-    found = [process for process in below if "ray::RayAgent" in title(process)]
+    found = [process for process in below if "ray::RayHost" in title(process)]
     return sorted(found, key=lambda process: process.create_time())
 
 
@@ -133,11 +133,12 @@ def test_a_lost_agent_makes_the_run_smaller_until_it_is_replaced(tmp_path: Path)
     assert_exactly_once(Diary(tmp_path / "diary"), result)
 
 
-def test_a_standby_takes_the_place_of_a_lost_agent(tmp_path: Path) -> None:
+def test_a_standby_takes_the_place_of_a_rank_of_a_lost_host(tmp_path: Path) -> None:
     seen: list[list[int]] = []
 
     def kill_a_rank() -> None:
-        assert eventually(lambda: len(agents()) == 3)
+        # The host of both ranks, and the one of the standby.
+        assert eventually(lambda: len(agents()) == 2)
         seen.append([agent.pid for agent in agents()])
         agents()[0].kill()
 

@@ -56,7 +56,7 @@ def ours(process):
         title = " ".join(process.cmdline())
     except psutil.Error:
         return False
-    return "polytrain.workers" in title or "ray::RayAgent" in title or "sleep 1000" in title
+    return "polytrain.workers" in title or "ray::RayHost" in title or "sleep 1000" in title
 '''
 
 
@@ -113,6 +113,6 @@ def test_killed_process_leaves_none_behind(started: Starter, victim: str) -> Non
 
 def _ours(driver: int, *titles: str) -> list[psutil.Process]:
     """The run's processes below a driver, or those of them that have one of these titles."""
-    titles = titles or ("polytrain.workers", "ray::RayAgent", "sleep 1000")
+    titles = titles or ("polytrain.workers", "ray::RayHost", "sleep 1000")
     tree = psutil.Process(driver).children(recursive=True)
     return [process for process in tree if any(part in title(process) for part in titles)]

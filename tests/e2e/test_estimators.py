@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from tests.e2e.boosters import a_table
 
 from polytrain import RunConfig, ScalingConfig
+from polytrain.boosting.estimators import BackendClassifier, BackendRanker, BackendRegressor
 from polytrain_lightgbm.estimators import (
     PolytrainLGBMClassifier,
     PolytrainLGBMRanker,
@@ -55,6 +56,18 @@ FEW = {"min_data_in_leaf": 1, "min_data_in_bin": 1}
 )
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     check(estimator)
+
+
+def test_an_estimator_that_lacks_what_its_framework_has_to_say_is_not_made() -> None:
+    lacking = {
+        BackendRegressor: ("backend", "model_features", "read_model"),
+        BackendClassifier: ("class_params", "model_classes"),
+        BackendRanker: ("ranking_params",),
+    }
+    for cls, names in lacking.items():
+        with pytest.raises(TypeError) as told:
+            cls()
+        assert all(name in str(told.value) for name in names)
 
 
 @pytest.mark.parametrize("cls", CLASSIFIERS)

@@ -57,7 +57,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "config": ({"train_loop_config": {"factor": 3}}, r"train_loop_config: .* now .*'factor': 3"),
     "data": (
         {"datasets": {"train": {"x": np.r_[np.arange(ROWS - 1), 7]}}},
-        r"datasets\['train'\]: its rows aren't",
+        r"datasets\['train'\]: its rows differ",
     ),
     "transform": (
         {"dataset_config": {"train": DataConfig(transform=lambda rows: rows)}},
@@ -65,7 +65,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "order": (
         {"dataset_config": {"train": DataConfig(shuffle=True)}},
-        r"dataset_config\['train'\]\.shuffle: the run was begun with",
+        r"dataset_config\['train'\]\.shuffle: the run was started with",
     ),
 }
 

@@ -29,18 +29,20 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def run(installed: Path, *command: str) -> str:
+def run(installed: Path, *command: str, within_s: float = 240) -> str:
+    """Run Python with this command. If it doesn't end in time, its stacks are in the error."""
     path = os.pathsep.join(
         filter(None, [str(installed / "packages"), os.environ.get("PYTHONPATH", "")])
     )
+    limit = ("timeout", "--signal=ABRT", str(within_s))
     done = subprocess.run(
-        [sys.executable, *command],
+        [*limit, sys.executable, "-X", "faulthandler", *command],
         cwd=installed / "source",
         env={**os.environ, "PYTHONPATH": path, "HOME": str(installed)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
     return done.stdout
 
 
@@ -60,6 +62,6 @@ def test_keras_trains_on_it_and_survives_a_kill(installed: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("tiers", ["not chaos", only_in_sweep("chaos")])
 def test_it_passes_the_kit(installed: Path, tiers: str) -> None:
-    output = run(installed, "-m", "pytest", "-q", "-k", tiers, "tests")
+    output = run(installed, "-m", "pytest", "-v", "-k", tiers, "tests", within_s=540)
     assert " passed" in output
     assert "failed" not in output

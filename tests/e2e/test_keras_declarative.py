@@ -213,7 +213,7 @@ def test_one_worker_is_enough(quiet: RunConfig) -> None:
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"model": dict}, "model: the function has returned a dict, and no keras.Model"),
+        ({"model": dict}, "model: the function returned a dict, not a keras.Model"),
         ({"compile": {}}, "model: it isn't compiled. Pass compile="),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_run_goes_on_after_a_kill_and_at_another_size(bucket: Bucket, tmp_path
                     failure_config=FailureConfig(max_failures=max_failures),
                 ),
             ).fit()
-            print(json.dumps([result.history, result.restarts, result.checkpoint.path]))
+            print(json.dumps([list(result.history), result.restarts, result.checkpoint.path]))
 
         try:
             fit(2, 2, 0)
@@ -96,7 +96,7 @@ result = Result.from_path(sys.argv[1])
 with result.checkpoint.as_directory() as directory:
     files = {path.name: path.read_text() for path in Path(directory).iterdir()}
 assert "ray" not in sys.modules
-print(json.dumps([[result.history, result.restarts, result.checkpoint.path, files]]))
+print(json.dumps([[list(result.history), result.restarts, result.checkpoint.path, files]]))
 """
     ended = subprocess.run(
         [sys.executable, "-c", script, address], check=True, stdout=subprocess.PIPE, text=True

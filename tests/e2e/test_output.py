@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import polytrain
 from polytrain import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+from polytrain.workers.inline_group import InlineGroup
 
 
 def talk() -> None:
@@ -79,3 +84,84 @@ def test_last_words_before_a_failure_are_heard(
             run_config=quiet,
         ).fit()
     assert "(rank 1) the disk of rank 1 is full" in capfd.readouterr().err
+
+
+PIPED = """
+import sys
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+def talk():
+    import polytrain
+    for number in range(2000):
+        print(f"line {number} é")
+    polytrain.report({"lines": 2000})
+
+result = make_trainer(
+    "reference",
+    talk,
+    scaling_config=ScalingConfig(num_workers=2),
+    run_config=RunConfig(storage_path=sys.argv[1]),
+).fit()
+print("finished:", result.finished, result.metrics, file=sys.stderr)
+"""
+
+
+def test_a_run_ends_well_though_nobody_reads_what_it_writes(tmp_path: Path) -> None:
+    """`python train.py | head -1`, where the terminal knows ASCII alone."""
+    with subprocess.Popen(
+        [sys.executable, "-c", PIPED, str(tmp_path / "runs")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() in ("(rank 0) line 0 \\xe9\n", "(rank 1) line 0 \\xe9\n")
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert "finished: True {'lines': 2000}" in errors
+    assert "storage" not in errors
+    logs = [log.read_text(encoding="utf-8") for log in tmp_path.glob("runs/*/logs/rank_*.log")]
+    assert [log.count("é") for log in logs] == [2000, 2000]
+
+
+def test_what_is_not_the_storages_error_is_not_said_to_be(
+    quiet: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def place(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(InlineGroup, "place", place)
+    with pytest.raises(OSError, match="Too many open files"):
+        make_trainer(
+            "reference", talk, scaling_config=ScalingConfig(num_workers=0), run_config=quiet
+        ).fit()
+
+
+def flood(config: dict[str, int]) -> None:
+    import os
+    import sys
+
+    line = b"x" * 1023 + b"\n"
+    for _ in range(config["megabytes"]):
+        os.write(1, line * 1024)
+    print("after the flood", file=sys.stderr)
+    polytrain.report({"megabytes": config["megabytes"]})
+
+
+def test_a_rank_that_floods_its_output_keeps_its_run(
+    quiet: RunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result = make_trainer(
+        "reference",
+        flood,
+        train_loop_config={"megabytes": 200},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=quiet,
+    ).fit()
+    assert result.metrics == {"megabytes": 200}
+    log = Path(result.path, "logs", "rank_0.log").read_text()
+    assert 8_000_000 < len(log) < 60_000_000
+    assert "of what this rank has written is left out" in log
+    assert "after the flood" in log

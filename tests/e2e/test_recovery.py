@@ -51,7 +51,7 @@ class KillOnReport:
     "title",
     [
         "polytrain.workers.processes.zygote",
-        pytest.param("ray::RayAgent", marks=pytest.mark.on_ray),
+        pytest.param("ray::RayHost", marks=pytest.mark.on_ray),
     ],
 )
 def test_lost_agent_and_lost_zygote_are_replaced(quiet: RunConfig, title: str) -> None:
@@ -133,7 +133,7 @@ def test_user_error_is_told_with_the_cause(quiet: RunConfig) -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "1 / 0" in caught.value.failures[0].traceback
     assert "ray" not in caught.value.failures[0].traceback
-    # The same exception at the same step: a third attempt would meet it again.
+    # The same exception at the same step: a third attempt would raise it again.
     assert caught.value.result is not None
     assert caught.value.result.restarts == 1
 

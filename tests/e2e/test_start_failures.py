@@ -30,7 +30,7 @@ from polytrain import (
 from polytrain.testing.reference import Reference, ReferenceEngine
 from polytrain_plugins import World
 
-AGAIN = "the same error at step 0 as in the attempt before, so another attempt would meet it again"
+AGAIN = "not retried, because the attempt before had the same error at step 0: it would come again"
 IN_A_ROW = "5 attempts in a row have ended before they trained"
 
 

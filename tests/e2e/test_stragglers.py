@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import pytest
 from tests.e2e.journals import journal
 from tests.e2e.test_elastic import At, agents
@@ -100,7 +99,7 @@ def moves(config: dict[str, Any]) -> None:
 def pulse_inodes(pid: int | str) -> set[int]:
     """What tells which agent is a trainer's: they map the same memory."""
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    return {int(line.split()[4]) for line in maps if "polytrain-pulse" in line}
+    return {int(line.split()[4]) for line in maps if "polytrain-progress" in line}
 
 
 def fit(
@@ -188,8 +187,8 @@ def test_a_straggler_is_moved_and_nobody_else(
 
     def meet(step: int, attempt: int) -> At:
         def look() -> None:
-            # The standby too is there.
-            assert eventually(lambda: len(agents()) == 3)
+            # The host of both ranks, and the standby's.
+            assert eventually(lambda: len(agents()) == 2)
             seen.append({rank: agent_of(tmp_path / f"page-{attempt}-{rank}") for rank in (0, 1)})
             (tmp_path / f"seen-{step}").touch()
 
@@ -204,12 +203,11 @@ def test_a_straggler_is_moved_and_nobody_else(
             observers=(meet(MEETING, 0), meet(SECOND_MEETING, 1)),
         )
     before, after = seen
-    assert after[0] == before[0]
+    assert before[0] == before[1] == after[0]
     assert after[1] != before[1]
-    assert not psutil.pid_exists(before[1])
     [warning] = told(caplog)
     assert warning.startswith("Rank 1 ")
-    assert "A standby takes its place" in warning
+    assert "A standby replaces it" in warning
     assert (result.error, result.metrics) == (None, {"step": STEPS, "total": sum(range(STEPS))})
     # It went on from the very step that it was held up at; no failure was allowed, nor charged.
     launched = [line["step"] for line in journal(tmp_path / "run", "Launched")]
@@ -248,7 +246,7 @@ def test_a_rank_that_is_slow_on_another_agent_too_is_not_moved_again(
 
 
 def agent_of(page: Path) -> int:
-    """The agent of the trainer that has written down which memory it shows itself in."""
+    """The host of the agent whose worker process has written down its page's memory."""
     inode = int(page.read_text())
     [agent] = [agent.pid for agent in agents() if inode in pulse_inodes(agent.pid)]
     return agent

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.plugin_lightgbm.test_options import JOB, TRAIN, problems
 
-from polytrain_lightgbm.admission import labels
+from polytrain_lightgbm.labels import labels
 from polytrain_lightgbm.objectives import _METRICS, _NAMES, MULTICLASS, RANKING, objective_of
 
 BESIDES = ("custom", "na", "none", "null")

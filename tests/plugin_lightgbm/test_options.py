@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from polytrain import NotInTrainerError
+from polytrain import NotInWorkerError
 from polytrain.api.validation import backend_problems
 from polytrain_lightgbm import LightGBM, network_params
 from polytrain_lightgbm.known_parameters import KNOWN_PARAMETERS
@@ -140,7 +140,7 @@ def test_what_lightgbm_would_do_by_chance_is_refused() -> None:
 def test_columns_that_are_no_features_are_no_categories() -> None:
     assert set(problems(categorical=["x"])) == set()
     assert "['x']" in problems(categorical="x")["categorical"].remedy
-    assert "no feature" in problems(categorical=["y"])["categorical"].what
+    assert "isn't a feature" in problems(categorical=["y"])["categorical"].what
 
 
 def test_a_callback_that_a_restart_would_break_is_refused() -> None:
@@ -216,7 +216,7 @@ def test_workers_train_on_their_own_rows_together() -> None:
 
 
 def test_network_params_belong_inside_a_training_function() -> None:
-    with pytest.raises(NotInTrainerError):
+    with pytest.raises(NotInWorkerError):
         network_params()
 
 
@@ -253,7 +253,7 @@ def test_every_name_that_lightgbm_has_is_known() -> None:
 
 def test_no_name_of_lightgbms_passes_for_a_misspelt_one() -> None:
     found = problems(params=dict.fromkeys(every_name(), 1)).values()
-    assert [problem for problem in found if "which would ignore it" in problem.what] == []
+    assert [problem for problem in found if "would ignore it" in problem.what] == []
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_options_for_fit_without_a_problem() -> None:
     [
         ({"model": None}, "model", "required"),
         ({"model": "resnet"}, "model", "function that returns"),
-        ({"model": keras.Sequential()}, "model", "its variables are theirs to make"),
+        ({"model": keras.Sequential()}, "model", "which must create its variables"),
         ({"compile": "adam"}, "compile", "neither a dict nor a function"),
         ({"compile": {"optimiser": "adam"}}, "compile['optimiser']", "Did you mean 'optimizer'?"),
         (
@@ -78,7 +78,7 @@ def test_options_for_fit_without_a_problem() -> None:
         ),
         ({"compile": {"steps_per_execution": 8}}, "compile['steps_per_execution']", "Leave it out"),
         ({"epochs": 0}, "epochs", "Give 1 or more"),
-        ({"epochs": 2.5}, "epochs", "no whole number"),
+        ({"epochs": 2.5}, "epochs", "a whole number"),
         ({"batch_size": 1}, "batch_size", "can't be divided among 2 workers"),
         ({"label": None}, "label", "required"),
         ({"label": "z"}, "label", "no column 'z'"),
@@ -98,7 +98,7 @@ def test_options_for_fit_without_a_problem() -> None:
             "callbacks",
             "checkpoint_frequency=1",
         ),
-        ({"callbacks": ["EarlyStopping"]}, "callbacks", "is no keras.callbacks.Callback"),
+        ({"callbacks": ["EarlyStopping"]}, "callbacks", "isn't a keras.callbacks.Callback"),
     ],
 )
 def test_bad_options_for_fit(options: dict[str, Any], field: str, words: str) -> None:

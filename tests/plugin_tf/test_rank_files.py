@@ -42,6 +42,13 @@ def test_a_board_is_rank_0s(tmp_path: Path) -> None:
     assert board.log_dir == str(tmp_path)
 
 
+def test_messages_are_rank_0s() -> None:
+    monitor = keras.callbacks.RemoteMonitor()
+    for rank, sends in ((0, [monitor]), (1, [])):
+        with written_by_rank_0([monitor], is_alone=False, rank=rank) as ours:
+            assert ours == sends
+
+
 def test_a_backup_beside_the_checkpoints_is_refused(tmp_path: Path) -> None:
     backup = [keras.callbacks.BackupAndRestore(tmp_path / "backup")]
     with (

@@ -9,7 +9,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
+from polytrain import CheckpointError
 from polytrain_tf.saved import Progress, load, load_into, progress_of, save
 
 X = np.ones((4, 3), dtype="float32")
@@ -72,3 +74,28 @@ def test_a_model_alone_is_loaded(tmp_path: Path) -> None:
     save(model, tmp_path / "whole", Progress(epochs=1))
     shutil.copy(tmp_path / "whole" / "model.keras", tmp_path)
     np.testing.assert_array_equal(load(tmp_path).predict(X, verbose=0), model.predict(X, verbose=0))
+
+
+def test_loading_runs_no_code_from_the_file(tmp_path: Path) -> None:
+    """A layer can hold Python code, and an array of objects a pickle."""
+    mark = tmp_path / "mark"
+    bomb = eval(f"lambda x: __import__('os').mkdir({str(mark)!r}) or x")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Lambda(bomb)])
+    mark.rmdir()  # the layer has run it to know what it returns
+    save(model, tmp_path, Progress())
+    with pytest.raises(ValueError, match="lambda"):
+        load(tmp_path)
+    assert not mark.exists()
+    save(build(), tmp_path, Progress())
+    np.savez(tmp_path / "seeds.npz", np.array([Path()], dtype=object))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        load(tmp_path)
+
+
+def test_a_keras_that_could_run_code_from_a_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(build(), tmp_path, Progress())
+    monkeypatch.setattr(keras, "__version__", "3.10.0")
+    with pytest.raises(CheckpointError, match=r"Keras 3\.10\.0.*pip install 'keras>=3\.11'"):
+        load(tmp_path)

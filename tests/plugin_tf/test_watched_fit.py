@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from polytrain.workers.metrics import plain_metrics
-from polytrain_tf.watched_fit import _tell_of_splitting, fit_watched
+from polytrain_tf.watched_fit import _warn_of_splitting, fit_watched
 
 
 def strategy(replicas: int) -> Any:
@@ -33,6 +34,16 @@ def test_a_keras_that_can_not_fit_on_several_workers_says_so_at_once() -> None:
         pytest.raises(RuntimeError, match="Keras 99"),
     ):
         fit()
+
+
+def test_a_keras_that_can_not_resume_an_epoch_in_its_middle_says_so_at_once() -> None:
+    """It would give all later epochs as few batches. From the start of an epoch it may fit."""
+    rest = SimpleNamespace(polytrain_shard=None, cardinality=lambda: 3, polytrain_whole=lambda: 8)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    with fit_watched(strategy(1), rank=0, has_shards=lambda: True, unfit=RuntimeError("Keras 99")):
+        with pytest.raises(RuntimeError, match="Keras 99"):
+            model.fit(rest)
+        assert len(fit()) == 1
 
 
 def test_one_worker_fits_whatever_it_likes() -> None:
@@ -74,6 +85,24 @@ def test_loss_scaling_on_several_workers_is_refused() -> None:
         model.fit(np.ones((4, 1)), np.ones(4))
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "steps", "told"),
+    [
+        ("sgd", 2, "steps_per_execution=2"),
+        (keras.optimizers.SGD(gradient_accumulation_steps=4), 1, "gradient_accumulation_steps=4"),
+    ],
+)
+def test_steps_that_keras_can_not_take_are_refused(optimizer: Any, steps: int, told: str) -> None:
+    shared = strategy(2)
+    model = shared_model(shared, optimizer)
+    model.steps_per_execution = steps
+    with (
+        fit_watched(shared, rank=0, has_shards=lambda: False, unfit=None),
+        pytest.raises(ValueError, match=f"{told}: Keras can't.* Leave it out"),
+    ):
+        model.fit(np.ones((4, 1)), np.ones(4))
+
+
 def test_class_weights_of_a_shard_are_refused() -> None:
     shared = strategy(2)
     with (
@@ -101,7 +130,7 @@ def test_arrays_for_validation_are_split_too(
     monkeypatch.setattr(keras.Model, "fit", fits)
     shared = strategy(2)
     valid = (np.ones((4, 1)), np.ones(4)) if is_split else from_a_shard()
-    _tell_of_splitting.cache_clear()
+    _warn_of_splitting.cache_clear()
     with fit_watched(shared, rank=0, has_shards=lambda: True, unfit=None):
         shared_model(shared).fit(from_a_shard(), validation_data=valid)
     assert ("is split already" in caplog.text) == is_split
@@ -115,3 +144,13 @@ def test_one_callback_needs_no_list() -> None:
     with fit_watched(strategy(1), rank=0, has_shards=lambda: True, unfit=None):
         model.fit(np.ones((4, 1)), np.ones(4), verbose=0, callbacks=one)
     assert seen == [0]
+
+
+def test_a_callback_list_is_treated_as_its_callbacks(tmp_path: Path) -> None:
+    shared = strategy(2)
+    listed = keras.callbacks.CallbackList([keras.callbacks.BackupAndRestore(tmp_path / "backup")])
+    with (
+        fit_watched(shared, rank=0, has_shards=lambda: False, unfit=None),
+        pytest.raises(ValueError, match="BackupAndRestore"),
+    ):
+        shared_model(shared).fit(np.ones((4, 1)), np.ones(4), shuffle=False, callbacks=listed)

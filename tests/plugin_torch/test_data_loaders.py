@@ -11,7 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import torch
 from tests.plugin_torch.conftest import Run
+from torch.utils.data import DistributedSampler
 
 from polytrain.testing.local_world import run_world
 from polytrain_torch import Torch
@@ -25,7 +27,7 @@ def training_function() -> Callable[[Any], None]:
     """What both ranks run. Nested, so that it travels by value."""
 
     def train(config: Any) -> None:
-        import torch
+        import torch.distributed as dist
         import torch.utils.data as data
 
         import polytrain
@@ -38,13 +40,57 @@ def training_function() -> Callable[[Any], None]:
             def __iter__(self) -> Any:
                 return iter(range(self.rows))
 
+        class Seeds(data.IterableDataset[int]):
+            """Those of its worker process, for each rank."""
+
+            def __iter__(self) -> Any:
+                return iter([torch.initial_seed()] * 2)
+
+        class PairsOfParity(data.Sampler[list[int]]):
+            """Batches of two items of the same parity, as detection recipes group images."""
+
+            def __init__(self, sampler: Any) -> None:
+                self.sampler = sampler
+
+            def __iter__(self) -> Any:
+                waiting: dict[int, int] = {}
+                for index in self.sampler:
+                    if index % 4 in waiting:
+                        yield [waiting.pop(index % 4), index]
+                    else:
+                        waiting[index % 4] = index
+
+            def __len__(self) -> int:
+                return 2 * (len(self.sampler) // 4)
+
+        class Interleaved(data.Sampler[int]):
+            """Knows its rank, as samplers of libraries do, and isn't torch's."""
+
+            def __init__(self, rank: int, num_replicas: int) -> None:
+                self.rank, self.num_replicas = rank, num_replicas
+
+            def __iter__(self) -> Any:
+                return iter(range(self.rank, EVEN, self.num_replicas))
+
+            def __len__(self) -> int:
+                return EVEN // self.num_replicas
+
+        def distributed(*, items: Any = None, **options: Any) -> Any:
+            return data.DistributedSampler(even if items is None else items, **options)
+
+        def flat(loader: Any) -> list[int]:
+            return [int(i) for batch in loader for i in batch.flatten()]
+
         def two_epochs(loader: Any) -> Epochs:
             epochs = []
             for epoch in range(2):
                 # As scripts for torchrun do.
-                if not isinstance(loader.sampler, list):
+                inner = getattr(loader.batch_sampler, "sampler", None)
+                if isinstance(inner, data.DistributedSampler):
+                    inner.set_epoch(epoch)
+                elif not isinstance(loader.sampler, list):
                     loader.sampler.set_epoch(epoch)
-                epochs.append([int(i) for batch in loader for i in batch.flatten()])
+                epochs.append(flat(loader))
             return epochs
 
         even, odd = torch.arange(EVEN), torch.arange(ODD)
@@ -85,6 +131,23 @@ def training_function() -> Callable[[Any], None]:
             "split already": data.DataLoader(
                 even, sampler=data.DistributedSampler(even, shuffle=False)
             ),
+            "batches of a part": data.DataLoader(
+                even,
+                batch_sampler=data.BatchSampler(distributed(), batch_size=2, drop_last=False),
+            ),
+            "groups of a part": data.DataLoader(
+                even, batch_sampler=PairsOfParity(distributed(shuffle=False))
+            ),
+            "uneven part": data.DataLoader(odd, sampler=distributed(items=odd), batch_size=4),
+            "even part of uneven": data.DataLoader(
+                odd, sampler=distributed(items=odd, drop_last=True), batch_size=4
+            ),
+            "all to each": data.DataLoader(
+                even, sampler=distributed(num_replicas=1, rank=0, shuffle=False)
+            ),
+            "a library's part": data.DataLoader(
+                even, sampler=Interleaved(dist.get_rank(), dist.get_world_size()), batch_size=2
+            ),
             "stream": data.DataLoader(Stream(EVEN), batch_size=4),
             "uneven stream": data.DataLoader(Stream(ODD), batch_size=4),
             "stream by a process": data.DataLoader(Stream(EVEN), batch_size=2, num_workers=1),
@@ -97,6 +160,12 @@ def training_function() -> Callable[[Any], None]:
                 "batches": len([*prepared]),
                 "told batches": None if "stream" in name else len(prepared),
             }
+        # As in a script without workers, which has nothing to call.
+        uncalled = prepare_data_loader(data.DataLoader(odd, sampler=distributed(items=odd)))
+        seen["uneven part, uncalled"] = {"epochs": [flat(uncalled), flat(uncalled)]}
+        batches = data.BatchSampler(distributed(), batch_size=2, drop_last=False)
+        uncalled = prepare_data_loader(data.DataLoader(even, batch_sampler=batches))
+        seen["batches of a part, uncalled"] = {"epochs": [flat(uncalled), flat(uncalled)]}
         kept = prepare_data_loader(loaders["processes"])
         names = ["persistent_workers", "prefetch_factor", "num_workers", "batch_size", "in_order"]
         seen["kept"] = {name: getattr(kept, name) for name in names}
@@ -104,6 +173,10 @@ def training_function() -> Callable[[Any], None]:
         seen["not split"] = {"epochs": two_epochs(whole)}
         whole = prepare_data_loader(loaders["stream"], add_dist_sampler=False)
         seen["stream not split"] = {"epochs": two_epochs(whole)}
+        for name, is_divided in {"divided": True, "not divided": False}.items():
+            by_process = data.DataLoader(Seeds(), num_workers=1)
+            prepared = prepare_data_loader(by_process, add_dist_sampler=is_divided)
+            seen[f"seeds, {name}"] = {"epochs": [flat(prepared), flat(prepared)]}
         polytrain.report(seen)
 
     return train
@@ -236,8 +309,54 @@ def test_no_item_of_a_stream_is_left_out(ranks: Any) -> None:
         ]
 
 
+def test_worker_processes_have_the_seeds_that_their_items_need(ranks: Any) -> None:
+    """The same where all ranks read the same items, and others where each has its own."""
+    for number in (0, 1):
+        first, second = epoch(ranks, "seeds, divided", number)
+        assert first == second
+        first, second = epoch(ranks, "seeds, not divided", number)
+        assert set(first).isdisjoint(second)
+    assert epoch(ranks, "seeds, divided", 0) != epoch(ranks, "seeds, divided", 1)
+
+
 def test_what_is_split_already_is_not_split_again(ranks: Any) -> None:
     assert epoch(ranks, "split already") == [list(range(0, EVEN, 2)), list(range(1, EVEN, 2))]
+
+
+def parts(rows: int, number: int, **options: Any) -> list[list[int]]:
+    """What two ranks get of a `DistributedSampler` in an epoch under plain DDP."""
+    samplers = [DistributedSampler(range(rows), 2, rank, **options) for rank in range(2)]
+    for sampler in samplers:
+        sampler.set_epoch(number)
+    return [list(sampler) for sampler in samplers]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "rows", "drop_last"),
+    [
+        ("batches of a part", EVEN, False),
+        ("batches of a part, uncalled", EVEN, False),
+        ("uneven part", ODD, False),
+        ("uneven part, uncalled", ODD, False),
+        ("even part of uneven", ODD, True),
+    ],
+)
+def test_a_distributed_sampler_gives_what_it_gives_under_plain_ddp(
+    ranks: Any, name: str, number: int, rows: int, drop_last: bool
+) -> None:
+    assert epoch(ranks, name, number) == parts(rows, number, drop_last=drop_last)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_samplers_that_know_the_rank_are_not_split_again(ranks: Any, number: int) -> None:
+    """Wherever they are, and whoever wrote them."""
+    assert epoch(ranks, "a library's part", number) == parts(EVEN, number, shuffle=False)
+    assert epoch(ranks, "all to each", number) == [list(range(EVEN))] * 2
+    assert epoch(ranks, "groups of a part", number) == [
+        [0, 4, 2, 6],
+        [1, 5, 3, 7],
+    ]
 
 
 def test_the_length_is_the_number_of_batches(ranks: Any) -> None:
@@ -271,6 +390,316 @@ def test_a_schedule_by_the_length_is_the_same_after_a_restart(run: Run) -> None:
     assert run(train, restore_from=first.checkpoint).metrics == {"length": 6, "given": 2}
 
 
+@pytest.mark.parametrize("sampler", ["shuffled", "drawn"])
+def test_loaders_that_are_prepared_in_each_epoch_go_on_in_the_middle_of_theirs(
+    run: Run, sampler: str
+) -> None:
+    """Killed in the second epoch: its other rows come next, then all rows of the third."""
+
+    def train() -> None:
+        from torch.utils.data import DataLoader, SubsetRandomSampler
+
+        from polytrain_torch import TrainingState, prepare_data_loader
+
+        def loader(rows: int) -> Any:
+            items = [*range(rows)]
+            options = {"sampler": SubsetRandomSampler(items)} if sampler == "drawn" else {}
+            return prepare_data_loader(
+                DataLoader(items, batch_size=2, shuffle=not options, **options)
+            )
+
+        state = TrainingState()
+        done = state.restore()
+        for epoch in range(done.get("epoch", 0), 3):
+            training = loader(12)
+            validation = loader(4)
+            rows = []
+            for batch in training:
+                rows.extend(batch.tolist())
+                state.report({"rows": rows, "of": epoch}, epoch=epoch)
+                if not done and epoch == 1 and len(rows) == 4:
+                    return
+            assert len([*validation]) == 2
+            pair = [loader(2) for _ in range(2)]
+            assert [len([*each]) for each in pair] == [1, 1]
+
+    first = run(train)
+    before = {each["of"]: each["rows"] for each in first.history}
+    resumed = run(train, restore_from=first.checkpoint)
+    after = {each["of"]: each["rows"] for each in resumed.history}
+    assert sorted(before[0]) == sorted(before[1] + after[1]) == sorted(after[2]) == [*range(12)]
+    assert before[0] != before[1] + after[1] != after[2]
+
+
+def whole_draw(source: str) -> Any:
+    """A sampler that shuffles 13 items with random numbers from this source."""
+    import random
+
+    import numpy as np
+    from torch.utils.data import Sampler
+
+    class Shuffles(Sampler[int]):
+        def __init__(self) -> None:
+            self.own_python = random.Random()
+            self.own_numpy = np.random.default_rng()
+            self.own_legacy = np.random.RandomState()
+            self.own_torch = torch.Generator()
+            self.own_torch.seed()
+
+        def __iter__(self) -> Any:
+            shuffled = {
+                "python": lambda: random.sample(range(13), 13),
+                "numpy": lambda: np.random.permutation(13),
+                "torch": lambda: torch.randperm(13),
+                "own python": lambda: self.own_python.sample(range(13), 13),
+                "own numpy": lambda: self.own_numpy.permutation(13),
+                "own legacy": lambda: self.own_legacy.permutation(13),
+                "own torch": lambda: torch.randperm(13, generator=self.own_torch),
+            }
+            return map(int, shuffled[source]())
+
+        def __len__(self) -> int:
+            return 13
+
+    return Shuffles()
+
+
+@pytest.mark.parametrize(
+    "source", ["python", "numpy", "torch", "own python", "own numpy", "own legacy", "own torch"]
+)
+def test_a_draw_is_the_same_after_a_restart(run: Run, source: str) -> None:
+    """Wherever its random numbers come from, and the training function gets its own."""
+
+    def train() -> None:
+        import random
+
+        import numpy as np
+        from torch.utils.data import DataLoader
+
+        from polytrain_torch import TrainingState, prepare_data_loader, seed_everything
+
+        state = TrainingState()
+        done = state.restore()
+        loader = prepare_data_loader(
+            DataLoader([*range(13)], sampler=whole_draw(source), batch_size=2)
+        )
+        seed_everything(1)
+        expected = [random.random(), np.random.random(), float(torch.rand(()))]
+        for epoch in range(done.get("epoch", 0), 3):
+            rows: list[int] = []
+            seed_everything(1)
+            for batch in loader:
+                if not rows and not done:
+                    found = [random.random(), np.random.random(), float(torch.rand(()))]
+                    assert found == expected
+                rows.extend(batch.tolist())
+                state.report({"rows": rows, "of": epoch}, epoch=epoch)
+                if not done and epoch == 1 and len(rows) == 4:
+                    return
+
+    first = run(train)
+    before = {each["of"]: each["rows"] for each in first.history}
+    after = {each["of"]: each["rows"] for each in run(train, restore_from=first.checkpoint).history}
+    assert sorted(before[0]) == sorted(before[1] + after[1]) == sorted(after[2]) == [*range(13)]
+    assert before[0] != before[1] + after[1] != after[2]
+
+
+def test_a_stream_in_worker_processes_is_seeded_as_the_training_function_is(run: Run) -> None:
+    """Otherwise what it draws is the same in every run."""
+
+    def train() -> None:
+        from torch.utils.data import DataLoader, IterableDataset
+
+        from polytrain_torch import prepare_data_loader
+
+        class Seeds(IterableDataset[int]):
+            def __iter__(self) -> Any:
+                yield torch.initial_seed()
+
+        def seeds(of: int) -> list[int]:
+            torch.manual_seed(of)
+            loader = prepare_data_loader(DataLoader(Seeds(), num_workers=1))
+            return [int(seed) for _ in range(2) for seed in loader]
+
+        first, other, again = seeds(1), seeds(2), seeds(1)
+        assert first == again
+        assert len({*first, *other}) == 4
+
+    run(train)
+
+
+def test_a_sampler_may_be_endless(run: Run) -> None:
+    """It is drawn as far as it is needed, and a restart skips what was given."""
+
+    def train() -> None:
+        from itertools import count
+
+        from torch.utils.data import DataLoader
+
+        from polytrain_torch import TrainingState, prepare_data_loader
+
+        class Endless(torch.utils.data.Sampler[int]):
+            def __iter__(self) -> Any:
+                return count()
+
+        class Items(torch.utils.data.Dataset[int]):
+            def __getitem__(self, index: int) -> int:
+                return index
+
+            def __len__(self) -> int:
+                return 12
+
+        state = TrainingState()
+        state.restore()
+        loader = prepare_data_loader(DataLoader(Items(), sampler=Endless(), batch_size=500))
+        with pytest.raises(TypeError, match=r"Endless has no __len__, so the number of batches"):
+            len(loader)
+        for given, batch in enumerate(loader, start=1):
+            if given == 70:
+                state.report({"first": int(batch[0])}, begun=True)
+                return
+
+    first = run(train)
+    assert first.metrics == {"first": 69 * 500}
+    assert run(train, restore_from=first.checkpoint).metrics == {"first": 139 * 500}
+
+
+def test_a_loader_that_is_not_split_goes_on_at_its_place(run: Run) -> None:
+    """As one that a script for several workers has split itself."""
+
+    def train() -> None:
+        from torch.utils.data import DataLoader
+
+        from polytrain_torch import TrainingState, prepare_data_loader
+
+        state = TrainingState()
+        done = state.restore()
+        loader = prepare_data_loader(
+            DataLoader([*range(12)], batch_size=2, shuffle=True), add_dist_sampler=False
+        )
+        for epoch in range(done.get("epoch", 0), 2):
+            rows = []
+            for batch in loader:
+                rows.extend(batch.tolist())
+                state.report({"rows": rows, "of": epoch}, epoch=epoch)
+                if not done and len(rows) == 4:
+                    return
+
+    first = run(train)
+    resumed = run(train, restore_from=first.checkpoint)
+    epochs = {each["of"]: each["rows"] for each in resumed.history}
+    assert sorted(first.metrics["rows"] + epochs[0]) == sorted(epochs[1]) == [*range(12)]
+
+
+def test_a_checkpoint_before_a_stream_goes_on_keeps_its_place(run: Run) -> None:
+    """Two batches, a restart that only saves, and then the rest."""
+
+    def train(config: Any) -> None:
+        from torch.utils.data import DataLoader, IterableDataset
+
+        from polytrain_torch import TrainingState, prepare_data_loader
+
+        class Counts(IterableDataset[int]):
+            first = 0
+
+            def __iter__(self) -> Any:
+                for row in range(self.first, 12):
+                    self.first = row + 1
+                    yield row
+
+            def state_dict(self) -> dict[str, int]:
+                return {"first": self.first}
+
+            def load_state_dict(self, state: dict[str, int]) -> None:
+                self.first = state["first"]
+
+        state = TrainingState()
+        state.restore()
+        batches = iter(prepare_data_loader(DataLoader(Counts(), batch_size=2)))
+        rows = [next(batches).tolist() for _ in range(config["takes"])]
+        state.report({"rows": rows})
+
+    first = run(train, train_loop_config={"takes": 2})
+    saves = run(train, train_loop_config={"takes": 0}, restore_from=first.checkpoint)
+    rest = run(train, train_loop_config={"takes": 4}, restore_from=saves.checkpoint)
+    assert first.metrics["rows"] == [[0, 1], [2, 3]]
+    assert rest.metrics["rows"] == [[4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+def test_a_stream_that_loses_its_place_is_told_once(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    def train() -> None:
+        from torch.utils.data import DataLoader, IterableDataset
+
+        from polytrain_torch import prepare_data_loader
+
+        class Forgets(IterableDataset[int]):
+            def __iter__(self) -> Any:
+                return iter(range(4))
+
+        class Remembers(Forgets):
+            def state_dict(self) -> dict[str, Any]:
+                return {}
+
+            def load_state_dict(self, state: dict[str, Any]) -> None:
+                pass
+
+        for dataset in (Forgets(), Forgets(), Remembers()):
+            prepare_data_loader(DataLoader(dataset))
+        prepare_data_loader(DataLoader(Remembers(), num_workers=1))
+
+    run(train)
+    told = [each.getMessage() for each in caplog.records if "its place" in each.getMessage()]
+    assert len(told) == 2
+    assert "Forgets loses its place" in told[0]
+    assert "state_dict and load_state_dict" in told[0]
+    assert "Remembers loses its place" in told[1]
+    assert "num_workers=0" in told[1]
+
+
+@pytest.mark.parametrize("own_batches", [False, True])
+def test_a_distributed_sampler_goes_on_at_its_place(run: Run, own_batches: bool) -> None:
+    """With the rest of its epoch; the next epoch has the next order."""
+
+    def train() -> None:
+        from torch.utils.data import BatchSampler, DataLoader
+
+        from polytrain_torch import TrainingState, prepare_data_loader
+
+        class OwnBatches(BatchSampler):
+            """Not torch's own class."""
+
+        state = TrainingState()
+        done = state.restore()
+        sampler = DistributedSampler(range(12))
+        if own_batches:
+            options: Any = {"batch_sampler": OwnBatches(sampler, 2, drop_last=False)}
+        else:
+            options = {"sampler": sampler, "batch_size": 2}
+        loader = prepare_data_loader(DataLoader([*range(12)], **options))
+        for epoch in range(done.get("epoch", 0), 2):
+            rows = []
+            for batch in loader:
+                rows.extend(batch.tolist())
+                state.report({"rows": rows, "of": epoch}, epoch=epoch)
+                if not done and len(rows) == 4:
+                    return
+
+    first = run(train)
+    resumed = run(train, restore_from=first.checkpoint)
+    epochs = {each["of"]: each["rows"] for each in resumed.history}
+    assert first.metrics["rows"] + epochs[0] == alone(0)
+    assert epochs[1] == alone(1)
+
+
+def alone(number: int) -> list[int]:
+    """An epoch of a `DistributedSampler` in one process."""
+    sampler = DistributedSampler(range(12), 1, 0)
+    sampler.set_epoch(number)
+    return list(sampler)
+
+
 @pytest.mark.parametrize("batch_size", [2, None])
 def test_an_epoch_that_was_ended_is_followed_by_a_whole_one(
     run: Run, batch_size: int | None
@@ -293,3 +722,28 @@ def test_an_epoch_that_was_ended_is_followed_by_a_whole_one(
 
     resumed = run(train, restore_from=run(train).checkpoint)
     assert resumed.metrics["left"] == resumed.metrics["length"]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_loop_over_a_loader_does_not_go_on_after_one_within_it(
+    run: Run, num_workers: int
+) -> None:
+    def train() -> None:
+        from torch.utils.data import DataLoader
+
+        import polytrain
+        from polytrain_torch import prepare_data_loader
+
+        loader = prepare_data_loader(
+            DataLoader([*range(12)], batch_size=2, num_workers=num_workers)
+        )
+        inner = 0
+        try:
+            for _ in loader:
+                inner += sum(1 for _ in loader)
+        except RuntimeError as error:
+            polytrain.report({"inner": inner, "told": str(error)})
+
+    metrics = run(train).metrics
+    assert metrics["inner"] == 6
+    assert "within a loop over the same one" in metrics["told"]

@@ -302,3 +302,90 @@ def test_a_step_that_only_one_rank_takes_is_told(tmp_path: Path) -> None:
     failed = world.ranks[1].failure
     assert failed is not None
     assert "rank 1 has waited 2 s for rank 0 to add up gradients" in failed.failure.message
+
+
+def leaves_out_a_layer_before_a_collective() -> None:
+    """Rank 1's gradients are ready, and rank 0's after a collective of the model's own group."""
+    import torch
+    import torch.distributed as dist
+
+    import polytrain
+    from polytrain_torch import prepare_model
+
+    rank, own = dist.get_rank(), dist.new_group()
+
+    class Meeting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            dist.barrier(group=own)
+            return gradient
+
+    class LeavesOut(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(4, 4, bias=False)
+            self.last = torch.nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.first(x) if rank == 0 else x.requires_grad_()
+            return self.last(Meeting.apply(x))
+
+    def trained(**arguments: Any) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = prepare_model(
+            LeavesOut(),
+            parallel_strategy_kwargs={"find_unused_parameters": True, **arguments},
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.full((2, 4), 1.0 + rank)).sum().backward()
+            optimizer.step()
+        return [each.detach() for each in model.parameters()]
+
+    gloos, ours = trained(process_group=dist.group.WORLD), trained()
+    same = all(torch.equal(a, b) for a, b in zip(gloos, ours, strict=True))
+    polytrain.report({"same_bits": same})
+
+
+def test_a_model_may_have_collectives_and_leave_out_layers_as_in_plain_ddp(tmp_path: Path) -> None:
+    expected = [{"same_bits": True}] * 2
+    assert reported(tmp_path, leaves_out_a_layer_before_a_collective) == expected
+
+
+def lacks_a_step_after_a_late_one() -> None:
+    import torch
+    import torch.distributed as dist
+
+    from polytrain_torch.node_group import gradient_group
+
+    group = gradient_group(torch.device("cpu"))
+    sums = [torch.ones(2) for _ in range(2)]
+    if dist.get_rank() == 0:
+        work = [dist.all_reduce(each, group=group, async_op=True) for each in sums]
+        dist.barrier()
+        for each in work:
+            each.wait()
+    else:
+        dist.barrier()  # Rank 0 comes here although rank 1 hasn't added up anything
+        for each in sums:
+            dist.all_reduce(each, group=group)
+    assert [each.tolist() for each in sums] == [[2.0, 2.0]] * 2
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1), group=group)
+
+
+def test_late_sums_are_made_in_order_and_one_that_fails_is_told(tmp_path: Path) -> None:
+    world = run_world(
+        Torch(timeout_s=2),
+        data=DATA,
+        path=tmp_path,
+        training_function=lacks_a_step_after_a_late_one,
+    )
+    failed = world.ranks[0].failure
+    assert failed is not None
+    assert "rank 0 has waited 2 s for rank 1 to add up gradients" in failed.failure.message

@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch
 
 import polytrain
 from polytrain import RunConfig, ScalingConfig, make_trainer
-from polytrain_torch import prepare_model
+from polytrain.testing.local_world import run_world
+from polytrain_torch import Torch, prepare_model
 
 Run = Callable[..., Any]
 
@@ -76,3 +78,52 @@ def test_they_are_on_two_workers(tmp_path: Path) -> None:
         run_config=RunConfig(storage_path=tmp_path, progress=False),
     ).fit()
     assert result.metrics == {"ok": True}
+
+
+def test_weights_that_are_frozen_are_rank_0s_and_stay_frozen(tmp_path: Path) -> None:
+    """DDP doesn't average what is trained later: ranks would diverge without a word."""
+
+    def train(config: Any) -> None:
+        import torch
+
+        from polytrain_torch import prepare_model
+
+        def refusal(model: Any) -> str:
+            try:
+                model(torch.ones(1, 2)).sum().backward()
+            except RuntimeError as error:
+                return str(error)
+            return ""
+
+        torch.manual_seed(polytrain.get_context().get_world_rank())
+        whole, part = (
+            torch.nn.Linear(2, 1),
+            torch.nn.Sequential(*map(torch.nn.Linear, [2, 1], [1, 1])),
+        )
+        whole.requires_grad_(False)
+        part[0].requires_grad_(False)
+        prepared = prepare_model(whole), prepare_model(part)
+        weights = whole.weight.flatten().tolist()
+        before = [refusal(prepared[1])]
+        with torch.no_grad():
+            prepared[0](torch.ones(1, 2))
+        for model in (whole, part):
+            model.requires_grad_(True)
+        with torch.no_grad():
+            prepared[0](torch.ones(1, 2))
+        polytrain.report({"weights": weights, "before": before, "after": [*map(refusal, prepared)]})
+
+    record = run_world(
+        Torch(timeout_s=60),
+        data=pa.table({"x": [1.0, 2.0]}),
+        path=tmp_path / "world",
+        training_function=train,
+        training_config={},
+    )
+    failures = [str(rank.failure) for rank in record.ranks if rank.failure]
+    assert not failures, "\n".join(failures)
+    first, second = (rank.reports[0].metrics for rank in record.ranks)
+    assert first == second
+    assert first["before"] == [""]
+    for refused in first["after"]:
+        assert "prepare_model" in refused

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import mmap
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from itertools import starmap
@@ -32,6 +33,11 @@ def play(world_size: int, rank: Rank, *, timeout_s: float = 60.0) -> list[Any]:
     return [future.result() for future in futures]
 
 
+def run(operation: Iterator[float]) -> None:
+    """To its end."""
+    deque(operation, maxlen=0)
+
+
 DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 LENGTHS = st.one_of(st.integers(0, 9), st.integers(130_000, 600_000))
 """A slot holds 131,072 numbers of double precision, 524,288 of half."""
@@ -57,9 +63,9 @@ def test_all_ranks_have_the_sum_in_the_order_of_ranks(
         for number, (*_, source) in enumerate(calls):
             mine = tensor(rank, number)
             if source is None:
-                sums.add_up(mine)
+                run(sums.add_up(mine))
             else:
-                sums.send(mine, source=source)
+                run(sums.send(mine, source=source))
             results.append(mine)
         return results
 
@@ -77,7 +83,7 @@ def test_shapes_and_whole_numbers_are_sent() -> None:
     def take_part(sums: SharedSums, rank: int) -> list[torch.Tensor]:
         tensors = [torch.full((2, 3), rank + 1), torch.tensor(rank == 1)]
         for tensor in tensors:
-            sums.send(tensor, source=1)
+            run(sums.send(tensor, source=1))
         return tensors
 
     for whole, boolean in play(2, take_part):
@@ -92,7 +98,7 @@ def test_whoever_waits_rests() -> None:
         if rank == 1:
             time.sleep(2)
         begun = time.thread_time()
-        sums.add_up(torch.ones(1))
+        run(sums.add_up(torch.ones(1)))
         return time.thread_time() - begun
 
     waited, _ = play(2, take_part)
@@ -102,18 +108,18 @@ def test_whoever_waits_rests() -> None:
 def test_ranks_that_give_other_sizes_are_told() -> None:
     def take_part(sums: SharedSums, rank: int) -> str:
         with pytest.raises(RuntimeError) as caught:
-            sums.add_up(torch.ones(1 + rank))
+            run(sums.add_up(torch.ones(1 + rank)))
         return str(caught.value)
 
     first, second = play(2, take_part)
-    assert "rank 0 gives a tensor of 4 bytes where rank 1 gives one of 8" in first
-    assert "rank 1 gives a tensor of 8 bytes where rank 0 gives one of 4" in second
+    assert "rank 0 has a tensor of 4 bytes where rank 1 has one of 8" in first
+    assert "rank 1 has a tensor of 8 bytes where rank 0 has one of 4" in second
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
     def take_part(sums: SharedSums, rank: int) -> None:
         if rank == 0:
-            sums.add_up(torch.ones(1))
+            run(sums.add_up(torch.ones(1)))
 
     with pytest.raises(TimeoutError, match=r"waited 0\.3 s for rank 1.*same number.*timeout_s"):
         play(2, take_part, timeout_s=0.3)

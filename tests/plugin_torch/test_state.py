@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from tests.plugin_torch.conftest import Run
 
 import polytrain
-from polytrain import TrainingFailedError
-from polytrain_torch import TrainingState, prepare_model, seed_everything
-from polytrain_torch.safe_serialization import loaded, save_safely
+from polytrain import (
+    CheckpointConfig,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
+from polytrain.testing.local_world import run_world
+from polytrain_torch import Torch, TrainingState, prepare_model, seed_everything
+from polytrain_torch.safe_serialization import loaded, refuse_unsafe, save_safely
 
 
 def layer() -> torch.nn.Linear:
@@ -30,6 +39,9 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
     assert loaded(tmp_path / "state.pt")["names"] == ["a"]
     with pytest.raises(TypeError, match=r"can't hold pathlib.*weights_only"):
         save_safely({"path": tmp_path}, tmp_path / "state.pt")
+    refuse_unsafe({"groups": [{"lr": 0.1, "betas": (0.9, 0.99)}], "weights": torch.ones(2)})
+    with pytest.raises(TypeError, match=r"can't hold pathlib.*weights_only"):
+        refuse_unsafe({"groups": [{"lr": 0.1, "path": tmp_path}]})
 
 
 def test_an_optimizer_of_what_sharding_has_replaced_is_refused(run: Run) -> None:
@@ -122,3 +134,185 @@ def test_parts_have_the_names_that_they_had(run: Run, caplog: pytest.LogCaptureF
     assert "ema" in caplog.text
     with pytest.raises(TrainingFailedError, match=r"has no network; it has ema, model"):
         run(other, restore_from=checkpoint)
+
+
+@pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
+def test_a_sharded_model_is_saved_before_the_first_step(tmp_path: Path, written_by: Any) -> None:
+    """Neither saving nor restoring takes a step of the optimizer."""
+
+    def train(steps: int, strategy: str | None) -> list[float]:
+        torch.manual_seed(0)
+        model = prepare_model(layer(), parallel_strategy=strategy)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        state = TrainingState(model=model, optimizer=optimizer)
+        state.restore()
+        if strategy is not None:
+            state.report({})
+        for _ in range(steps):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weight = model.weight
+        return (weight.full_tensor() if strategy else weight).flatten().tolist()
+
+    def function(config: dict[str, Any]) -> None:
+        plain = train(2, None) if not config["resumes"] else config["expected"]
+        assert train(2, "fsdp") == plain
+        polytrain.report({"weights": plain})
+
+    def run(config: dict[str, Any], **options: Any) -> Any:
+        return make_trainer(
+            "torch",
+            function,
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(
+                storage_path=tmp_path,
+                progress=False,
+                checkpoint_config=CheckpointConfig(written_by=written_by),
+            ),
+            **options,
+        ).fit()
+
+    first = run({"resumes": False})
+    config = {"resumes": True, "expected": first.metrics["weights"]}
+    run(config, restore_from=first.checkpoint)
+
+
+def test_a_model_that_could_not_be_restored_is_not_saved(run: Run) -> None:
+    """It has more than plain data, which a restart doesn't load."""
+
+    class Named(torch.nn.Linear):
+        def get_extra_state(self) -> Any:
+            return Path("vocabulary")
+
+        def set_extra_state(self, state: Any) -> None:
+            """Nothing to keep."""
+
+    def train() -> None:
+        TrainingState(model=Named(2, 1)).report({})
+
+    with pytest.raises(TrainingFailedError, match=r"can't hold pathlib.*weights_only"):
+        run(train)
+
+
+class Extra(torch.nn.Linear):
+    """Saves something that it doesn't load."""
+
+    def get_extra_state(self) -> Any:
+        return 1
+
+
+class Renamed(torch.nn.Linear):
+    """Saves its weights under names that it doesn't load."""
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return {f"old_{name}": each for name, each in super().state_dict().items()}
+
+
+class Broken:
+    def state_dict(self) -> dict[str, int]:
+        return {"count": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise KeyError("counts")
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (lambda: {"model": Extra(2, 1)}, "(?s)model: .*_extra_state.*needs set_extra_state"),
+        (lambda: {"model": Renamed(2, 1)}, "(?s)model: .*can't be loaded.*old_weight"),
+        (lambda: {"counter": Broken()}, "counter: .*raised KeyError: 'counts'"),
+    ],
+)
+def test_what_can_be_saved_and_not_loaded_fails_at_the_first_save(
+    run: Run, part: Any, told: str
+) -> None:
+    def train() -> None:
+        TrainingState(**part()).report({})
+
+    with pytest.raises(TrainingFailedError, match=told):
+        run(train)
+
+
+def test_reading_back_touches_nothing(run: Run) -> None:
+    """Neither values nor the graph of a step that isn't over; and parts share the optimizer."""
+
+    def train() -> None:
+        model = prepare_model(torch.nn.Sequential(layer(), torch.nn.BatchNorm1d(1)))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=9)
+        averaged = torch.optim.swa_utils.AveragedModel(model.module)
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+        state = TrainingState(**parts, averaged=averaged, scaler=torch.amp.GradScaler("cpu"))
+
+        def step() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.randn(4, 2)).square().mean()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            scheduler.step()
+            return model(torch.randn(4, 2)).square().mean()
+
+        loss = step()
+        groups = optimizer.param_groups
+        before = [each.clone() for each in model.parameters()]
+        state.report({})
+        loss.backward()
+        assert optimizer.param_groups is groups
+        assert all(map(torch.equal, before, model.parameters()))
+        step()
+
+    run(train)
+
+
+def test_an_optimizer_of_two_sharded_models_is_refused(run: Run) -> None:
+    def train() -> None:
+        models = [prepare_model(layer(), parallel_strategy="fsdp") for _ in range(2)]
+        both = [parameter for model in models for parameter in model.parameters()]
+        TrainingState(first=models[0], second=models[1], optimizer=torch.optim.Adam(both))
+
+    with pytest.raises(
+        TrainingFailedError, match=r"optimizer: .*'first' and 'second'.*one optimizer for each"
+    ):
+        run(train)
+
+
+def test_an_optimizer_that_is_spread_over_ranks_is_saved_whole(tmp_path: Path) -> None:
+    def train(config: Any) -> None:
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        def step(model: Any, optimizer: Any) -> list[float]:
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            return [float(value) for each in model.parameters() for value in each.flatten()]
+
+        def made() -> tuple[Any, Any]:
+            model = prepare_model(layer())
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+            return model, optimizer
+
+        model, optimizer = made()
+        step(model, optimizer)
+        directory = Path(config["directory"])
+        TrainingState(model=model, optimizer=optimizer).save(directory)
+        torch.distributed.barrier()
+        other, its = made()
+        TrainingState(model=other, optimizer=its).restore(polytrain.Checkpoint(directory))
+        polytrain.report({"before": step(model, optimizer), "after": step(other, its)})
+
+    (tmp_path / "state").mkdir()
+    record = run_world(
+        Torch(timeout_s=60),
+        data=pa.table({"x": [1.0, 2.0]}),
+        path=tmp_path / "world",
+        training_function=train,
+        training_config={"directory": str(tmp_path / "state")},
+    )
+    failures = [str(rank.failure) for rank in record.ranks if rank.failure]
+    assert not failures, "\n".join(failures)
+    for rank in record.ranks:
+        metrics = rank.reports[0].metrics
+        assert metrics["after"] == metrics["before"]

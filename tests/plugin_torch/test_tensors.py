@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import namedtuple
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -114,12 +115,12 @@ def test_what_a_collate_fn_makes_goes_to_the_device() -> None:
 
 
 def test_types_are_the_collate_fn_s_to_choose() -> None:
-    with pytest.raises(ValueError, match=r"dtypes=torch\.float32: with collate_fn"):
+    with pytest.raises(ValueError, match=r"dtypes=torch\.float32: .* with collate_fn"):
         shard(**COLUMNS).iter_torch_batches(collate_fn=dict, dtypes=torch.float32)
 
 
 def test_a_column_of_words_is_refused_by_its_name() -> None:
-    with pytest.raises(TypeError, match=r"'word' .* encode it as numbers"):
+    with pytest.raises(TypeError, match=r"'word' .* Encode it as numbers"):
         list(shard(word=["a", "b"]).iter_torch_batches())
 
 
@@ -139,14 +140,49 @@ def test_batches_move_in_the_structure_that_they_come_in() -> None:
         "number": 3,
         "words": BatchEncoding({"ids": torch.ones(1)}),
     }
-    loader = DataLoader([0], batch_size=None, collate_fn=lambda _: batch)
-    [moved] = PreparedDataLoader(loader, device=torch.device("meta"))
+    moved = moved_to_meta(batch)
     assert type(moved["pair"]) is Pair
     assert moved["pair"].label.device.type == "meta"
     assert type(moved["list"]) is list
     tensor, name = moved["list"][1]
     assert (tensor.device.type, name, moved["number"]) == ("meta", "name", 3)
     assert moved["words"].ids.device.type == "meta"
+
+
+def moved_to_meta(batch: Any) -> Any:
+    loader = DataLoader([0], batch_size=None, collate_fn=lambda _: batch)
+    [moved] = PreparedDataLoader(loader, device=torch.device("meta"))
+    return moved
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        OrderedDict(x=torch.ones(1), pair=Pair(torch.ones(1), 2)),
+        defaultdict(list, x=torch.ones(1)),
+        UserDict(x=torch.ones(1)),
+        MappingProxyType({"x": torch.ones(1)}),
+    ],
+)
+def test_mappings_keep_their_type(batch: Any) -> None:
+    moved = moved_to_meta(batch)
+    assert type(moved) is type(batch)
+    assert [*moved] == [*batch]
+    assert moved["x"].device.type == "meta"
+    assert batch["x"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_without_a_row_in_the_last_step_has_a_loss(rank: int) -> None:
+    """Otherwise it is the mean of nothing, and rank 0 reports NaN."""
+    mine = TorchShard(shard_of({"x": np.arange(5.0)}, world_size=2, rank=rank))
+    losses = [
+        (batch["x"].square().mean() * mine.gradient_weight).item()
+        for batch in mine.iter_torch_batches(batch_size=1)
+    ]
+    assert len(losses) == 3
+    assert np.isfinite(losses).all()
+    assert (losses[-1] == 0) == (mine.gradient_weight == 0)
 
 
 def test_without_a_device_batches_stay_where_they_are() -> None:

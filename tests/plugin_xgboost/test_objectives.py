@@ -10,7 +10,7 @@ import pytest
 import xgboost
 from tests.plugin_xgboost.test_options import problems
 
-from polytrain_xgboost.admission import labels
+from polytrain_xgboost.labels import labels
 from polytrain_xgboost.parameters import _METRICS, _OBJECTIVES
 
 LATER = {"reg:expectileerror", "expectile"}

@@ -1,7 +1,7 @@
 """polytrain: one distributed trainer for every framework, on Ray.
 
 Importing this package imports neither Ray nor a framework. Each name is loaded when it is first
-used: agents and trainers import submodules only, and start that much sooner.
+used: agents and worker processes import only submodules, which makes them start faster.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
         CheckpointError,
         Failure,
         FailureKind,
-        NotInTrainerError,
+        NotInWorkerError,
         RunFormatError,
         RunNotFoundError,
         RunOwnedError,
         TrainingFailedError,
     )
     from polytrain.workers.context import Context
-    from polytrain.workers.session import (
+    from polytrain.workers.worker_api import (
         checkpoint_requested,
         get_checkpoint,
         get_context,
@@ -53,7 +53,7 @@ __all__ = [
     "FailureConfig",
     "FailureKind",
     "InvalidJobError",
-    "NotInTrainerError",
+    "NotInWorkerError",
     "PolytrainError",
     "Result",
     "RunConfig",
@@ -87,7 +87,7 @@ _HOMES = {
         "CheckpointError",
         "Failure",
         "FailureKind",
-        "NotInTrainerError",
+        "NotInWorkerError",
         "RunFormatError",
         "RunNotFoundError",
         "RunOwnedError",
@@ -96,7 +96,7 @@ _HOMES = {
     "polytrain.api.result": ("Result",),
     "polytrain.api.trainer": ("Trainer", "make_trainer"),
     "polytrain.workers.context": ("Context",),
-    "polytrain.workers.session": (
+    "polytrain.workers.worker_api": (
         "checkpoint_requested",
         "get_checkpoint",
         "get_context",

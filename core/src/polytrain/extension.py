@@ -9,11 +9,13 @@ from polytrain.data.plan.row_plan import Plan
 from polytrain.data.shards.formats import empty_table, to_format
 from polytrain.data.shards.groups import group_sizes
 from polytrain.data.shards.tensor_shapes import TensorShapes
+from polytrain.workers.call_counter import Calls
 from polytrain.workers.context import Context
-from polytrain.workers.session import open_cursor, scratch_directory
+from polytrain.workers.worker_api import open_cursor, scratch_directory, starting_checkpoint
 
 __all__ = [
     "BadDataError",
+    "Calls",
     "Context",
     "Cursor",
     "DataPosition",
@@ -24,5 +26,6 @@ __all__ = [
     "group_sizes",
     "open_cursor",
     "scratch_directory",
+    "starting_checkpoint",
     "to_format",
 ]

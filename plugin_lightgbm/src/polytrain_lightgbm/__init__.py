@@ -1,6 +1,6 @@
-"""LightGBM on polytrain: one model, trained by all workers on all rows.
+"""LightGBM on polytrain: all workers train one model on all rows.
 
-Importing this package imports no lightgbm; calling `network_params` neither.
+Importing this package or calling `network_params` doesn't import lightgbm.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ __all__ = ["LightGBM", "bin_reference", "network_params"]
 
 
 def bin_reference(data: pa.Table, backend: LightGBM) -> lightgbm.Dataset:
-    """The bins of a run, for LightGBM in one process.
+    """Return the bins of a run, for LightGBM in one process.
 
-    `lightgbm.Dataset(…, reference=bin_reference(data, LightGBM(label="y")))` has those that every
-    worker of `Trainer(LightGBM(label="y"), datasets={"train": data})` has.
+    `lightgbm.Dataset(…, reference=bin_reference(data, LightGBM(label="y")))` has the bins of every
+    worker of `Trainer(LightGBM(label="y"), datasets={"train": data})`.
 
     Args:
-        data: all rows that are trained on, with the columns that aren't features.
+        data: all training rows, including the columns that aren't features.
         backend: the run's options.
     """
+    from polytrain_lightgbm.collective import Collective
     from polytrain_lightgbm.datasets import agreed
-    from polytrain_lightgbm.relay import Star
 
     params = backend.booster_params(threads=0)
-    alone = agreed({"train": data}, options=backend, params=params, star=Star([]), model=None)
+    alone = agreed(
+        {"train": data}, options=backend, params=params, collective=Collective([]), model=None
+    )
     return alone.reference
 
 
 @hookimpl
 def polytrain_backends() -> list[type[Backend]]:
-    """What the entry point of this module provides."""
+    """Provide the backends of this module's entry point."""
     return [LightGBM]

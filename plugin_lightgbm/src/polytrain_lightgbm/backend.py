@@ -1,13 +1,14 @@
-"""The driver half: the options of `lightgbm.train`, and what is wrong with them."""
+"""The driver half: the options of `lightgbm.train`, and their checks."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polytrain import get_context
+from polytrain.boosting.booster import Booster
 from polytrain_lightgbm.names import FORBIDDEN, name_problems
 from polytrain_lightgbm.objectives import objective_problems
 from polytrain_lightgbm.parameters import (
@@ -19,26 +20,7 @@ from polytrain_lightgbm.parameters import (
     value,
     without,
 )
-from polytrain_plugins import (
-    Backend,
-    Capabilities,
-    Demand,
-    Job,
-    Problem,
-    categorical_problems,
-    constraint_problems,
-    feature_problems,
-    missing_columns,
-    missing_label,
-    model_problems,
-    not_a_count,
-    not_a_mapping,
-    not_column_names,
-    number_problems,
-    options_beside_function,
-    patience_problems,
-    sample_problems,
-)
+from polytrain_plugins import Capabilities, Job, Problem
 
 if TYPE_CHECKING:
     from polytrain_lightgbm.engine import LightGBMEngine
@@ -47,28 +29,24 @@ if TYPE_CHECKING:
 def network_params() -> dict[str, Any]:
     """Parameters for `lightgbm.train` inside a training function: one model on all workers' rows.
 
-    The network itself is up already when the function is called.
+    The network is connected when the function is called.
 
     Raises:
-        NotInTrainerError: outside a training function.
+        NotInWorkerError: outside a training function.
     """
     return parallel_params(get_context().get_world_size())
 
 
-_DECLARATIVE = (
-    *("params", "num_boost_round", "label", "weight", "init_score", "group", "categorical"),
-    *("eval_train", "early_stopping_rounds", "feval", "callbacks", "init_model"),
-    "bin_sample_rows",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
-class LightGBM(Backend):
+class LightGBM(Booster):
     """Gradient boosted trees by LightGBM.
 
-    With a training function the network is up when it is called: `lightgbm.train` on the worker's
-    shard, with `network_params()` added to its parameters, trains one model with all others, and
-    the options here stay unset.
+    A training function is called with the network connected: `lightgbm.train` on each worker's
+    shard, with `network_params()` in its parameters, trains one model together, and the options
+    here stay unset.
+
+    In `params`, `num_threads` defaults to the worker's CPUs. A callback that changes the booster
+    must do so before a round, as `lightgbm.reset_parameter` does.
     """
 
     name: ClassVar[str] = "lightgbm"
@@ -77,71 +55,40 @@ class LightGBM(Backend):
         declarative=True, predictive=True, exact_resume=True, exact_scaling=True
     )
     requires: ClassVar[dict[str, str]] = {"lightgbm": "pip install 'polytrain[lightgbm]'"}
-    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
-
-    params: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters, as for `lightgbm.train`. `num_threads` is the worker's CPUs by default."""
-
-    num_boost_round: int = 10
-    """Boosting rounds in all, those before a restart included."""
-
-    label: str | None = None
-    """Column to predict."""
-
-    weight: str | None = None
-    """Column with the weights of the rows."""
+    score_option: ClassVar[str] = "init_score"
+    query_option: ClassVar[str] = "group"
+    model_option: ClassVar[str] = "init_model"
+    forbidden_in_names: ClassVar[str] = FORBIDDEN
+    constraint_params: ClassVar[tuple[str, ...]] = parameter_names("monotone_constraints")
+    preload: ClassVar[tuple[str, ...]] = ("lightgbm", "polytrain_lightgbm.engine")
 
     init_score: str | None = None
-    """Column with the score that each row begins with."""
+    """Column with each row's initial score."""
 
     group: str | None = None
-    """Column that tells the query of a row, for ranking. The rows of a query lie together, and
+    """Column with the query of each row, for ranking. Rows of a query must be consecutive, and
     stay on one worker. All other columns are features."""
 
-    categorical: Sequence[str] = ()
-    """Features that are categories although they are numbers. Strings always are, and columns of
-    pandas' type `category`."""
-
-    eval_train: bool = True
-    """Whether the metrics of the rows that are trained on are reported too."""
-
-    early_stopping_rounds: int | None = None
-    """Stop when a metric of a data set besides "train" hasn't improved for so many rounds."""
-
     feval: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None
-    """Metrics of one's own, as for `lightgbm.train`."""
-
-    callbacks: Sequence[Callable[..., Any]] = ()
-    """Callbacks as for `lightgbm.train`, called by every worker. One that changes the booster does
-    so before a round, as `lightgbm.reset_parameter` does."""
+    """Your own metrics, as for `lightgbm.train`."""
 
     init_model: Any = None
-    """A `lightgbm.Booster`, or the path of its file on every node, to whose
-    trees `num_boost_round` are added."""
-
-    bin_sample_rows: int = 200_000
-    """Rows, of all workers together, from which the bins are made that every worker takes. In what
-    order the rows of a data set are that has no more makes no difference."""
-
-    @property
-    def columns_besides_features(self) -> tuple[str, ...]:
-        """The columns that something else is in."""
-        others = (self.label, self.weight, self.init_score, self.group)
-        return tuple(dict.fromkeys(column for column in others if column is not None))
+    """A model to continue with `num_boost_round` more rounds: a `lightgbm.Booster`, or the path of
+    its file on every node."""
 
     @property
     def seed(self) -> int:
-        """Of all that is drawn."""
+        """Seed of all random draws."""
         return int(value(self.params, "seed", 0))
 
     @property
     def objective(self) -> Any:
-        """A name, or the user's own function."""
+        """A name, or the user's function."""
         return value(self.params, "objective", "regression")
 
     @property
     def draws_rows(self) -> bool:
-        """Whether rounds see a part of the rows that is drawn here, and not by LightGBM."""
+        """Whether this package draws the rows of a round, not LightGBM."""
         if self._boosting != "gbdt" and self._boosting != "dart":
             return False
         if self.params.get("data_sample_strategy", "bagging") != "bagging":
@@ -152,7 +99,7 @@ class LightGBM(Backend):
 
     @property
     def begins_with_a_score(self) -> bool:
-        """Whether LightGBM looks for a score that a run without trees begins with."""
+        """Whether LightGBM estimates the initial score of a run without trees."""
         return (
             self.init_score is None
             and self.params.get("boost_from_average", True)
@@ -162,36 +109,36 @@ class LightGBM(Backend):
 
     @property
     def needs_all_rounds(self) -> bool:
-        """Whether a restart begins with the first round.
+        """Whether a restart repeats all rounds.
 
-        DART drops no trees from before it, and a random forest takes no scores to begin with.
+        DART can't drop the trees of a loaded model, and a random forest takes no initial scores.
         """
         return self._boosting in ("dart", "rf")
 
     def booster_params(self, threads: int) -> dict[str, Any]:
-        """The parameters but for those of the network, and for what is drawn here."""
+        """Return the parameters without those of the network and of the draws made here."""
         left_out = ("objective", "tree_learner", *(ROW_DRAWS if self.draws_rows else ()))
         params = without(self.params, left_out)
         objective = "none" if callable(self.objective) else self.objective
-        # By whichever of LightGBM's names they are given.
+        # `value` knows all of LightGBM's names.
         defaults = {"num_threads": threads, "verbosity": -1}
-        told = {name: each for name, each in defaults.items() if value(params, name) is None}
-        return {**params, **told, "objective": objective}
+        unset = {name: each for name, each in defaults.items() if value(params, name) is None}
+        return {**params, **unset, "objective": objective}
 
     @property
     def reported_params(self) -> dict[str, Any]:
-        """What the model is to say of the parameters that a run changes."""
+        """The user's values of parameters that a run changes, for the model's text."""
         defaults = {"num_threads": 0, "verbosity": 1, "bagging_fraction": 1.0, "bagging_freq": 0}
-        told = {name: value(self.params, name, default) for name, default in defaults.items()}
+        reported = {name: value(self.params, name, default) for name, default in defaults.items()}
         for name, default in {
             "boost_from_average": True,
             "bin_construct_sample_cnt": 200_000,
         }.items():
-            told[name] = self.params.get(name, default)
-        return {**told, "num_iterations": self.num_boost_round}
+            reported[name] = self.params.get(name, default)
+        return {**reported, "num_iterations": self.num_boost_round}
 
     def for_a_second_machine(self) -> LightGBM:
-        """The options of a machine beside the one that does what others see."""
+        """Return a second machine's options, with only the callbacks that change the booster."""
         needed = [each for each in self.callbacks if getattr(each, "before_iteration", False)]
         return replace(self, callbacks=copy.deepcopy(needed))
 
@@ -203,44 +150,14 @@ class LightGBM(Backend):
 
     def problems(self, job: Job) -> Iterable[Problem]:
         yield from gpu_problems(job)
-        if job.has_training_function:
-            yield from options_beside_function(self, _DECLARATIVE)
-            return
-        not_names = tuple(
-            not_column_names(
-                label=self.label, weight=self.weight, init_score=self.init_score, group=self.group
-            )
-        )
-        if not_names:
-            yield from not_names
-            return
-        yield from not_a_mapping(params=self.params)
-        if isinstance(self.params, Mapping):
-            yield from parameter_problems(self.params, job)
-            yield from objective_problems(self.params, self.group)
-            constraints = parameter_names("monotone_constraints")
-            yield from constraint_problems(
-                job, self.columns_besides_features, self.params, *constraints
-            )
-        yield from not_a_count(num_boost_round=self.num_boost_round)
-        yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
-        yield from missing_label(self.label)
-        yield from missing_columns(
-            job,
-            label=self.label,
-            weight=self.weight,
-            init_score=self.init_score,
-            group=self.group,
-        )
-        yield from categorical_problems(job, self.categorical, self.columns_besides_features)
-        yield from number_problems(
-            job, label=self.label, weight=self.weight, init_score=self.init_score
-        )
-        besides = self.columns_besides_features
-        yield from feature_problems(job, besides, categorical=self.categorical, forbidden=FORBIDDEN)
-        yield from name_problems(job, besides)
-        yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
-        yield from model_problems("lightgbm", init_model=self.init_model)
+        yield from super().problems(job)
+
+    def parameter_problems(self, job: Job) -> Iterable[Problem]:
+        yield from parameter_problems(self.params, job)
+        yield from objective_problems(self.params, self.group)
+
+    def other_problems(self, job: Job) -> Iterable[Problem]:
+        yield from name_problems(job, self.columns_besides_features)
         if self.init_model is not None and self._boosting == "rf":
             yield Problem(
                 field="init_model",
@@ -251,20 +168,9 @@ class LightGBM(Backend):
             if type(callback).__name__ == "_EarlyStoppingCallback":
                 yield Problem(
                     field="callbacks",
-                    what="lightgbm.early_stopping forgets what it has seen when a run is restarted",
+                    what="lightgbm.early_stopping loses its state when a run restarts",
                     remedy="Use the option early_stopping_rounds",
                 )
-
-    def demand(self, job: Job) -> Demand:
-        return Demand(
-            preload=("lightgbm", "polytrain_lightgbm.engine"),
-            reads_tables=True,
-            group=self.group,
-            # A metric such as AUC can't be put together from shards: one rank evaluates all rows.
-            whole_datasets=frozenset()
-            if job.has_training_function
-            else frozenset(job.datasets) - {"train"},
-        )
 
     def engine(self) -> LightGBMEngine:
         from polytrain_lightgbm.engine import LightGBMEngine

@@ -1,4 +1,4 @@
-"""Boosting by one of LightGBM's machines, in step with all others."""
+"""Boosting on one of LightGBM's machines, in step with the others."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ import pyarrow as pa
 from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException, _RecordEvaluationCallback
 
+from polytrain.boosting.row_draws import Objective
 from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, agreed
 from polytrain_lightgbm.first_score import FirstScore, estimated
 from polytrain_lightgbm.history import History, StoppingRule
 from polytrain_lightgbm.network import by_itself
 from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine
-from polytrain_lightgbm.relay import Star
-from polytrain_lightgbm.rounds import Objective, RowDraws, column_seeds, evaluated
+from polytrain_lightgbm.rounds import RowDraws, column_seeds, evaluated
 
 _PARAMETERS = "\nparameters:"
-"""What a model's text has behind its trees."""
+"""The line after the trees in a model's text."""
 
 Report = Callable[[int, Mapping[str, float], lightgbm.Booster], None]
-"""Told of every round: its number from 1, its metrics, the booster."""
+"""Called after every round with its number from 1, its metrics and the booster."""
 
 
 @dataclass(kw_only=True)
 class Boosting:
-    """One machine's part in it, and what there is to keep of it besides the trees."""
+    """Boosting on one machine, and the state to save besides the trees."""
 
     options: LightGBM
     threads: int
     machines: int
-    star: Star
+    collective: Collective
     in_step: Callable[[], None] = lambda: None
     """Called before LightGBM waits for the others; raises if one of them has left."""
 
@@ -45,21 +46,23 @@ class Boosting:
     history: History = field(default_factory=History)
     _first_score: FirstScore | None = None
     _reported_params: str = ""
-    """What LightGBM says of its parameters in the model, before a round has changed some."""
+    """LightGBM's text of its parameters, before a round changes some."""
 
     def train(
         self, tables: Mapping[str, pa.Table], model: lightgbm.Booster | None, report: Report
     ) -> lightgbm.Booster:
-        """Boost the rounds that are left.
+        """Boost the remaining rounds.
 
         Args:
             tables: the rank's shard "train"; on rank 0, all rows of every other data set.
             model: trees to resume from.
-            report: told of every round.
+            report: called after every round.
         """
         options = self.options
         params = options.booster_params(self.threads)
-        agreement = agreed(tables, options=options, params=params, star=self.star, model=model)
+        agreement = agreed(
+            tables, options=options, params=params, collective=self.collective, model=model
+        )
         if model is None and options.begins_with_a_score:
             self._first_score = self._estimated(agreement, params)
             params["boost_from_average"] = False
@@ -76,7 +79,7 @@ class Boosting:
         return booster
 
     def text_of(self, booster: lightgbm.Booster) -> str:
-        """The model as LightGBM writes it when one process has trained it."""
+        """Return the model's text as LightGBM writes it in one process."""
         if not self._reported_params:
             return booster.model_to_string(num_iteration=-1)
         if self._first_score is None:
@@ -121,7 +124,9 @@ class Boosting:
             self._update(booster, train, draws, round_)
             if round_ == 0 and self._first_score is not None:
                 self._first_score.add_to_first_trees(booster)
-            evaluations = evaluated(booster, options, train_weight=train_weight, star=self.star)
+            evaluations = evaluated(
+                booster, options, train_weight=train_weight, collective=self.collective
+            )
             history.rounds.append([e for e in evaluations if e.dataset_name != "train"])
             after = replace(before, evaluation_result_list=evaluations)
             best = None if rule is None else rule.best_if_over(after, history)
@@ -132,28 +137,28 @@ class Boosting:
             except EarlyStopException as stop:
                 best = stop.best_iteration + 1 - given
             if self.calls_back:
-                found = [each for each in self.star.gathered(best) if each is not None]
+                found = [each for each in self.collective.all_gather(best) if each is not None]
                 best = found[0] if found else None
             history.best_iteration = None if best is None else given + best
-            # After the decision, so that a checkpoint of this round knows of it.
-            told = {f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations}
-            report(round_ + 1, told, booster)
+            # After the decision, so that a checkpoint of this round holds it.
+            metrics = {f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations}
+            report(round_ + 1, metrics, booster)
             if best is not None:
                 return
 
     def _estimated(self, agreement: Agreement, params: Mapping[str, Any]) -> FirstScore:
-        """What LightGBM in one process would begin with, found by one rank for all."""
+        """Estimate the initial score on one rank, as LightGBM does in one process."""
         rows = agreement.rows["train"]
-        everybodys = self.star.heard((rows.labels, rows.weights, rows.query_sizes))
+        everybodys = self.collective.gather((rows.labels, rows.weights, rows.query_sizes))
         if everybodys is None:
-            return FirstScore(self.star.told(None))
+            return FirstScore(self.collective.broadcast(None))
         columns = zip(*everybodys, strict=True)
         labels, weights, sizes = (
             None if column[0] is None else np.concatenate(column) for column in columns
         )
         # A network belongs to a thread: on another, this rank is by itself.
         score = by_itself(estimated, labels, weights, sizes, params)
-        self.star.told(score.scores)
+        self.collective.broadcast(score.scores)
         return score
 
     def _update(
@@ -173,7 +178,7 @@ class Boosting:
             self.in_step()
             return found
 
-        fobj: Objective = None
+        fobj: Objective | None = None
         if callable(objective):
             fobj = gradients
         else:
@@ -202,14 +207,14 @@ def _booster(
 
 
 def _begin_records(callbacks: Iterable[Any], env: CallbackEnv) -> None:
-    """Have LightGBM's own records begin with this round: of a resumed run, it isn't the first."""
+    """Start LightGBM's own records at this round, which isn't the first in a resumed run."""
     for callback in callbacks:
         if isinstance(callback, _RecordEvaluationCallback):
             callback._init(env)
 
 
 def _call(callbacks: Iterable[Any], env: CallbackEnv, *, before_iteration: bool) -> None:
-    """Call those of the user's callbacks that are for this moment, by LightGBM's rules."""
+    """Call the user's callbacks before or after a round, by LightGBM's rules."""
     mine = [
         each for each in callbacks if getattr(each, "before_iteration", False) == before_iteration
     ]

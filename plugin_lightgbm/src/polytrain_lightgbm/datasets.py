@@ -1,7 +1,7 @@
-"""From tables to LightGBM's data sets: the same bins on every rank.
+"""Converts tables to LightGBM's data sets, with the same bins on every rank.
 
-Left alone, LightGBM makes the bins of each feature from the rows of one worker: bad ones where the
-rows are sorted, and another model for every way to split them.
+By itself LightGBM bins each feature by the rows of one worker: the bins are bad if rows are sorted,
+and the model depends on how the rows are split.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import pyarrow as pa
 
 from polytrain.boosting.categories import agreed_categories, codes_of, selected
 from polytrain.boosting.numbers import Numbers, floats, plainly_typed
-from polytrain.boosting.sampling import agreed_sample
+from polytrain.boosting.sampling import RowNumbers, agreed_numbers, agreed_sample
+from polytrain.boosting.table_validation import validated
 from polytrain.extension import BadDataError, group_sizes
-from polytrain_lightgbm.admission import admitted_tables
 from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.first_score import FirstScore
+from polytrain_lightgbm.labels import labels
 from polytrain_lightgbm.names import as_lightgbm_has_it, renamed
 from polytrain_lightgbm.network import by_itself
-from polytrain_lightgbm.relay import Star
 from polytrain_plugins import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """What is known of a data set's rows, or of a rank's part of them."""
+    """The rows of a data set, or a rank's part of them."""
 
     table: pa.Table
-    """Numbers only: of a category, its code."""
+    """Numbers only: categories are codes."""
 
     options: LightGBM
 
     @cached_property
     def features(self) -> list[str]:
         """The names of the features."""
-        others = self.options.columns_besides_features
-        return [name for name in self.table.column_names if name not in others]
+        return self.options.features_of(self.table.column_names)
 
     @cached_property
     def labels(self) -> Numbers:
@@ -51,12 +51,12 @@ class Rows:
 
     @cached_property
     def weights(self) -> Numbers | None:
-        """float32, shape `[rows]`; None where all count the same."""
+        """float32, shape `[rows]`; None without weights."""
         return None if self.options.weight is None else _single(self.table, self.options.weight)
 
     @cached_property
     def first_scores(self) -> Numbers | None:
-        """What each row begins with, by the user's column."""
+        """Each row's initial score, from the user's column."""
         column = self.options.init_score
         return None if column is None else floats(self.table.column(column))
 
@@ -68,7 +68,7 @@ class Rows:
 
     @property
     def metric_weight(self) -> float:
-        """How much a metric counts that is the mean over these rows."""
+        """The weight of a metric that is the mean over these rows."""
         if self.query_sizes is not None:
             return float(len(self.query_sizes))
         return float(len(self.table)) if self.weights is None else float(self.weights.sum())
@@ -80,13 +80,10 @@ class Agreement:
 
     categories: Mapping[str, pa.Array]
     reference: lightgbm.Dataset
-    """A data set whose bins all others take."""
+    """The data set whose bins all others take."""
 
-    first_row: int
-    """Number of the rank's first row in the whole data set."""
-
-    first_query: int
-    """And of its first query."""
+    numbers: RowNumbers
+    """Of the rank's rows of "train" in the whole data set."""
 
     rows: Mapping[str, Rows]
     """The rank's part of "train"; on rank 0, all rows of the other data sets."""
@@ -94,14 +91,15 @@ class Agreement:
     def dataset(
         self, rows: Rows, first_score: FirstScore | None, model: lightgbm.Booster | None
     ) -> lightgbm.Dataset:
-        """A data set with everybody's bins.
+        """Return a data set with the common bins.
 
         Args:
-            rows: what is in it.
-            first_score: what all of them begin with.
-            model: trees to resume from, whose predictions they begin with.
+            rows: its rows.
+            first_score: the initial score of all rows.
+            model: trees to resume from, whose predictions are the initial scores.
         """
         features = _Batches(rows.table.select(rows.features))
+        scores: Numbers | None
         if model is not None:
             scores = features.predicted(model)
         elif first_score is not None:
@@ -126,26 +124,32 @@ def agreed(
     *,
     options: LightGBM,
     params: Mapping[str, Any],
-    star: Star,
+    collective: Collective,
     model: lightgbm.Booster | None,
 ) -> Agreement:
-    """Have all ranks take the same categories and bins.
+    """Agree with all ranks on categories and bins.
 
     Args:
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
         options: which columns mean what.
         params: LightGBM's, but for those of its network.
-        star: all ranks, each of which calls this.
+        collective: all ranks, each of which calls this.
         model: trees to resume from.
 
     Raises:
         BadDataError: on every rank, if some values can't be trained on.
         ValueError: the trees are of other features.
     """
-    names = Rows(table=tables["train"], options=options).features
-    tables = admitted_tables(tables, names, options, star)
+    names = options.features_of(tables["train"].column_names)
+    tables = validated(
+        tables,
+        options,
+        labels=labels(options.params),
+        gather=collective.all_gather,
+        is_logging_rank=collective.rank == 0,
+    )
     categories = agreed_categories(
-        tables, features=names, also=options.categorical, gather=star.gathered
+        tables, features=names, also=options.categorical, gather=collective.all_gather
     )
     if model is not None:
         categories = _with_those_of(model, categories, names)
@@ -155,21 +159,14 @@ def agreed(
     }
     mine = rows["train"]
     queries = 0 if mine.query_sizes is None else len(mine.query_sizes)
-    counts = np.array(star.gathered([len(mine.table), queries]))
-    first_row, first_query = counts[: star.rank].sum(axis=0).tolist()
-    sample = agreed_sample(
-        mine.table.select(names),
-        first_row=first_row,
-        rows=int(counts[:, 0].sum()),
-        size=options.bin_sample_rows,
-        seed=options.seed,
-        gather=star.gathered,
+    numbers = agreed_numbers(
+        rows=len(mine.table), queries=queries, rank=collective.rank, gather=collective.all_gather
     )
+    sample = agreed_sample(mine.table.select(names), numbers, options, gather=collective.all_gather)
     return Agreement(
         categories=categories,
         reference=by_itself(_reference, sample, categories, params),
-        first_row=first_row,
-        first_query=first_query,
+        numbers=numbers,
         rows=rows,
     )
 
@@ -184,7 +181,7 @@ def halves(table: pa.Table, group: str | None) -> tuple[pa.Table, pa.Table]:
         unit = "row" if group is None else "query"
         problem = Problem(
             field="datasets['train']",
-            what=f"it has one {unit}, from which nothing can be learned",
+            what=f"it has one {unit}, and training needs two or more",
             remedy="Give it two or more",
         )
         raise BadDataError((problem,))

@@ -1,4 +1,4 @@
-"""The trainer half: LightGBM's network over all ranks' addresses, and who boosts."""
+"""The engine: LightGBM's network over all ranks' addresses, and boosting."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 
+from polytrain.boosting.numbers import Numbers
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.boosting import Boosting
-from polytrain_lightgbm.datasets import Numbers, halves, predicted
+from polytrain_lightgbm.collective import Collective, LeaderListener, connected, listening
+from polytrain_lightgbm.datasets import halves, predicted
 from polytrain_lightgbm.history import History
 from polytrain_lightgbm.network import (
     QUIET,
@@ -26,7 +28,6 @@ from polytrain_lightgbm.network import (
     tiny_booster,
 )
 from polytrain_lightgbm.parameters import parallel_params
-from polytrain_lightgbm.relay import Center, Star, center, star
 from polytrain_plugins import Engine, HeldPort, Member, Offer, Session, Shard, World, held_port
 
 MODEL_FILE = "model.txt"
@@ -41,8 +42,8 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
     def __init__(self, options: LightGBM) -> None:
         self._options = options
         self._port: HeldPort | None = None
-        self._center: Center | None = None
-        self._star: Star | None = None
+        self._listener: LeaderListener | None = None
+        self._collective: Collective | None = None
         self._boosting: Boosting | None = None
         self._history = History()
 
@@ -51,8 +52,8 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         with ExitStack() as stack:
             self._port = stack.enter_context(held_port())
             if me.rank == 0:
-                self._center = stack.enter_context(center())
-            details = {} if self._center is None else self._center.details
+                self._listener = stack.enter_context(listening(me.host))
+            details = {} if self._listener is None else self._listener.details
             yield Offer(host=me.host, port=self._port.number, details=details)
 
     @contextmanager
@@ -63,15 +64,15 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         assert self._port is not None
         machines = [f"{socket.gethostbyname(o.host or '')}:{o.port}" for o in world.offers]
         network = Network(machines, self._port)
-        with star(world, self._center) as self._star:
+        with connected(world, self._listener) as self._collective:
             with silent_stdout():
                 network.enter()
             yield
             network.leave()
-        self._star = None
+        self._collective = None
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
-        # How many ranks there are is not taken for granted: it is what the core wants to know.
+        # The number of ranks is measured, not assumed: the core checks it.
         only_first = _mean_over_ranks(float(world.me.rank == 0), world)
         ranks = round(1 / only_first) if only_first > 0 else 0
         return [_sum_over_ranks(value, ranks, world) for value in values]
@@ -85,21 +86,21 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         if options.needs_all_rounds:
             self._history = History()
             model = self._begun(None)
-        # One rank evaluates, and tells the others.
+        # Rank 0 evaluates, and sends the metrics to the others.
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         tables = {name: shard.to_arrow() for name, shard in shards.items()}
 
         def report(step: int, metrics: Mapping[str, float], booster: lightgbm.Booster) -> None:
-            # A round that is only done once more has been told.
+            # A repeated round has been reported already.
             if step > done:
                 session.report(step=step, metrics=metrics, model=booster)
 
-        if self._star is not None:
+        if self._collective is not None:
             self._boosting = Boosting(
                 options=options,
                 threads=me.cpus,
                 machines=me.world_size,
-                star=self._star,
+                collective=self._collective,
                 calls_back=bool(options.callbacks),
                 history=self._history,
             )
@@ -110,24 +111,24 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
 
         calls_back = bool(options.callbacks)
 
-        def machine(star: Star, options: LightGBM, history: History) -> Boosting:
+        def machine(collective: Collective, options: LightGBM, history: History) -> Boosting:
             return Boosting(
                 options=options,
                 threads=threads,
                 machines=2,
-                star=star,
-                in_step=lambda: star.told(star.heard(None)),
+                collective=collective,
+                in_step=lambda: collective.broadcast(collective.gather(None)),
                 calls_back=calls_back,
                 history=history,
             )
 
-        def first(star: Star) -> lightgbm.Booster:
-            self._boosting = machine(star, options, self._history)
+        def first(collective: Collective) -> lightgbm.Booster:
+            self._boosting = machine(collective, options, self._history)
             return self._boosting.train({**tables, "train": ours}, model, report)
 
-        def second(star: Star) -> None:
+        def second(collective: Collective) -> None:
             its_history = copy.deepcopy(self._history)
-            boosting = machine(star, options.for_a_second_machine(), its_history)
+            boosting = machine(collective, options.for_a_second_machine(), its_history)
             boosting.train({"train": theirs}, model, lambda *_: None)
 
         return by_two_machines(first, second)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import lightgbm
 from sklearn.utils.validation import check_is_fitted
@@ -15,13 +15,13 @@ from polytrain.boosting.estimators import (
     BackendRegressor,
     Values,
 )
+from polytrain_lightgbm.backend import LightGBM
 
 
 class _LGBMEstimator(BackendEstimator):
     """The attributes and methods of `lightgbm.LGBMModel`."""
 
-    backend_name = "lightgbm"
-    query_option = "group"
+    backend = LightGBM
 
     def read_model(self, path: str) -> lightgbm.Booster:
         return lightgbm.Booster(model_file=path)
@@ -67,10 +67,6 @@ class _LGBMEstimator(BackendEstimator):
             for name, metrics in self._evaluations.items()
         }
 
-    def apply(self, X: Any) -> Values:
-        """The leaf that each row ends in, for each tree; shape `[rows, trees]`."""
-        return self._predicted(X, pred_leaf=True)
-
 
 class PolytrainLGBMRegressor(_LGBMEstimator, BackendRegressor):
     """Predicts numbers, by squared error unless `objective` says otherwise."""
@@ -92,4 +88,6 @@ class PolytrainLGBMClassifier(_LGBMEstimator, BackendClassifier):
 class PolytrainLGBMRanker(_LGBMEstimator, BackendRanker):
     """Predicts an order within queries, by LambdaMART unless `objective` says otherwise."""
 
-    ranking_params: ClassVar[Mapping[str, Any]] = {"objective": "lambdarank"}
+    def ranking_params(self) -> Mapping[str, Any]:
+        """LambdaMART."""
+        return {"objective": "lambdarank"}

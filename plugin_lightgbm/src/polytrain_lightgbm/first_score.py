@@ -1,8 +1,8 @@
-"""The score that boosting begins with, the same at any number of workers.
+"""The initial score of boosting, the same at any number of workers.
 
-Left alone, LightGBM takes the mean of what every worker finds on its own rows, however many these
-are. Here one worker finds it on all labels, as LightGBM in one process does; all begin with it; and
-it is added to the first trees, where LightGBM itself puts it.
+By itself LightGBM averages the workers' scores, whatever their numbers of rows. Here one worker
+estimates the score on all labels, as LightGBM does in one process. All workers start with it, and
+it is added to the first trees, as in LightGBM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from polytrain_lightgbm.parameters import OF_FEATURES, without
 
 _NOTHING = 1e-15
-"""LightGBM adds no score that is as near to zero."""
+"""LightGBM doesn't add a score that is this close to zero."""
 
 
 class FirstScore:
@@ -38,8 +38,8 @@ class FirstScore:
             if abs(self.scores[index]) > _NOTHING:
                 self._shrinkages[index] = tree["shrinkage"]
                 for leaf in range(tree["num_leaves"]):
-                    told = booster.get_leaf_output(index, leaf)
-                    booster.set_leaf_output(index, leaf, told + self.scores[index])
+                    value = booster.get_leaf_output(index, leaf)
+                    booster.set_leaf_output(index, leaf, value + self.scores[index])
 
     def as_text(self, booster: lightgbm.Booster) -> str:
         """The model, with first trees as LightGBM alone writes them.
@@ -54,10 +54,10 @@ class FirstScore:
             scale = trees[index]["shrinkage"] / shrinkage
             values = dict(_inner_values(trees[index]["tree_structure"]))
             inner = [values[node] + scale * self.scores[index] for node in sorted(values)]
-            told = {"shrinkage": f"{scale:g}"}
+            lines = {"shrinkage": f"{scale:g}"}
             if inner:
-                told["internal_value"] = " ".join(f"{value:g}" for value in inner)
-            text = _with_tree(text, index, told)
+                lines["internal_value"] = " ".join(f"{value:g}" for value in inner)
+            text = _with_tree(text, index, lines)
         return text
 
 
@@ -96,7 +96,7 @@ def _inner_values(node: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
             nodes += (node["left_child"], node["right_child"])
 
 
-def _with_tree(text: str, index: int, told: Mapping[str, str]) -> str:
+def _with_tree(text: str, index: int, lines: Mapping[str, str]) -> str:
     """The model with other lines in one of its trees; it says how long each tree is."""
     sizes = re.search(r"^tree_sizes=(.*)$", text, re.MULTILINE)
     assert sizes is not None
@@ -104,7 +104,7 @@ def _with_tree(text: str, index: int, told: Mapping[str, str]) -> str:
     start = text.index(f"Tree={index}\n")
     tree = text[start : start + numbers[index]]
     after = text[start + numbers[index] :]
-    for name, line in told.items():
+    for name, line in lines.items():
         tree = re.sub(rf"(?m)^{name}=.*$", f"{name}={line}", tree)
     numbers[index] = len(tree)
     before = text[: sizes.start(1)] + " ".join(map(str, numbers)) + text[sizes.end(1) : start]

@@ -1,4 +1,4 @@
-"""The names of features, of which LightGBM takes not every one."""
+"""The names of features that LightGBM accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LightGBM's network: several machines, or the two that one process can be."""
+"""LightGBM's network: several machines, or two machines in one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import lightgbm
 import numpy as np
 
-from polytrain_lightgbm.relay import Star
+from polytrain_lightgbm.collective import Collective
+from polytrain_lightgbm.connections import RankConnection
 from polytrain_plugins import HeldPort, held_port
 
 QUIET = {"verbosity": -1}
@@ -49,16 +50,18 @@ class Network:
         self._carrier.free_network()
 
 
-def by_two_machines(train: Callable[[Star], Ours], partner: Callable[[Star], object]) -> Ours:
-    """Call both at once, each as a machine of one network; what the first returns.
+def by_two_machines(
+    train: Callable[[Collective], Ours], partner: Callable[[Collective], object]
+) -> Ours:
+    """Call both concurrently, each as a machine of one network; return the first one's result.
 
     One machine by itself counts rows where several estimate how many there are, and ends in another
     model. Two threads of one process can be two machines.
 
     Args:
         train: called on this thread, as rank 0.
-        partner: called on another. The star is how it hears that `train` has failed: it mustn't be
-            in LightGBM's hands when that may happen.
+        partner: called on another. It learns from the collective that `train` has failed, so
+            it must not be inside a call of LightGBM when that may happen.
     """
     with ExitStack() as stack:
         ports = [stack.enter_context(held_port()) for _ in range(2)]
@@ -69,7 +72,7 @@ def by_two_machines(train: Callable[[Star], Ours], partner: Callable[[Star], obj
 
         def its_part() -> None:
             with there:
-                partner(Star([there], rank=1))
+                partner(Collective([RankConnection(there)], rank=1))
 
         with silent_stdout():
             entered = thread.submit(theirs.enter)
@@ -80,9 +83,9 @@ def by_two_machines(train: Callable[[Star], Ours], partner: Callable[[Star], obj
         stack.enter_context(here)
         done = thread.submit(its_part)
         try:
-            trained = train(Star([here], rank=0))
+            trained = train(Collective([RankConnection(here)], rank=0))
         except ConnectionError:
-            # Why it has left is what matters.
+            # The partner's own error is the cause.
             done.result()
             raise
         done.result()
@@ -97,7 +100,7 @@ def by_itself(call: Callable[..., Ours], /, *args: Any) -> Ours:
 
 @contextmanager
 def silent_stdout() -> Iterator[None]:
-    """LightGBM's network says in C that it listens, however quiet it has been told to be."""
+    """Silence stdout: LightGBM's network prints that it listens, whatever its verbosity is."""
     kept = os.dup(1)
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
@@ -109,7 +112,7 @@ def silent_stdout() -> Iterator[None]:
 
 
 def tiny_booster(params: Mapping[str, Any], *, label: float) -> lightgbm.Booster:
-    """A booster over four rows of the same label: nothing to learn, and no time to lose."""
+    """Return a booster over four rows with the same label, which costs almost no time."""
     data = lightgbm.Dataset(
         np.arange(4.0).reshape(4, 1),
         label=np.full(4, label),

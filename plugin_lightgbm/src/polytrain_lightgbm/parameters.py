@@ -1,6 +1,6 @@
-"""LightGBM's parameters: under which names, what is wrong with them, and which of them are ours.
+"""LightGBM's parameters: their names, their checks, and those that the run sets.
 
-Without LightGBM: the driver looks at them before anything is imported.
+This module doesn't import LightGBM, since the driver uses it.
 """
 
 from __future__ import annotations
@@ -9,16 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from polytrain.boosting.parameters import Parameters, parameter_problem
 from polytrain_lightgbm.known_parameters import COMMAND_LINE, KNOWN_PARAMETERS
-from polytrain_plugins import (
-    Job,
-    Problem,
-    misspelt_parameters,
-    not_numbers,
-    refused_parameters,
-    too_many_threads,
-    unknown_name,
-)
+from polytrain_plugins import Job, Problem, unknown_name
 
 ALIASES: dict[str, tuple[str, ...]] = {
     "bagging_fraction": ("sub_row", "subsample", "bagging"),
@@ -118,12 +111,12 @@ OF_FEATURES = (
 )
 """The parameters that hold features by their numbers, or a value for each."""
 
-# The run's own, with LightGBM's aliases: parameters, why, and what to do instead.
+# Parameters that the run sets, with LightGBM's aliases: names, meaning and remedy.
 _OURS: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("num_machines", "num_machine"),
         "the number of workers",
-        "Leave it out; ScalingConfig(num_workers=…) says it",
+        "Leave it out; ScalingConfig(num_workers=…) sets it",
     ),
     (
         (
@@ -181,7 +174,7 @@ _XGBOOSTS = {
     "eval_metric": "metric",
     "gamma": "min_gain_to_split",
 }
-"""XGBoost's parameters, and what does about the same; the others are aliases of LightGBM's."""
+"""XGBoost's parameters → LightGBM's equivalents; the others are aliases of LightGBM's."""
 
 _WHOLE = (
     *("num_leaves", "max_depth", "max_bin", "min_data_in_leaf", "min_data_in_bin"),
@@ -196,6 +189,27 @@ _REAL = (
     *("other_rate", "cat_smooth", "cat_l2", "path_smooth", "scale_pos_weight", "sigmoid"),
 )
 
+
+def parameter_names(name: str) -> tuple[str, ...]:
+    """A parameter's own name, and its aliases."""
+    return (name, *ALIASES.get(name, ()))
+
+
+def _all_names(names: Iterable[str]) -> list[str]:
+    return [each for name in names for each in parameter_names(name)]
+
+
+_PARAMETERS = Parameters(
+    framework="LightGBM",
+    known=KNOWN_PARAMETERS,
+    of_the_run=_OURS,
+    other_framework="XGBoost",
+    translated=_XGBOOSTS,
+    whole=_all_names(_WHOLE),
+    real=_all_names(_REAL),
+    threads=parameter_names("num_threads"),
+)
+
 _GPUS = (
     "LightGBM's published packages have no CUDA, and what they do by OpenCL isn't the same model "
     "at any number of workers"
@@ -207,36 +221,34 @@ def gpu_problems(job: Job) -> Iterator[Problem]:
     if job.use_gpu:
         yield Problem(
             field="ScalingConfig.use_gpu",
-            what=f"no gpu can be used: {_GPUS}",
+            what=f"LightGBM can't use GPUs here: {_GPUS}",
             remedy="Leave it out, or use XGBoost. With a LightGBM of your own that has CUDA: a "
             "training function, and resources_per_worker={'GPU': 1}",
         )
 
 
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
-    """What has to be another parameter, another option, or left out."""
-    yield from refused_parameters(params, _OURS)
-    yield from misspelt_parameters(params, (*KNOWN_PARAMETERS, *_XGBOOSTS), "LightGBM's parameters")
+    """Yield the parameters to change, to replace by an option, or to leave out."""
+    yield from _PARAMETERS.problems(params, job)
     for parameter, (what, remedy) in COMMAND_LINE.items():
         for name in (name for name in parameter_names(parameter) if name in params):
-            yield _problem(name, f"it is {what}, and training from Python ignores it", remedy)
-    for name, ours in _XGBOOSTS.items():
-        if name in params:
-            yield _problem(name, "it is a parameter of XGBoost's", f"LightGBM's is {ours!r}")
+            yield parameter_problem(
+                name, f"it is {what}, and training from Python ignores it", remedy
+            )
     for name in (name for name in parameter_names("tree_learner") if name in params):
         learner = str(params[name]).removesuffix("_parallel")
         yield from unknown_name(
             f"params[{name!r}]", learner, ("data", *_REFUSED_LEARNERS), "LightGBM's learners"
         )
         if learner in _REFUSED_LEARNERS and job.num_workers > 1:
-            yield _problem(
+            yield parameter_problem(
                 name,
                 f"{learner!r} can't be used by {job.num_workers} workers: "
                 f"{_REFUSED_LEARNERS[learner]}",
                 "Leave it out to get 'data', or use num_workers=1",
             )
     if value(params, "boosting") == "dart" and callable(value(params, "objective")):
-        yield _problem(
+        yield parameter_problem(
             "boosting",
             "'dart' with a function as objective drops other trees in every run: LightGBM reads "
             "memory there that it hasn't set",
@@ -244,29 +256,29 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
         )
     for name in parameter_names("monotone_constraints"):
         if isinstance(params.get(name), Mapping):
-            yield _problem(
+            yield parameter_problem(
                 name,
                 "it is a dict, which LightGBM doesn't take",
                 "Give a list with -1, 0 or 1 for each feature, in their order",
             )
     if params.get("linear_tree"):
-        yield _problem(
+        yield parameter_problem(
             "linear_tree",
             "LightGBM grows linear trees from the rows of one worker alone",
             "Leave it out",
         )
     for parameter, reason in _NOT_IN_PARALLEL.items():
         for name in (name for name in parameter_names(parameter) if params.get(name)):
-            yield _problem(name, reason, "Leave it out; or use XGBoost, or a training function")
+            yield parameter_problem(
+                name, reason, "Leave it out; or use XGBoost, or a training function"
+            )
     for name in (name for name in parameter_names("device_type") if name in params):
         if params[name] != "cpu":
-            yield _problem(
+            yield parameter_problem(
                 name,
                 f"{params[name]!r} can't be used: {_GPUS}",
                 "Leave it out; or use XGBoost, or a training function",
             )
-    yield from not_numbers(params, whole=_all_names(_WHOLE), real=_all_names(_REAL))
-    yield from too_many_threads(params, parameter_names("num_threads"), job)
 
 
 def value(params: Mapping[str, Any], name: str, default: Any = None) -> Any:
@@ -287,32 +299,20 @@ def parallel_params(world_size: int) -> dict[str, Any]:
     return {"tree_learner": "data", "num_machines": world_size, "pre_partition": True}
 
 
-def reported_by_one_machine(told: str, changes: Mapping[str, Any]) -> str:
+def reported_by_one_machine(text: str, changes: Mapping[str, Any]) -> str:
     """What a model says of its parameters, had one process trained it.
 
     Args:
-        told: LightGBM's own text, of a machine in a network.
+        text: LightGBM's own text, of a machine in a network.
         changes: parameters that the run has changed, as the user would have them.
     """
     alone = {"num_machines": 1, "tree_learner": "serial", "pre_partition": 0}
     for name, its_value in {**alone, **changes}.items():
-        told = re.sub(rf"(?m)^\[{name}: .*\]$", f"[{name}: {_as_given(its_value)}]", told)
-    return told
+        text = re.sub(rf"(?m)^\[{name}: .*\]$", f"[{name}: {_as_given(its_value)}]", text)
+    return text
 
 
 def _as_given(its_value: Any) -> str:
     if isinstance(its_value, str):
         return its_value
     return f"{float(its_value):g}" if isinstance(its_value, float) else str(int(its_value))
-
-
-def parameter_names(name: str) -> tuple[str, ...]:
-    return (name, *ALIASES.get(name, ()))
-
-
-def _all_names(names: Iterable[str]) -> list[str]:
-    return [each for name in names for each in parameter_names(name)]
-
-
-def _problem(name: str, what: str, remedy: str) -> Problem:
-    return Problem(field=f"params[{name!r}]", what=what, remedy=remedy)

@@ -1,4 +1,4 @@
-"""For training functions that call `lightgbm.train`: what it does is reported, and saved."""
+"""Reports and checkpoints for training functions that call `lightgbm.train`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polytrain_lightgbm.engine import MODEL_FILE
 
 
 class ReportCallback:
-    """Reports the metrics of every round, and a checkpoint every so many and at the end."""
+    """Reports metrics after every round, and a checkpoint at an interval and at the end."""
 
     order = 40
     before_iteration = False
@@ -45,7 +45,7 @@ def checkpointed_model() -> lightgbm.Booster | None:
     """The checkpoint's model to resume from, for `lightgbm.train(init_model=…)`; None at first.
 
     Raises:
-        NotInTrainerError: outside a training function.
+        NotInWorkerError: outside a training function.
     """
     checkpoint = polytrain.get_checkpoint()
     if checkpoint is None:

@@ -1,13 +1,12 @@
-"""A boosting round: what is drawn before it, and what is evaluated after it.
+"""A boosting round: the draws before it, and the evaluation after it.
 
-Every round draws from the seed and its own number alone. So one that comes after a restart is the
-one that would have come without.
+The draws of a round depend only on the seed and its number, so a restart doesn't change them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +14,12 @@ import lightgbm
 import numpy as np
 from lightgbm.basic import EvalResult
 
-from polytrain.boosting.row_draws import Mask, drawn
+from polytrain.boosting.numbers import Numbers
+from polytrain.boosting.row_draws import Mask, Objective, drawn, of_rows
 from polytrain_lightgbm.backend import LightGBM
-from polytrain_lightgbm.datasets import Agreement, Numbers, Rows
+from polytrain_lightgbm.collective import Collective
+from polytrain_lightgbm.datasets import Agreement, Rows
 from polytrain_lightgbm.parameters import value
-from polytrain_lightgbm.relay import Star
-
-Objective = Callable[..., Any] | None
-"""The user's own, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +39,24 @@ class RowDraws:
         return cls(options=options, agreement=agreement) if options.draws_rows else None
 
     def prepare(self, train: lightgbm.Dataset) -> None:
-        """Give every row a weight: those that a booster hasn't seen at first can't be changed."""
+        """Give every row a weight: a booster can't get weights later if it starts without."""
         train.set_field("weight", self._weights)
 
     def update(
-        self, booster: lightgbm.Booster, train: lightgbm.Dataset, round_: int, fobj: Objective
+        self,
+        booster: lightgbm.Booster,
+        train: lightgbm.Dataset,
+        round_: int,
+        fobj: Objective | None,
     ) -> None:
         """Boost a round in which only those rows count that are drawn for it."""
         mask = self._mask(round_)
         if fobj is not None:
-            # Its gradients needn't heed weights.
-            booster.update(fobj=_of_rows(fobj, mask))
+            booster.update(fobj=of_rows(fobj, mask))
             return
         train.set_field("weight", self._weights * mask)
         booster.update()
-        # Metrics are over all rows.
+        # Metrics use all rows.
         train.set_field("weight", self._weights)
 
     @property
@@ -74,24 +74,13 @@ class RowDraws:
         seed = int(value(params, "bagging_seed", self.options.seed))
         rate = float(value(params, "bagging_fraction", 1))
         if rows.query_sizes is not None and params.get("bagging_by_query"):
-            first, count = self.agreement.first_query, len(rows.query_sizes)
+            first, count = self.agreement.numbers.first_query, len(rows.query_sizes)
             mask = drawn(rate, seed=seed, round_=draw, first=first, rows=count)
             return np.repeat(mask, rows.query_sizes)
         low, high = (float(value(params, f"{s}_bagging_fraction", 1)) for s in ("neg", "pos"))
         rates = rate if low == high == 1 else np.where(rows.labels > 0, high, low)
-        first, count = self.agreement.first_row, len(rows.labels)
+        first, count = self.agreement.numbers.first_row, len(rows.labels)
         return drawn(rates, seed=seed, round_=draw, first=first, rows=count)
-
-
-def _of_rows(objective: Callable[..., Any], rows: Mask) -> Callable[..., Any]:
-    """An objective that only some rows have a part in."""
-
-    def partial(scores: Any, train: lightgbm.Dataset) -> tuple[Numbers, Numbers]:
-        found = (np.asarray(each) for each in objective(scores, train))
-        gradient, hessian = (each * rows.reshape(-1, *[1] * (each.ndim - 1)) for each in found)
-        return gradient, hessian
-
-    return partial
 
 
 def column_seeds(options: LightGBM, round_: int) -> dict[str, Any]:
@@ -110,7 +99,7 @@ def column_seeds(options: LightGBM, round_: int) -> dict[str, Any]:
 
 
 def evaluated(
-    booster: lightgbm.Booster, options: LightGBM, *, train_weight: float, star: Star
+    booster: lightgbm.Booster, options: LightGBM, *, train_weight: float, collective: Collective
 ) -> list[EvalResult]:
     """The metrics of a round, those of "train" first; the same on every rank.
 
@@ -119,7 +108,7 @@ def evaluated(
     """
     of_train = [*map(_plain, booster.eval_train(options.feval))] if options.eval_train else []
     others = [*map(_plain, booster.eval_valid(options.feval))]
-    everybodys = star.gathered((of_train, train_weight, others))
+    everybodys = collective.all_gather((of_train, train_weight, others))
     weights = [weight for _, weight, _ in everybodys]
     together = []
     for index, one in enumerate(of_train):

@@ -17,7 +17,7 @@ __all__ = ["TensorFlow", "TensorFlowShard", "strategy"]
 
 
 def strategy() -> Any:
-    """The `tf.distribute.Strategy` of this run: multi-worker, or the default one in a world of one.
+    """The `tf.distribute.Strategy` of this run: multi-worker, or the default one with one worker.
 
     Raises:
         RuntimeError: outside a training function of this backend.

@@ -1,4 +1,4 @@
-"""The driver half: what `model.fit` is called with, where there is no training function."""
+"""The backend: the options of `model.fit`, for training without a training function."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from polytrain_plugins import (
     Job,
     Problem,
     missing_columns,
-    missing_label,
+    needed_without_function,
     number_problems,
     options_beside_function,
+    timeout_problems,
 )
 from polytrain_tf.fit_options import (
     batch_problems,
@@ -48,9 +49,9 @@ _DECLARATIVE = (
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFlow(Backend):
-    """Keras's `fit` under a `MultiWorkerMirroredStrategy`; or a training function that uses that.
+    """Keras's `fit` under a `MultiWorkerMirroredStrategy`, or a training function that uses one.
 
-    With a training function all options but `timeout_s` stay unset.
+    With a training function, leave all options except `timeout_s` unset.
     """
 
     name: ClassVar[str] = "tensorflow"
@@ -64,9 +65,9 @@ class TensorFlow(Backend):
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"timeout_s", "epochs"})
 
     timeout_s: float | None = None
-    """Seconds after which a collective operation whose peers don't come gives up; None for no
-    limit. TensorFlow watches every operation that has one, which small steps feel; a run notices
-    hangs without it."""
+    """Seconds after which a collective operation fails if a peer doesn't join it; None for no
+    limit. A limit makes small steps slower, because TensorFlow watches every operation; a run
+    detects hangs without it."""
 
     model: Callable[[], Any] | None = None
     """A function that returns a `keras.Model`, compiled or not. Every worker calls it, in the
@@ -74,35 +75,32 @@ class TensorFlow(Backend):
 
     compile: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
     """Arguments of the model's `compile`: a dict of names and plain values, or a function that
-    returns one, whose objects may be Keras's own."""
+    returns one, which may hold Keras objects."""
 
     epochs: int = 1
-    """Epochs in all, those before a restart included."""
+    """Total number of epochs, including those before a restart."""
 
     batch_size: int = 32
-    """Rows in the batches of all workers together, at most."""
+    """Maximum number of rows in a batch, over all workers together."""
 
     label: str | None = None
     """Column to predict."""
 
     features: Sequence[str] | None = None
     """Columns to learn from: numbers, which become a float32 matrix `(rows, columns)`, or one
-    column of tensors `(rows, …)`. By default all others of "train"."""
+    column of tensors `(rows, …)`. By default all columns of "train" except label and weight."""
 
     weight: str | None = None
     """Column with the weights of the rows."""
 
     callbacks: Sequence[Any] | Callable[[], Sequence[Any]] = ()
-    """Keras's callbacks, or a function that returns them. Every worker has them. After a restart
-    they are new ones, but what those of Keras's that watch for progress had seen goes on."""
+    """Keras's callbacks, or a function that returns them. Every worker calls them. After a restart
+    `EarlyStopping`, `ReduceLROnPlateau`, `ModelCheckpoint` and `SwapEMAWeights` keep their state;
+    others start fresh."""
 
     def problems(self, job: Job) -> Iterable[Problem]:
-        if self.timeout_s is not None and not _is_time(self.timeout_s):
-            yield Problem(
-                field="timeout_s",
-                what=f"{self.timeout_s!r} is not a time",
-                remedy="Give seconds, more than 0, or None",
-            )
+        if self.timeout_s is not None:
+            yield from timeout_problems(timeout_s=self.timeout_s)
         if job.has_training_function:
             yield from options_beside_function(self, _DECLARATIVE)
             return
@@ -110,16 +108,16 @@ class TensorFlow(Backend):
         yield from compile_problems(self.compile)
         yield from count_problems(epochs=self.epochs, batch_size=self.batch_size)
         yield from batch_problems(self.batch_size, job)
-        yield from missing_label(self.label)
+        yield from needed_without_function(self, label="Name the column to predict")
         yield from missing_columns(job, label=self.label, weight=self.weight)
-        yield from number_problems(job, label=self.label, weight=self.weight)
+        yield from number_problems(job, of_classes=("label",), label=self.label, weight=self.weight)
         yield from feature_problems(self.features, [self.label, self.weight], job)
         yield from validation_problems(job)
         yield from callback_problems(self.callbacks, job)
 
     def demand(self, job: Job) -> Demand:
         return Demand(
-            # Its C++ side announces every optimisation and every cancelled collective otherwise.
+            # By default its C++ code logs every optimisation and every cancelled collective.
             environment={"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_VERBOSITY": "ERROR"},
             preload=(
                 *("tensorflow", "keras", "polytrain_tf.engine", "polytrain_tf.keras_fit"),
@@ -131,7 +129,3 @@ class TensorFlow(Backend):
         from polytrain_tf.engine import TensorFlowEngine
 
         return TensorFlowEngine(self)
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and value > 0

@@ -1,6 +1,6 @@
-"""What Keras's callbacks that watch for progress have seen: in checkpoints, beside the model.
+"""The state of Keras's callbacks that watch for progress, in checkpoints beside the model.
 
-Without it, one that stops training after some epochs without progress counts anew after a restart.
+Without it, early stopping would count epochs without progress from 0 after a restart.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ _KEPT: dict[type, tuple[str, ...]] = {
     keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
     keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
     keras.callbacks.ModelCheckpoint: ("best",),
+    # Whether an epoch's checkpoint has the averages where the weights belong.
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
 }
 """Attributes that hold a number, a list of arrays, or None."""
 
@@ -23,8 +25,8 @@ _FILE = "callbacks.npz"
 
 
 def save_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
-    """Write what those callbacks have seen that watch for progress; no file if none does."""
-    arrays = {}
+    """Write the state of the callbacks that watch for progress; no file if there are none."""
+    arrays: dict[str, Any] = {}
     for key, name, callback in _kept(callbacks):
         value = getattr(callback, name)
         if isinstance(value, list):
@@ -36,9 +38,9 @@ def save_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
 
 
 def load_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
-    """Give callbacks back what was saved of those of the same class at the same places.
+    """Restore the saved state of callbacks with the same class and position.
 
-    To be called when training has begun: they forget everything then.
+    Call this after training has begun, because callbacks reset themselves then.
     """
     if not (directory / _FILE).exists():
         return
@@ -47,14 +49,14 @@ def load_callbacks(callbacks: Sequence[Any], directory: Path) -> None:
             whole = f"{key}/{name}"
             parts = [part for part in saved.files if part.startswith(f"{whole}/")]
             if parts:
-                # In the order in which they were written.
+                # In the order of the save.
                 setattr(callback, name, [saved[part] for part in parts])
             elif whole in saved.files:
                 setattr(callback, name, saved[whole].item())
 
 
 def _kept(callbacks: Sequence[Any]) -> list[tuple[str, str, Any]]:
-    """What there is to keep: a callback's name among the others, an attribute's, the callback."""
+    """The attributes to save: the callback's key, the attribute's name, the callback."""
     return [
         (f"{number}-{kind.__name__}", name, callback)
         for number, callback in enumerate(callbacks)

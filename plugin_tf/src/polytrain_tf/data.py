@@ -1,4 +1,4 @@
-"""A shard as `tf.data`, which reads ahead: what has been trained on is told separately."""
+"""A shard as `tf.data`, which reads ahead, so used batches are counted separately."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ class TensorFlowShard(ShardView):
         global_batch_size: int | None = None,
         drop_last: bool = False,
     ) -> Any:
-        """A data set of (features, label) pairs, for `model.fit` or a loop of one's own.
+        """A data set of (features, label) pairs, for `model.fit` or a custom loop.
 
-        It gives this worker's rows, an epoch with each iteration, in equally many batches on every
-        worker. TensorFlow doesn't split it once more. `model.fit` goes on after a restart at the
-        batch after the last that it has trained on. In a loop of your own call `used()` after each
-        step; otherwise a restart begins at the start of the epoch.
+        Each iteration is an epoch of this worker's rows. Every worker gets the same number of
+        batches. TensorFlow doesn't split the data set again. After a restart `model.fit` resumes at
+        the first batch that it hasn't trained on. `take(1)` gives the first one, to look at.
+        In a custom loop call `used()` after each step;
+        otherwise a restart resumes at the start of the epoch.
 
         Args:
             feature_columns: one column, or several that become a float32 matrix `(rows, columns)`.
+                One column becomes float32 too, except integers of 32 and 64 bits.
             label_columns: the column with the labels; they become float32.
-            weight_column: the column with the rows' weights, which come third then.
+            weight_column: the column with the rows' weights, the third element then.
             batch_size: rows in a worker's batch, at most; see `Shard.iter_batches`.
             global_batch_size: rows in the batches of all workers together, at most.
             drop_last: give full batches only.
@@ -69,14 +71,29 @@ class TensorFlowShard(ShardView):
             self._taken = taken = self.iter_ahead(**sizes)
             yield from map(parts, taken)
             if not self._reported:
-                # Whoever takes no notice of what it uses has used it all.
+                # A loop that never calls `used` has used all batches.
                 taken.all_used()
 
         signature = tuple(map(_batches_like, parts(_no_rows(self))))
-        dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
-        if self._strategy.num_replicas_in_sync > 1:
-            dataset = self._strategy.distribute_datasets_from_function(lambda _: dataset)
-        return _with_length(dataset, self, functools.partial(self.num_batches, **sizes))
+        local = tf.data.Dataset.from_generator(batches, output_signature=signature)
+        dataset = self._distributed(local)
+        whole = functools.partial(len, self.iter_batches(**sizes))
+        return _with_length(dataset, self, functools.partial(self.num_batches, **sizes), whole)
+
+    def _distributed(self, dataset: Any) -> Any:
+        """The data set for this run's strategy, which doesn't split it."""
+        if self._strategy.num_replicas_in_sync == 1:
+            return dataset
+
+        def take(count: int) -> Any:
+            taken = dataset.take(count)
+            taken.polytrain_is_taken = True
+            return taken
+
+        distributed = self._strategy.distribute_datasets_from_function(lambda _: dataset)
+        # This worker's own batches, to look at; `fit` refuses them.
+        distributed.take = take
+        return distributed
 
     def iter_tf_batches(
         self,
@@ -87,8 +104,9 @@ class TensorFlowShard(ShardView):
         prefetch_batches: int = 1,
         dtypes: tf.DType | Mapping[str, tf.DType] | None = None,
     ) -> Batches:
-        """Batches as dicts of column name to tensor, an epoch with each iteration; see
-        `Shard.iter_batches`. For loops of one's own.
+        """Batches as dicts of column name to tensor, for custom loops.
+
+        Each iteration is an epoch; see `Shard.iter_batches`.
 
         Args:
             batch_size: rows in a worker's batch, at most.
@@ -113,19 +131,19 @@ class TensorFlowShard(ShardView):
         )
 
     def used(self, batches: int = 1) -> None:
-        """So many batches more, of those that `to_tf` has given, have been trained on."""
+        """Count the next `batches` batches of `to_tf` as trained on."""
         self._reported = True
         if self._taken is not None:
             self._taken.used(batches)
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
-        """While somebody calls `used` for what it takes."""
-        told, self._reported = self._reported, True
+        """For as long as a caller calls `used` for its batches."""
+        before, self._reported = self._reported, True
         try:
             yield
         finally:
-            self._reported = told
+            self._reported = before
 
 
 def _tensor(name: str, array: Any, dtypes: Any) -> tf.Tensor:
@@ -141,18 +159,21 @@ def _tensor(name: str, array: Any, dtypes: Any) -> tf.Tensor:
 
 
 def features_like(shard: Shard, feature_columns: Sequence[str] | str) -> tf.TensorSpec:
-    """What batches of `to_tf` have first."""
+    """The specification of the features in batches of `to_tf`."""
     return _batches_like(_features(_no_rows(shard), feature_columns))
 
 
 def _features(batch: Any, columns: Sequence[str] | str) -> Any:
     if isinstance(columns, str):
-        return batch[columns].astype(np.float32)
+        column = batch[columns]
+        # Ids may be larger than the whole numbers that float32 has.
+        is_exact = column.dtype.kind not in "iu" or np.can_cast(column.dtype, np.float32)
+        return column.astype(np.float32) if is_exact else column
     return np.column_stack([batch[name].astype(np.float32) for name in columns])
 
 
 def _no_rows(shard: Shard) -> dict[str, Any]:
-    """A batch without rows, with the right shapes and types."""
+    """A batch without rows, with the columns' shapes and types."""
     from polytrain.extension import empty_table, to_format
 
     batch: dict[str, Any] = to_format(empty_table(shard.schema), "numpy")
@@ -160,20 +181,24 @@ def _no_rows(shard: Shard) -> dict[str, Any]:
 
 
 def _batches_like(batch: Any) -> tf.TensorSpec:
-    """Batches of any number of rows, otherwise shaped like this one."""
+    """The specification of batches like this one, with any number of rows."""
     return tf.TensorSpec(shape=(None, *batch.shape[1:]), dtype=tf.as_dtype(batch.dtype))
 
 
-def _with_length(dataset: Any, shard: TensorFlowShard, length: Callable[[], int]) -> Any:
+def _with_length(
+    dataset: Any, shard: TensorFlowShard, length: Callable[[], int], whole: Callable[[], int]
+) -> Any:
     """The data set, telling how many batches its next iteration gives.
 
-    After a restart the first epoch is shorter than those that follow. Keras asks anew for every
-    epoch, and takes a data set of unknown length for one that has ended too early.
+    After a restart the first epoch is shorter than those that follow. tf_keras asks anew for every
+    epoch, Keras by the patch in `keras_fit`; both take a data set of unknown length for one that
+    has ended too early.
     """
     kind = type(dataset)
     known = {
         "cardinality": lambda _: tf.constant(length(), tf.int64),
         "polytrain_shard": shard,
+        "polytrain_whole": staticmethod(whole),
     }
     dataset.__class__ = type(kind.__name__, (kind,), known)
     return dataset

@@ -1,4 +1,4 @@
-"""The trainer half: TF_CONFIG from all ranks' addresses, and the strategy that it configures."""
+"""The engine: TF_CONFIG from all ranks' addresses, and the strategy that it configures."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from polytrain_tf.backend import TensorFlow
 from polytrain_tf.callback_state import save_callbacks
 from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.saved import Progress, load, save
+from polytrain_tf.summing import summing
 from polytrain_tf.watched_fit import fit_watched
 
 _strategy: tf.distribute.Strategy | None = None
@@ -47,7 +48,7 @@ class TensorFlowEngine(Engine[Any]):
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
-        # TensorFlow's server binds the port while it is held: nobody else can take it before.
+        # TensorFlow's server binds the port while it is held, so no other process can take it.
         with held_port(shared=True) as port:
             yield Offer(host=me.host, port=port.number)
 
@@ -55,17 +56,16 @@ class TensorFlowEngine(Engine[Any]):
     def joined(self, world: World) -> Iterator[None]:
         global _strategy
         with ExitStack() as stack:
-            unfit = None
+            unfit = _patched_keras(stack)
             if world.size > 1:
                 stack.enter_context(changed_environment(_variables(world)))
-                unfit = _patched_keras()
                 _strategy = tf.distribute.MultiWorkerMirroredStrategy(
                     communication_options=tf.distribute.experimental.CommunicationOptions(
                         timeout_seconds=self._options.timeout_s
                     )
                 )
             else:
-                # It leaves no trace in the process, so an inline run can be repeated.
+                # It changes nothing in the process, so an inline run can be repeated.
                 _strategy = tf.distribute.get_strategy()
             stack.enter_context(
                 fit_watched(
@@ -83,16 +83,7 @@ class TensorFlowEngine(Engine[Any]):
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
         if world.size == 1:
             return list(values)
-        strategy = current_strategy()
-        mine = tf.constant(list(values), dtype=tf.int64)
-
-        @tf.function
-        def total() -> Any:
-            return strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("sum", mine))
-
-        sums = strategy.experimental_local_results(total())[0].numpy()
-        # Every device of a rank has added the rank's numbers.
-        return [int(number) // len(strategy.extended.worker_devices) for number in sums]
+        return summing(current_strategy())(values)
 
     def adapt(self, shard: Shard) -> TensorFlowShard:
         self._has_shards = True
@@ -122,8 +113,8 @@ class TensorFlowEngine(Engine[Any]):
 
 
 def _by_one_rank() -> AbstractContextManager[Any]:
-    """Where variables that a strategy sums when they are read, such as a metric's, are this rank's
-    own: the others aren't asked."""
+    """A context in which reading a variable that a strategy sums, such as a metric's, returns this
+    rank's value without a collective operation."""
     strategy = _strategy
     if strategy is None or strategy.num_replicas_in_sync == 1:
         return nullcontext()
@@ -133,12 +124,12 @@ def _by_one_rank() -> AbstractContextManager[Any]:
     return context
 
 
-def _patched_keras() -> RuntimeError | None:
+def _patched_keras(stack: ExitStack) -> RuntimeError | None:
     """Why it can't be patched, if so: a loop under `strategy.run` needs no patch."""
-    from polytrain_tf.keras_fit import patch_keras_trainer
+    from polytrain_tf.keras_fit import keras_trainer_patched
 
     try:
-        patch_keras_trainer()
+        stack.enter_context(keras_trainer_patched())
     except RuntimeError as error:
         return error
     return None

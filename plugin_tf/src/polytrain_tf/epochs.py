@@ -1,4 +1,4 @@
-"""Keras's epochs, one at a time, when it is known which was the last."""
+"""Reports Keras's epochs when it is known which one is the last."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import keras
 import numpy as np
 
 
-class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # keras has no types
-    """Tells of an epoch when the next begins, or training ends.
+class EpochCallback(keras.callbacks.Callback, ABC):
+    """Reports an epoch when the next begins, or training ends.
 
-    By then every callback has seen the epoch's end, and whether it ended training shows.
+    By then every callback has seen the end of the epoch, and may have ended training.
 
-    `fit` has to be given what `arrange` makes of its arguments: what others do as the next epoch
-    begins, such as setting its learning rate, would be done once more by whoever resumes from here.
+    Pass the arguments of `fit` through `arrange`, so that this callback comes before all others
+    when an epoch begins. Otherwise a change that another callback makes then, such as a new
+    learning rate, would be in the checkpoint, and be made again after a restart.
     """
 
     others: Sequence[Any] = ()
-    """The callbacks beside it, once they are arranged."""
+    """The other callbacks; set by `arrange`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,20 +32,20 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
         """An epoch is over.
 
         Args:
-            epochs: that are done, those before a restart included.
-            metrics: of the last of them.
-            is_last: whether training has ended with it.
+            epochs: number of finished epochs, including those before a restart.
+            metrics: of the last epoch.
+            is_last: whether training has ended.
         """
 
     def is_over(self, epochs: int) -> bool:
-        """Whether a fit that was to go on after so many epochs had been ended by a callback."""
+        """Whether a callback had ended the fit after this number of epochs."""
         return False
 
     def arrange(self, given: MutableMapping[str, Any]) -> None:
         """Change the arguments of a `fit` that has this callback.
 
-        It begins epochs before all others then, and ends them after all others. A fit that had been
-        ended before a restart has no epochs left.
+        This callback then begins epochs before all others, and ends them after all others. A fit
+        that a callback had ended before a restart gets no more epochs.
         """
         self.others = [each for each in given["callbacks"] if each is not self]
         given["callbacks"] = [_Begins(self), *self.others, self]
@@ -70,8 +71,8 @@ class EpochCallback(keras.callbacks.Callback, ABC):  # type: ignore[misc]  # ker
             self.tell(epochs, metrics, is_last=is_last)
 
 
-class _Begins(keras.callbacks.Callback):  # type: ignore[misc]  # as above
-    """Has another callback begin an epoch, which it does once."""
+class _Begins(keras.callbacks.Callback):
+    """Calls `on_epoch_begin` of another callback, which handles it once."""
 
     def __init__(self, one: EpochCallback) -> None:
         super().__init__()
@@ -82,7 +83,7 @@ class _Begins(keras.callbacks.Callback):  # type: ignore[misc]  # as above
 
 
 def _plain(value: Any) -> Any:
-    """A metric as a number, or as a list of them if it has one for each class."""
+    """A metric as a number, or as a list with a number for each class."""
     if np.ndim(value) == 0:
         return float(value)
     return keras.ops.convert_to_numpy(value).tolist()

@@ -1,6 +1,6 @@
-"""What is wrong with the options of declarative training, as far as it can be told without Keras.
+"""Checks of the options of declarative training that work without Keras.
 
-It is in the workers that `keras.Model.fit` has the last word.
+The workers make the remaining checks when they call `keras.Model.fit`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _COMPILE = (
 
 
 def model_problems(model: Any) -> Iterator[Problem]:
-    """What isn't a function that returns a model."""
+    """Yield a problem unless `model` is a function."""
     remedy = "Pass a function that returns a new keras.Model: model=build"
     if model is None:
         yield Problem(
@@ -28,15 +28,15 @@ def model_problems(model: Any) -> Iterator[Problem]:
     elif is_instance_of(model, "keras", "Model"):
         yield Problem(
             field="model",
-            what="a model can't be sent to the workers: its variables are theirs to make",
+            what="a model can't be sent to the workers, which must create its variables",
             remedy=remedy,
         )
     elif not callable(model):
-        yield Problem(field="model", what=f"{model!r} is no function", remedy=remedy)
+        yield Problem(field="model", what=f"{model!r} isn't a function", remedy=remedy)
 
 
 def compile_problems(arguments: Any) -> Iterator[Problem]:
-    """What `compile` of the model wouldn't take."""
+    """Yield arguments that the model's `compile` wouldn't take."""
     if callable(arguments):
         return
     if not isinstance(arguments, Mapping):
@@ -53,40 +53,40 @@ def compile_problems(arguments: Any) -> Iterator[Problem]:
         elif any(_is_kerass(each) for each in _all_in(value)):
             yield Problem(
                 field=field,
-                what=f"{value!r} has variables, which are the workers' to make",
+                what=f"{value!r} has variables, which the workers must create",
                 remedy=f"Pass a function: compile=lambda: {{{name!r}: …}}",
             )
     if arguments.get("steps_per_execution", 1) != 1:
         yield Problem(
             field="compile['steps_per_execution']",
-            what="Keras can't do several steps at once under this strategy",
+            what="Keras can't take several steps per call under this strategy",
             remedy="Leave it out",
         )
 
 
 def count_problems(**options: Any) -> Iterator[Problem]:
-    """Options that are no whole number of at least 1."""
+    """Yield the options that aren't whole numbers of at least 1."""
     for option, value in options.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             yield Problem(
                 field=option,
-                what=f"{value!r} is no whole number of at least 1",
+                what=f"{value!r} isn't a whole number of at least 1",
                 remedy="Give 1 or more",
             )
 
 
 def batch_problems(batch_size: Any, job: Job) -> Iterator[Problem]:
-    """Batches that have no row for some worker."""
+    """Yield a problem if a batch has fewer rows than there are workers."""
     if isinstance(batch_size, int) and 0 < batch_size < job.num_workers:
         yield Problem(
             field="batch_size",
             what=f"{batch_size} rows can't be divided among {job.num_workers} workers",
-            remedy="It counts the rows of all workers together: give as many, or more",
+            remedy=f"It counts the rows of all workers together: give {job.num_workers} or more",
         )
 
 
 def feature_problems(features: Any, others: Sequence[str | None], job: Job) -> Iterator[Problem]:
-    """Columns to learn from that aren't there, or hold no numbers."""
+    """Yield features that don't exist, or don't hold numbers."""
     if isinstance(features, str):
         yield Problem(
             field="features",
@@ -105,7 +105,7 @@ def feature_problems(features: Any, others: Sequence[str | None], job: Job) -> I
         if name in others:
             yield Problem(
                 field="features",
-                what=f"{name!r} is the label or the weight, and no column to learn from",
+                what=f"{name!r} is the label or the weight, not a feature",
                 remedy="Leave it out of features",
             )
     chosen = _chosen(features, others, job)
@@ -135,33 +135,34 @@ def feature_problems(features: Any, others: Sequence[str | None], job: Job) -> I
 
 
 def validation_problems(job: Job) -> Iterator[Problem]:
-    """More data sets to evaluate than `fit` takes."""
+    """Yield a problem if there are more data sets to evaluate than `fit` takes."""
     others = sorted(set(job.datasets) - {"train"})
     if len(others) > 1:
         yield Problem(
             field="datasets",
             what=f"fit takes one data set besides 'train', and there are {', '.join(others)}",
-            remedy="Leave one, or evaluate the others with result.load_model()",
+            remedy="Keep one of them, and evaluate the others with result.load_model()",
         )
 
 
 def callback_problems(callbacks: Any, job: Job) -> Iterator[Problem]:
-    """What isn't callbacks."""
+    """Yield what is wrong with the callbacks."""
     if is_instance_of(callbacks, "keras", "Callback"):
         yield Problem(
             field="callbacks",
-            what=f"a {type(callbacks).__name__} is no list of callbacks",
+            what=f"a {type(callbacks).__name__} isn't a list of callbacks",
             remedy="Pass [callback]",
         )
     elif isinstance(callbacks, list | tuple | type):
         for callback in [callbacks] if isinstance(callbacks, type) else callbacks:
             yield from _no_callback(callback)
-            if job.num_workers > 1 and is_instance_of(callback, "keras", "BackupAndRestore"):
-                yield Problem(
-                    field="callbacks",
-                    what="BackupAndRestore goes on beside the run's checkpoints, on each worker",
-                    remedy="Use CheckpointConfig(checkpoint_frequency=1) instead",
-                )
+            for name in ("BackupAndRestore", "OrbaxCheckpoint"):
+                if job.num_workers > 1 and is_instance_of(callback, "keras", name):
+                    yield Problem(
+                        field="callbacks",
+                        what=f"{name} would write checkpoints of its own, beside the run's",
+                        remedy="Use CheckpointConfig(checkpoint_frequency=1) instead",
+                    )
     elif not callable(callbacks):
         yield Problem(
             field="callbacks",
@@ -174,13 +175,13 @@ def _no_callback(callback: Any) -> Iterator[Problem]:
     if isinstance(callback, type):
         yield Problem(
             field="callbacks",
-            what=f"{callback.__name__} is a class, and no callback yet",
+            what=f"{callback.__name__} is a class, not a callback object",
             remedy=f"Pass [{callback.__name__}(…)]",
         )
     elif not is_instance_of(callback, "keras", "Callback"):
         yield Problem(
             field="callbacks",
-            what=f"{callback!r} is no keras.callbacks.Callback",
+            what=f"{callback!r} isn't a keras.callbacks.Callback",
             remedy="Pass objects, as in [keras.callbacks.TerminateOnNaN()]",
         )
 
@@ -190,7 +191,7 @@ def _are_names(features: Any) -> bool:
 
 
 def _chosen(features: Sequence[str] | None, others: Sequence[str | None], job: Job) -> list[str]:
-    """The same columns of all data sets: by default those of "train"."""
+    """The features of all data sets: by default the other columns of "train"."""
     if features is not None:
         return list(features)
     train = job.datasets.get("train")

@@ -18,11 +18,11 @@ from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.saved import Progress, load_into, progress_of
 
 Tell = Callable[[Progress, Mapping[str, Any]], None]
-"""Told of every epoch when it is over, with its metrics."""
+"""Called after every epoch, with its metrics."""
 
 
 class Fitting:
-    """A model under a strategy, from the options, and its checkpoint if there is one."""
+    """A model under a strategy, made from the options and the checkpoint, if there is one."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Fitting:
         strategy: tf.distribute.Strategy,
     ) -> None:
         self._options = options
-        # Of all data sets the same, in the same order.
+        # All data sets have the same features, in the same order.
         features = _features(options, shards["train"].schema.names)
         self._data = {
             name: TensorFlowShard(shard, strategy).to_tf(
@@ -57,7 +57,7 @@ class Fitting:
                 load_into(self.model, checkpoint)
 
     def fit(self, tell: Tell) -> None:
-        """Train for the epochs that are left."""
+        """Train the remaining epochs."""
         if self._progress.is_over or self._progress.epochs >= self._options.epochs:
             return
         others = [data for name, data in self._data.items() if name != "train"]
@@ -66,16 +66,16 @@ class Fitting:
             validation_data=others[0] if others else None,
             initial_epoch=self._progress.epochs,
             epochs=self._options.epochs,
-            # The shard has an order of its own.
+            # The shard has its own order.
             shuffle=False,
             verbose=0,
-            # The watched fit, which this is, arranges them.
+            # `fit_watched` arranges them.
             callbacks=[*self.callbacks, _Companion(self._checkpoint, tell)],
         )
 
 
 class _Companion(EpochCallback):
-    """Gives the others back what they had seen, and tells of epochs."""
+    """Restores the state of the other callbacks, and reports epochs."""
 
     def __init__(self, checkpoint: Path | None, tell: Tell) -> None:
         super().__init__()
@@ -100,8 +100,8 @@ def _compiled(options: TensorFlow) -> Any:
     model = options.model()
     if not isinstance(model, keras.Model):
         raise TypeError(
-            f"model: the function has returned a {type(model).__name__}, and no keras.Model. "
-            "tf_keras's models want a training function."
+            f"model: the function returned a {type(model).__name__}, not a keras.Model. Use a "
+            "training function for tf_keras models."
         )
     arguments = options.compile() if callable(options.compile) else options.compile
     if arguments:
@@ -115,6 +115,6 @@ def _compiled(options: TensorFlow) -> Any:
 
 
 def _make_variables(model: Any, features: tf.TensorSpec) -> None:
-    """Those of the layers, which may wait for the first rows, and of the optimizer."""
+    """Make the variables of the layers, which may wait for the first rows, and of the optimizer."""
     model(np.zeros((1, *features.shape[1:]), dtype=features.dtype.as_numpy_dtype))
     model.optimizer.build(model.trainable_variables)

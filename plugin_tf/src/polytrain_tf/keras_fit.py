@@ -1,7 +1,7 @@
-"""Make Keras 3's ``model.fit`` work under ``MultiWorkerMirroredStrategy``.
+"""Make Keras 3's ``model.fit`` work under ``MultiWorkerMirroredStrategy``, and after a restart.
 
 Keras 3.15's TensorFlow trainer breaks on more than one worker in two places, and means something
-else in a third:
+else in two others. In a fifth it expects what a restart doesn't give:
 
 * ``_maybe_symbolic_build`` wants one batch's shapes to build the model from and calls
   ``strategy.reduce("MEAN", batch, axis=None)`` on the whole ``(x, y)`` structure.  The multi-worker
@@ -14,9 +14,14 @@ else in a third:
 * ``_clip_gradients`` clips what each worker has, before it is summed: the sum is another one than
   that of a clipped whole, and may be larger than the limit.  Summed first, and divided by the
   number of workers afterwards, gradients make the clipped whole in the sum that follows.
+* ``reduce_values`` divides a loss by the number of workers, whose gradients are summed, but not one
+  that is a scalar already: a function passed to ``compile`` that returns its mean. Such a loss is
+  divided too.
+* ``TFEpochIterator`` reads the number of batches once per ``fit``. The epoch that a restart resumes
+  in its middle is shorter than those that follow, so a shard is asked for each iterator.
 
-The patch replaces these three and nothing else, and refuses a Keras it was not checked against.
-Only more than one worker takes the new paths; in a world of one Keras's own code runs.
+The patch replaces these five and nothing else, and refuses a Keras it was not checked against.
+In a world of one Keras's own code runs, except for the last.
 """
 
 from __future__ import annotations
@@ -52,11 +57,14 @@ def patch_keras_trainer() -> Callable[[], None]:
 
     # Keras's private modules move between versions, so they wait for the check.
     from keras.src.backend.tensorflow import trainer
+    from keras.src.losses import loss
     from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+    own_reduce_values = loss.reduce_values
     own_clip = BaseOptimizer._clip_gradients
     own_build = trainer.TensorFlowTrainer._maybe_symbolic_build
     own_reduce = trainer.reduce_per_replica
+    own_iterator = trainer.TFEpochIterator._get_iterator
     is_multi_worker = trainer._collective_all_reduce_multi_worker
 
     @functools.wraps(own_build)
@@ -92,24 +100,43 @@ def patch_keras_trainer() -> Callable[[], None]:
         whole = [None if grad is None else next(summed) for grad in grads]
         return [_part(grad, replica.num_replicas_in_sync) for grad in own_clip(self, whole)]
 
+    @functools.wraps(own_reduce_values)
+    def reduce_values(
+        values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"
+    ) -> Any:
+        reduced = own_reduce_values(values, sample_weight, reduction)
+        is_mean = reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+        is_whole = not is_mean or tuple(values.shape) != ()
+        return reduced if is_whole else loss.scale_loss_for_distribution(reduced)
+
+    @functools.wraps(own_iterator)
+    def get_iterator(self: Any) -> Any:
+        if hasattr(self._distributed_dataset, "polytrain_shard"):
+            self._num_batches = self.data_adapter.num_batches
+        return own_iterator(self)
+
     def undo() -> None:
         global _undo
         if _undo is undo:
             trainer.TensorFlowTrainer._maybe_symbolic_build = own_build
             trainer.reduce_per_replica = own_reduce
+            loss.reduce_values = own_reduce_values
             BaseOptimizer._clip_gradients = own_clip
+            trainer.TFEpochIterator._get_iterator = own_iterator
             _undo = None
 
     trainer.TensorFlowTrainer._maybe_symbolic_build = build
     trainer.reduce_per_replica = reduce
+    loss.reduce_values = reduce_values
     BaseOptimizer._clip_gradients = clip
+    trainer.TFEpochIterator._get_iterator = get_iterator
     _undo = undo
     return undo
 
 
 @contextlib.contextmanager
 def keras_trainer_patched() -> Iterator[None]:
-    """Hold the patch for a ``with`` block, unless it was there already: then leave it there."""
+    """Apply the patch for a ``with`` block; if it was applied before, it stays."""
     was_patched = _undo is not None
     undo = patch_keras_trainer()
     try:
@@ -120,7 +147,7 @@ def keras_trainer_patched() -> Iterator[None]:
 
 
 def _part(grad: Any, replicas: int) -> Any:
-    """One replica's of a gradient that all have."""
+    """One replica's part of a summed gradient."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(grad.values / replicas, grad.indices, grad.dense_shape)
     return None if grad is None else grad / replicas
@@ -130,12 +157,13 @@ def _check_keras() -> None:
     if keras.backend.backend() != "tensorflow":
         raise RuntimeError(
             f"Keras runs on the {keras.backend.backend()!r} backend; training over several "
-            "TensorFlow workers needs KERAS_BACKEND=tensorflow."
+            "TensorFlow workers, or from the middle of an epoch, needs KERAS_BACKEND=tensorflow."
         )
     if ".".join(keras.__version__.split(".")[:2]) not in CHECKED_KERAS:
         raise RuntimeError(
-            f"model.fit over several workers needs a fix that was checked against Keras "
-            f"{', '.join(CHECKED_KERAS)} only, and this is {keras.__version__}. Install one: "
+            "model.fit over several workers, or from the middle of an epoch, needs a fix that was "
+            f"checked against Keras {', '.join(CHECKED_KERAS)} only, and this is "
+            f"Keras {keras.__version__}. Install one: "
             "pip install 'keras>=3.15,<3.16'. Or use tf_keras, or a loop with strategy.run, which "
             "need no fix."
         )

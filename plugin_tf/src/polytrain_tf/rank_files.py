@@ -1,4 +1,4 @@
-"""Callbacks that write files: by rank 0 alone, where every rank would write the same."""
+"""Callbacks that write files or send messages: only rank 0's do."""
 
 from __future__ import annotations
 
@@ -11,28 +11,39 @@ from typing import Any
 import keras
 
 _PLACES: dict[type, str] = {
-    # Not left out: what they read of a model, all ranks may have to read together.
+    # They run on all ranks, because reading a model may be a collective operation.
     keras.callbacks.ModelCheckpoint: "filepath",
     keras.callbacks.TensorBoard: "log_dir",
 }
-"""Attributes that say where a callback writes."""
+"""The attribute with a callback's output path."""
+
+
+_OF_RANK_0 = (keras.callbacks.CSVLogger, keras.callbacks.RemoteMonitor)
+"""Callbacks that only rank 0 needs."""
+
+# Keras before 3.15 has no OrbaxCheckpoint.
+_REFUSED = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("BackupAndRestore", "OrbaxCheckpoint")
+    if hasattr(keras.callbacks, name)
+)
 
 
 @contextlib.contextmanager
 def written_by_rank_0(
     callbacks: Sequence[Any], *, is_alone: bool, rank: int
 ) -> Iterator[list[Any]]:
-    """The callbacks that a rank is to have; what other ranks' write is thrown away.
+    """The callbacks of a rank. The files of ranks other than 0 are discarded.
 
     Raises:
-        ValueError: one would resume from a file, beside the run's checkpoints.
+        ValueError: a callback writes checkpoints of its own, beside the run's.
     """
     for each in callbacks:
-        if not is_alone and isinstance(each, keras.callbacks.BackupAndRestore):
+        if not is_alone and isinstance(each, _REFUSED):
             raise ValueError(
-                "callbacks: BackupAndRestore can't be used on several workers: all would write the "
-                "same file, and rows would not go on where it does. Leave it out, for the run's "
-                "own checkpoints: ReportCallback() in a training function, or "
+                f"callbacks: {type(each).__name__} doesn't work on several workers: all would "
+                "write the same files, without the place in the data. Use the run's checkpoints: "
+                "ReportCallback() in a training function, or "
                 "CheckpointConfig(checkpoint_frequency=1) without one."
             )
     if rank == 0:
@@ -43,15 +54,15 @@ def written_by_rank_0(
             for kind, name in _PLACES.items():
                 if isinstance(each, kind):
                     stack.enter_context(_elsewhere(each, name))
-        yield [each for each in callbacks if not isinstance(each, keras.callbacks.CSVLogger)]
+        yield [each for each in callbacks if not isinstance(each, _OF_RANK_0)]
 
 
 @contextlib.contextmanager
 def _elsewhere(callback: Any, name: str) -> Iterator[None]:
-    """While what a callback writes is thrown away."""
+    """Let a callback write into a temporary directory, which is discarded."""
     own = getattr(callback, name)
     with tempfile.TemporaryDirectory() as directory:
-        # Its last part may say what kind of file it is.
+        # The file's name may give its format.
         setattr(callback, name, str(Path(directory, Path(own).name)))
         try:
             yield

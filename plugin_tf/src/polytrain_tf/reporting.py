@@ -1,54 +1,68 @@
-"""For training functions that call `model.fit`: what it does is reported, saved and resumed.
+"""For training functions that call `model.fit`: reports, checkpoints and resumption.
 
     with polytrain_tf.strategy().scope():
         model = checkpointed_model() or build_model()
     model.fit(data, initial_epoch=checkpointed_epoch(), epochs=10, callbacks=[ReportCallback()])
 
-Of Keras alone, so it works on any of its backends.
+This uses only Keras, so it works with all of its backends.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import polytrain
+from polytrain.extension import Calls
 from polytrain_tf.callback_state import load_callbacks, save_callbacks
 from polytrain_tf.epochs import EpochCallback
+from polytrain_tf.first_save import FirstSave
 from polytrain_tf.saved import Progress, has_progress, load, progress_of, save
+
+_fits = Calls("fit()")
+_restart = FirstSave()
 
 
 class ReportCallback(EpochCallback):
-    """Reports the metrics of every epoch, and a checkpoint every so many and at the end.
+    """Reports the metrics of every epoch, and a checkpoint every few epochs and at the end.
 
     A checkpoint is Keras's own, `model.keras`: layers, weights, optimizer. Beside it are the random
     numbers of layers that draw, which Keras begins anew when it loads a model, and what the other
     callbacks have seen. A fit that begins at `checkpointed_epoch()` goes on with that.
+
+    Of several fits with this callback in a training function, the one that saved the newest
+    checkpoint goes on. An earlier one raises a ValueError: its result isn't in the checkpoint.
+
+    If the training function has called `checkpointed_model()`, the first save of a run is loaded
+    once. A ValueError tells why no restart could load it.
     """
 
     def __init__(self, *, checkpoint_frequency: int = 1) -> None:
         """
         Args:
-            checkpoint_frequency: epochs between two checkpoints; 0 for none but the last.
+            checkpoint_frequency: epochs between two checkpoints; 0 saves only at the end.
         """
         super().__init__()
         self._frequency = checkpoint_frequency
         self._has_begun = False
+        self._fit = 1
 
     def is_over(self, epochs: int) -> bool:
-        checkpoint = _resumed(epochs)
+        checkpoint = _resumed(_fits.upcoming(), epochs)
         return checkpoint is not None and progress_of(checkpoint).is_over
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._has_begun = False
+        self._fit = _fits.next()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # Not as training begins: it isn't known then whether it resumes from the checkpoint.
+        # Not when training begins: only the first epoch shows whether this fit resumes.
         if not self._has_begun:
             self._has_begun = True
-            checkpoint = _resumed(epoch)
+            checkpoint = _resumed(self._fit, epoch)
             if checkpoint is not None:
                 load_callbacks(self.others, checkpoint)
         super().on_epoch_begin(epoch, logs)
@@ -60,9 +74,11 @@ class ReportCallback(EpochCallback):
             return
         with tempfile.TemporaryDirectory() as directory:
             # By every rank: a strategy sums some of a model's variables when they are read.
-            progress = Progress(epochs=epochs, is_over=self.model.stop_training)
+            is_over = self.model.stop_training
+            progress = Progress(epochs=epochs, is_over=is_over, fit=self._fit)
             save(self.model, Path(directory), progress)
             save_callbacks(self.others, Path(directory))
+            _restart.check(self.model, Path(directory))
             is_kept = polytrain.get_context().get_world_rank() == 0
             polytrain.report(
                 {"epoch": epochs, **metrics},
@@ -70,32 +86,50 @@ class ReportCallback(EpochCallback):
             )
 
 
-def checkpointed_model() -> Any:
-    """The model of the checkpoint to resume from, compiled as it was; None at first.
+def checkpointed_model(*, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """The compiled model of the checkpoint to resume from; None in a new run.
 
     Under a strategy, call it in its scope.
 
+    Args:
+        custom_objects: names to your classes and functions, as `keras.models.load_model` takes
+            them, unless they are decorated with `keras.saving.register_keras_serializable`.
+
     Raises:
-        NotInTrainerError: outside a training function.
+        NotInWorkerError: outside a training function.
     """
     checkpoint = polytrain.get_checkpoint()
-    return None if checkpoint is None else load(Path(checkpoint.path))
+    loads = partial(load, custom_objects=custom_objects)
+    if checkpoint is None:
+        _restart.will(loads)
+        return None
+    return loads(Path(checkpoint.path))
 
 
 def checkpointed_epoch() -> int:
-    """How many epochs the checkpoint to resume from has; 0 at first.
+    """Number of finished epochs in the checkpoint to resume from; 0 in a new run.
 
     Raises:
-        NotInTrainerError: outside a training function.
+        NotInWorkerError: outside a training function.
     """
     checkpoint = polytrain.get_checkpoint()
     return 0 if checkpoint is None else progress_of(Path(checkpoint.path)).epochs
 
 
-def _resumed(epochs: int) -> Path | None:
-    """The checkpoint that a fit which begins after so many epochs goes on with."""
+def _resumed(fit: int, epochs: int) -> Path | None:
+    """The checkpoint that a fit resumes from.
+
+    Args:
+        fit: its number in the training function.
+        epochs: after how many it begins.
+
+    Raises:
+        ValueError: a later fit saved the checkpoint.
+    """
     checkpoint = polytrain.get_checkpoint()
     if checkpoint is None or not has_progress(Path(checkpoint.path)):
         return None
     path = Path(checkpoint.path)
-    return path if progress_of(path).epochs == epochs else None
+    progress = progress_of(path)
+    resumes = _fits.resumes(fit, made_by=progress.fit)
+    return path if resumes and progress.epochs == epochs else None

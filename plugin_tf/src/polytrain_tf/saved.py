@@ -1,6 +1,6 @@
-"""Keras models in checkpoints: with how far training has come, and what layers draw next.
+"""Keras models in checkpoints, with the progress of training and the layers' random states.
 
-Of Keras alone, so it works on any of its backends.
+This uses only Keras, so it works with all of its backends.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import shutil
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,11 @@ from typing import Any
 import keras
 import numpy as np
 
+from polytrain import CheckpointError
 from polytrain_tf.backend import MODEL_FILE
+
+_SAFE_FROM = (3, 11)
+"""The first Keras whose safe mode has no known way around it (CVE-2025-1550, 8747 and 9906)."""
 
 _PROGRESS_FILE = "progress.json"
 _SEEDS_FILE = "seeds.npz"
@@ -30,43 +35,64 @@ class Progress:
     """How far training has come."""
 
     epochs: int = 0
-    """That are done."""
+    """Number of finished epochs."""
 
     is_over: bool = False
     """Whether a callback has ended it."""
 
+    fit: int = 1
+    """Number of the fit in the training function."""
+
 
 def save(model: Any, directory: Path, progress: Progress) -> None:
-    """Write Keras's own file, with layers, weights and optimizer, and what it leaves out.
+    """Write Keras's own file, with layers, weights and optimizer, and the rest beside it.
 
-    Equal models make equal files: what the metrics have counted is no part of a model.
+    Equal models make equal files, so the metrics are reset before.
     """
     model.reset_metrics()
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         model.save(Path(scratch, MODEL_FILE))
         _write_normalised(Path(scratch, MODEL_FILE), directory / MODEL_FILE)
-    # Keras begins the random numbers of layers anew when it loads a model.
+    # Keras doesn't restore the random states of layers when it loads a model.
     np.savez(directory / _SEEDS_FILE, *map(np.asarray, _seeds(model)))
     (directory / _PROGRESS_FILE).write_text(json.dumps(asdict(progress)))
 
 
-def load(directory: Path) -> Any:
-    """The model, compiled as it was."""
-    model = keras.models.load_model(directory / MODEL_FILE)
-    # A training function may have written the model alone.
+def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> Any:
+    """The model, compiled as it was.
+
+    Args:
+        directory: of the checkpoint.
+        custom_objects: names to classes and functions that Keras doesn't know.
+
+    Raises:
+        CheckpointError: this Keras could run code from the file.
+    """
+    if _version() < _SAFE_FROM:
+        raise CheckpointError(
+            f"Keras {keras.__version__} can run code that is hidden in a model's file, even in its "
+            f"safe mode. Install a newer one to load the model: pip install 'keras>={_SAFE_FROM[0]}"
+            f".{_SAFE_FROM[1]}'."
+        )
+    model = keras.models.load_model(directory / MODEL_FILE, custom_objects=custom_objects)
+    # A training function may have written only the model.
     if (directory / _SEEDS_FILE).exists():
         _load_seeds(model, directory)
     return model
 
 
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in keras.__version__.split(".")[:2])
+
+
 def load_into(model: Any, directory: Path) -> None:
-    """Give a model that is built and compiled the weights and the optimizer that were saved."""
+    """Load the saved weights and optimizer into a model that is built and compiled."""
     model.load_weights(directory / MODEL_FILE)
     _load_seeds(model, directory)
 
 
 def has_progress(directory: Path) -> bool:
-    """Whether it is known: a training function may have written the model alone."""
+    """Whether the progress was saved: a training function may have written only the model."""
     return (directory / _PROGRESS_FILE).exists()
 
 
@@ -87,8 +113,8 @@ def _seeds(model: Any) -> list[Any]:
 
 
 def _write_normalised(source: Path, target: Path) -> None:
-    """Copy a `.keras` file without what differs between equal models: when it was written, and
-    where in memory its objects were."""
+    """Copy a `.keras` file without the parts that differ between equal models: the date, and the
+    memory addresses of objects."""
     with zipfile.ZipFile(source) as read, zipfile.ZipFile(target, "w") as written:
         for name in sorted(read.namelist()):
             member = zipfile.ZipInfo(name, _LONG_AGO)
@@ -101,7 +127,7 @@ def _write_normalised(source: Path, target: Path) -> None:
 
 
 def _normalised(value: Any, numbers: dict[int, int]) -> Any:
-    """A description without its date, and with its shared objects numbered in their order."""
+    """A description without its date, and with its shared objects numbered in order."""
     if isinstance(value, list):
         return [_normalised(each, numbers) for each in value]
     if not isinstance(value, dict):

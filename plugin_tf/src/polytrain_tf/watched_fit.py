@@ -1,4 +1,4 @@
-"""Keras's `fit` in a training function: what it must not be given, and what it has trained on."""
+"""Keras's `fit` in a training function: checks its arguments and counts the used batches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from polytrain_tf.agreeing import AverageStatistics, StopsTogether
 from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.epochs import EpochCallback
+from polytrain_tf.own_losses import TellOfOwnLoss
 from polytrain_tf.rank_files import written_by_rank_0
+from polytrain_tf.shared_shuffle import check_order, shuffled_alike
 
 logger = logging.getLogger(__name__)
 
@@ -27,16 +30,17 @@ def fit_watched(
     has_shards: Callable[[], bool],
     unfit: RuntimeError | None,
 ) -> Iterator[None]:
-    """While `model.fit` refuses what workers can't train together, and tells what it has used.
+    """Replace `model.fit` by one that rejects what can't be distributed and counts used batches.
 
-    From before a training function begins: in `model.fit(shard.to_tf(…))` Python looks up `fit`
-    first.
+    This starts before the training function, because `model.fit(shard.to_tf(…))` looks up `fit`
+    before it calls `to_tf`.
 
     Args:
-        strategy: of the workers. One alone may fit whatever it likes.
+        strategy: of the workers. With one worker, nothing is rejected.
         rank: of this worker.
         has_shards: whether the training function has asked for a shard.
-        unfit: why this Keras can't fit anything on several workers; None if it can.
+        unfit: why this Keras can't fit on several workers, nor a shard from the middle of an
+            epoch; None if it can.
     """
     is_alone = strategy.num_replicas_in_sync == 1
     own_fit = keras.Model.fit
@@ -47,28 +51,42 @@ def fit_watched(
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
+        for name, steps in (("x", "steps_per_epoch"), ("validation_data", "validation_steps")):
+            if hasattr(given[name], "polytrain_is_taken"):
+                raise ValueError(
+                    f"{name}: take(…) of a shard's batches is for looking at them. Pass "
+                    f"shard.to_tf(…) itself, and {steps} for fewer batches."
+                )
         shard = getattr(given["x"], "polytrain_shard", None)
+        if unfit is not None and (not is_alone or _is_under_way(given["x"])):
+            raise unfit
         if not is_alone:
-            if unfit is not None:
-                raise unfit
-            _refuse_outsider(given["self"], strategy)
-            _refuse_loss_scaling(given["self"])
+            _check_scope(given["self"], strategy)
+            _check_loss_scaling(given["self"])
+            _check_steps(given["self"])
             if has_shards() and any(map(_is_split, (given["x"], given["validation_data"]))):
-                _tell_of_splitting()
+                _warn_of_splitting()
+            for name in ("x", "validation_data"):
+                check_order(name, given[name])
             if shard is not None and given["class_weight"] is not None:
                 raise ValueError(
-                    "class_weight: TensorFlow can't apply it to data of several workers. Give each "
-                    "row its weight, in a column: shard.to_tf(…, weight_column='w')."
+                    "class_weight: TensorFlow can't apply it on several workers. Put each row's "
+                    "weight into a column: shard.to_tf(…, weight_column='w')."
                 )
         with contextlib.ExitStack() as stack:
-            if not isinstance(given["callbacks"], keras.callbacks.CallbackList):
-                _arrange(given)
-                given["callbacks"] = stack.enter_context(
-                    written_by_rank_0(given["callbacks"], is_alone=is_alone, rank=rank)
-                )
-                if shard is not None:
-                    stack.enter_context(shard.telling())
-                    given["callbacks"] = [_Used(shard), *given["callbacks"]]
+            if not is_alone and shard is None and given["shuffle"]:
+                stack.enter_context(shuffled_alike(strategy, rank))
+            _arrange(given)
+            callbacks = given["callbacks"]
+            listed = stack.enter_context(written_by_rank_0(callbacks, is_alone=is_alone, rank=rank))
+            if not is_alone:
+                tells = stack.enter_context(TellOfOwnLoss(given["self"]))
+                stops = StopsTogether(strategy, callbacks)
+                listed = [AverageStatistics(strategy), tells, *listed, stops]
+            if shard is not None:
+                stack.enter_context(shard.telling())
+                listed = [_Used(shard), *listed]
+            given["callbacks"] = listed
             return own_fit(*bound.args, **bound.kwargs)
 
     keras.Model.fit = fit
@@ -79,17 +97,19 @@ def fit_watched(
 
 
 def _arrange(given: dict[str, Any]) -> None:
-    """Have the callbacks that tell of epochs arrange a fit's arguments."""
+    """Let the callbacks that report epochs arrange the arguments of a fit."""
     callbacks = given["callbacks"]
-    # Keras takes one alone as well, and lists of lists.
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    # Keras also takes a single callback, and nested lists.
     given["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
     for each in given["callbacks"]:
         if isinstance(each, EpochCallback):
             each.arrange(given)
 
 
-class _Used(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Tells a shard what a fit has used of it, before any callback of the user's."""
+class _Used(keras.callbacks.Callback):
+    """Counts the used batches of a shard, before any of the user's callbacks runs."""
 
     def __init__(self, shard: TensorFlowShard) -> None:
         super().__init__()
@@ -104,31 +124,57 @@ class _Used(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no typ
         self._seen = batch + 1
 
 
-def _refuse_outsider(model: Any, strategy: tf.distribute.Strategy) -> None:
-    """Raise unless all workers train this model together.
+def _check_scope(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raise an error unless all workers train this model together.
 
     Raises:
         ValueError: it was built outside the strategy's scope.
     """
     if model.distribute_strategy is not strategy:
         raise ValueError(
-            "The model was built outside the run's strategy: every worker would train one of "
-            "its own. Build and compile it in `with polytrain_tf.strategy().scope():`."
+            "The model was built outside the scope of the run's strategy: every worker would train "
+            "its own model. Build and compile it in `with polytrain_tf.strategy().scope():`."
         )
 
 
-def _refuse_loss_scaling(model: Any) -> None:
-    """Raise if workers could disagree about whether there is a step.
+def _check_loss_scaling(model: Any) -> None:
+    """Raise an error if some workers could skip a step that others take.
 
     Raises:
-        ValueError: the model's optimizer leaves steps out whose gradients are infinite.
+        ValueError: the model's optimizer skips steps with infinite gradients.
     """
     if isinstance(getattr(model, "optimizer", None), keras.optimizers.LossScaleOptimizer):
         raise ValueError(
-            "mixed_float16: its LossScaleOptimizer leaves out a step if a worker's own gradients "
-            "overflow, and the others wait for it for ever. Use the policy 'mixed_bfloat16', which "
-            "scales no loss."
+            "mixed_float16: its LossScaleOptimizer skips a step on each worker whose gradients "
+            "overflow, and the other workers wait forever. Use the policy 'mixed_bfloat16', which "
+            "doesn't scale the loss."
         )
+
+
+def _check_steps(model: Any) -> None:
+    """Raise an error unless each call of the model's train function is a step that updates it.
+
+    Raises:
+        ValueError: it isn't.
+    """
+    if model.steps_per_execution > 1:
+        raise ValueError(
+            f"steps_per_execution={model.steps_per_execution}: Keras can't take several steps per "
+            "call on several TensorFlow workers. Leave it out of compile(…)."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    steps = getattr(optimizer, "gradient_accumulation_steps", None)
+    if steps is not None:
+        raise ValueError(
+            f"gradient_accumulation_steps={steps}: Keras can't "
+            "accumulate gradients on several TensorFlow workers. Leave it out, and use larger "
+            "batches: those of all workers make a step together."
+        )
+
+
+def _is_under_way(data: Any) -> bool:
+    """Whether these are batches of a shard that a restart resumes in the middle of an epoch."""
+    return hasattr(data, "polytrain_shard") and int(data.cardinality()) < data.polytrain_whole()
 
 
 def _is_split(data: Any) -> bool:
@@ -136,9 +182,9 @@ def _is_split(data: Any) -> bool:
 
 
 @functools.cache
-def _tell_of_splitting() -> None:
+def _warn_of_splitting() -> None:
     logger.warning(
-        "model.fit was given data that TensorFlow splits over the workers. That is right for what "
-        "every worker has as a whole; a worker's shard is split already, and only a part of it is "
-        "trained on. Pass shard.to_tf(…)."
+        "TensorFlow splits the data of this model.fit over the workers. That is right if every "
+        "worker has the whole data. But a worker's shard is split already, so only a part of it "
+        "would be used: pass shard.to_tf(…)."
     )

@@ -1,4 +1,4 @@
-"""The driver half: options of the process group."""
+"""The backend: options of the process group."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from polytrain_plugins import Backend, Capabilities, Demand, Device, Job, Problem
+from polytrain_plugins import Backend, Capabilities, Demand, Device, Job, Problem, timeout_problems
 
 if TYPE_CHECKING:
     from polytrain_torch.engine import TorchEngine
 
-# `torch` alone leaves the second that building DDP takes to import to every attempt.
+# With `torch` alone, each attempt would spend a second on what DDP imports.
 _PRELOAD = (
     "torch",
     "torch.distributed",
@@ -26,7 +26,7 @@ _PRELOAD = (
 
 @dataclass(frozen=True, kw_only=True)
 class Torch(Backend):
-    """A `torch.distributed` process group, and a training function that uses it."""
+    """A training function with a `torch.distributed` process group."""
 
     name: ClassVar[str] = "torch"
     contract_version: ClassVar[int] = 1
@@ -35,19 +35,14 @@ class Torch(Backend):
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"process_group", "timeout_s"})
 
     process_group: str | None = None
-    """Backend of the process group: "nccl", "gloo" or another that torch knows; by default nccl
+    """Backend of the process group: "nccl", "gloo" or any other that torch knows; by default nccl
     with `use_gpu` and gloo without."""
 
     timeout_s: float = 1800.0
-    """Seconds after which a collective operation whose peers don't come gives up."""
+    """Seconds after which a collective operation fails if a peer doesn't join it."""
 
     def problems(self, job: Job) -> Iterable[Problem]:
-        if not isinstance(self.timeout_s, int | float) or self.timeout_s <= 0:
-            yield Problem(
-                field="timeout_s",
-                what=f"{self.timeout_s!r} is not a time",
-                remedy="Give seconds, more than 0",
-            )
+        yield from timeout_problems(timeout_s=self.timeout_s)
         if self.process_group == "nccl" and not job.use_gpu:
             yield Problem(
                 field="process_group",
@@ -58,8 +53,8 @@ class Torch(Backend):
     def demand(self, job: Job) -> Demand:
         return Demand(
             environment={
-                # Asking whether there is a GPU must not initialise the driver in the zygote:
-                # a process forked from it could not use one any more.
+                # A check for GPUs must not initialise CUDA in the zygote: forked processes
+                # couldn't use a GPU any more.
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             },
             preload=_PRELOAD,

@@ -1,4 +1,4 @@
-"""Collective operations on whatever can be pickled."""
+"""Collective operations on values that can be pickled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 def gathered(value: Any) -> list[Any]:
-    """Everybody's value, by rank. All ranks call this."""
-    everybodys: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everybodys, value)
-    return everybodys
+    """The values of all ranks, by rank. All ranks call this."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

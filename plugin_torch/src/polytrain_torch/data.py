@@ -1,17 +1,15 @@
-"""Data loaders that are split by rank, go on where a checkpoint was made, and stay what they were.
+"""Data loaders that are split by rank and resume where a checkpoint was made.
 
-A loader that reads its whole data set in order, or shuffled, is read by the core's plan: the same
-global batches on any number of workers. A user's own sampler is drawn by rank 0 and dealt out; its
-position is the number of items drawn.
+The position of a loader is the number of its items that all ranks have been given; `samplers` says
+whose they are.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from abc import abstractmethod
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,142 +20,37 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
-    Sampler,
     SequentialSampler,
 )
 
-from polytrain.extension import Cursor, DataPosition, Epoch, Plan, open_cursor
+from polytrain.extension import Cursor, DataPosition, Plan, open_cursor
+from polytrain_torch.loader_places import open_place
 from polytrain_torch.moving import moved
-from polytrain_torch.randomness import seed_of
-from polytrain_torch.streams import RanksPart, tell_once
+from polytrain_torch.randomness import generators_of, seed_in, seed_of
+from polytrain_torch.samplers import (
+    EpochSampler,
+    PlannedBatches,
+    PlannedItems,
+    RankSampler,
+    SplitSampler,
+    UndividedSampler,
+    knows_rank,
+    let_set_epoch,
+    samplers_in,
+)
+from polytrain_torch.stream_places import StreamPlace
+from polytrain_torch.streams import (
+    has_state,
+    part_of_stream,
+    warn_of_lost_place,
+    warn_that_it_is_split,
+)
 
 logger = logging.getLogger(__name__)
 
 
-class EpochSampler(Sampler[Any]):
-    """Gives this rank's items of an epoch, and notes where in the epoch each of them ends.
-
-    A data loader asks for items long before it gives them: what has been given is up to whoever
-    takes the batches out of it.
-    """
-
-    def __init__(self, cursor: Cursor[DataPosition]) -> None:
-        self.cursor = cursor
-        self.epoch: Epoch | None = None
-        self.stops: deque[int] = deque()
-
-    def begin(self, epoch: Epoch) -> None:
-        """The next iteration is over this epoch."""
-        self.epoch = epoch
-        self.stops.clear()
-
-    @abstractmethod
-    def length_from(self, start: int) -> int:
-        """How many it gives this rank, of an epoch that begins there."""
-
-    def __len__(self) -> int:
-        return self.length_from(0)
-
-
-class PlannedBatches(EpochSampler):
-    """The indices of this rank's batches, by the plan that shards are read by too."""
-
-    def __init__(self, cursor: Cursor[DataPosition], *, batch_size: int, drop_last: bool) -> None:
-        super().__init__(cursor)
-        self._batch_rows = batch_size * dist.get_world_size()
-        self._drop_last = drop_last
-
-    def __iter__(self) -> Iterator[list[int]]:
-        assert self.epoch is not None
-        plan = self.cursor.position.plan
-        order = plan.epoch(self.epoch.number)
-        rank, size = dist.get_rank(), dist.get_world_size()
-        for positions in plan.global_batches(self.epoch.start, self._batch_rows, self._remainder):
-            self.stops.append(positions.stop)
-            mine = [
-                int(row)
-                for shard, indices in plan.batch_share(positions.start, positions.stop, size, rank)
-                for picked in order.of_shard(shard).pick(indices)
-                for row in picked.rows
-            ]
-            # A batch of fewer rows than ranks: data loaders know no empty batch.
-            yield mine or [order[positions.start]]
-
-    def length_from(self, start: int) -> int:
-        plan = self.cursor.position.plan
-        return plan.num_batches(start, self._batch_rows, self._remainder)
-
-    @property
-    def _remainder(self) -> Any:
-        return "drop" if self._drop_last else "keep"
-
-
-class PlannedItems(EpochSampler):
-    """The same, one by one, for a loader that doesn't batch."""
-
-    def __init__(self, cursor: Cursor[DataPosition]) -> None:
-        super().__init__(cursor)
-        self._batches = PlannedBatches(cursor, batch_size=1, drop_last=False)
-        self.stops = self._batches.stops
-
-    def begin(self, epoch: Epoch) -> None:
-        super().begin(epoch)
-        self._batches.begin(epoch)
-
-    def __iter__(self) -> Iterator[int]:
-        for batch in self._batches:
-            yield from batch
-
-    def length_from(self, start: int) -> int:
-        return self._batches.length_from(start)
-
-
-class SplitSampler(EpochSampler):
-    """A user's own sampler, dealt out: rank 0 draws, everybody takes every world_size-th.
-
-    Rank 0's draw counts because samplers may be random, and the ranks must not disagree about
-    what an epoch consists of. It is drawn with torch's random numbers seeded for the epoch, so that
-    it is the same one after a restart. A draw that doesn't divide evenly begins again at its start,
-    as in `DistributedSampler`, so that all ranks get equally many.
-    """
-
-    def __init__(self, sampler: Any, cursor: Cursor[DataPosition], *, items_per_stop: int) -> None:
-        super().__init__(cursor)
-        self.sampler = sampler
-        self._items_per_stop = items_per_stop
-
-    def __iter__(self) -> Iterator[Any]:
-        assert self.epoch is not None
-        rank, size = dist.get_rank(), dist.get_world_size()
-        drawn: list[Any] = [self._draw(self.epoch.number) if rank == 0 else None]
-        if size > 1:
-            dist.broadcast_object_list(drawn, src=0)
-        start = self.epoch.start
-        items = drawn[0][start:]
-        padding = -len(items) % size
-        mine = [*items, *(items * size)[:padding]][rank::size]
-        for first in range(0, len(mine), self._items_per_stop):
-            some = mine[first : first + self._items_per_stop]
-            self.stops.append(start + (first + len(some)) * size)
-            yield from some
-
-    def length_from(self, start: int) -> int:
-        left = max(0, len(self.sampler) - start)
-        return -(-left // dist.get_world_size())
-
-    def _draw(self, epoch: int) -> list[Any]:
-        seed = seed_of(f"{self.cursor.position.plan.seed} {epoch}", octets=7)
-        inner = getattr(self.sampler, "sampler", None)
-        for generator in (getattr(of, "generator", None) for of in (self.sampler, inner)):
-            if generator is not None:
-                generator.manual_seed(seed)
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(seed)
-            return list(self.sampler)
-
-
 class PreparedDataLoader:
-    """A data loader whose batches are on this worker's device. Everything else is the loader's."""
+    """A data loader whose batches are on this worker's device. The rest is the user's loader."""
 
     def __init__(
         self,
@@ -166,40 +59,43 @@ class PreparedDataLoader:
         device: torch.device | None,
         split: DataLoader[Any] | None = None,
         sampler: EpochSampler | None = None,
+        stream: StreamPlace | None = None,
     ) -> None:
         """
         Args:
             loader: the user's.
             device: where tensors go; None leaves them where they are.
-            split: the same, with the sampler.
-            sampler: gives this rank's part.
+            split: the same loader with the sampler.
+            sampler: gives this rank's items.
+            stream: its place, if its data set is iterable and it has one.
         """
         self._loader = loader
         self._device = device
         self._split = loader if split is None else split
         self._sampler = sampler
+        self._stream = stream
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # while a copy is being made there is none yet
+        if name == "_loader":  # a copy doesn't have it yet
             raise AttributeError(name)
         return getattr(self._loader, name)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch: of the one that a restart goes on with, fewer may be left."""
+        """Batches of a whole epoch. An epoch that a restart resumes may have fewer left."""
         return len(self._split)
 
     @property
     def has_place(self) -> bool:
-        """Whether it goes on where a checkpoint was."""
-        return self._sampler is not None
+        """Whether checkpoints record its place."""
+        return self._sampler is not None or self._stream is not None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the next iteration begins in the middle of an epoch, where a checkpoint was."""
+        """Whether the next iteration resumes in the middle of an epoch."""
         return self._sampler is not None and self._sampler.cursor.next_start > 0
 
     def batches_left(self) -> int:
-        """Of the next iteration."""
+        """Number of batches of the next iteration."""
         if self._sampler is None:
             return len(self)
         left = self._sampler.length_from(self._sampler.cursor.next_start)
@@ -209,30 +105,43 @@ class PreparedDataLoader:
         return full + (rest > 0 and not self._split.drop_last)
 
     def end_epoch(self) -> None:
-        """The last batch has been given: checkpoints go on with the next epoch."""
+        """Count the epoch as done: later checkpoints resume with the next epoch."""
         if self._sampler is not None and self._sampler.epoch is not None:
             self._sampler.epoch.end()
 
     def __iter__(self) -> Iterator[Any]:
+        if self._stream is not None:
+            yield from self._streamed(self._stream)
+            return
         if self._sampler is None:
             yield from map(self._on_device, self._split)
             return
         with self._sampler.cursor.epoch() as epoch:
             self._sampler.begin(epoch)
-            self._seed_workers(epoch.number)
+            stops = self._sampler.stops
+            seed = self._sampler.cursor.position.plan.seed
+            self._seed_workers(f"{seed} {epoch.number} {dist.get_rank()}")
             for batch in self._split:
-                # Given is given: whoever reports while handling a batch has used it.
-                epoch.given(self._sampler.stops.popleft())
+                epoch.check_alone()
+                # A batch counts once it is given: a report in its step includes it.
+                epoch.given(stops.popleft())
                 yield self._on_device(batch)
 
-    def _seed_workers(self, epoch: int) -> None:
-        """A loader draws a seed for its workers whenever it is iterated over.
+    def _streamed(self, place: StreamPlace) -> Iterator[Any]:
+        with place.cursor.epoch() as epoch:
+            place.begin(epoch)
+            self._seed_workers(f"{place.seed} {epoch.number}")
+            for batch in self._split:
+                epoch.check_alone()
+                place.given(epoch)
+                yield self._on_device(batch)
 
-        From a generator of its own: the training function's stay as they are, so that it goes
-        on with the same numbers when an epoch is begun once more in its middle.
+    def _seed_workers(self, seed: str) -> None:
+        """Seed the loader's generator, from which each iteration draws a seed for worker processes.
+
+        The training function's generators aren't used, so that it gets the same random numbers if
+        an epoch is resumed in its middle.
         """
-        assert self._sampler is not None
-        seed = f"{self._sampler.cursor.position.plan.seed} {epoch} {dist.get_rank()}"
         generator = self._split.generator
         assert generator is not None
         generator.manual_seed(seed_of(seed, octets=7))
@@ -247,76 +156,150 @@ def sharded(
     device: torch.device | None,
     name: str | None = None,
     keeps_place: bool = True,
+    is_split: bool = False,
+    taken: Callable[[], int] | None = None,
 ) -> PreparedDataLoader:
-    """The same loader, giving this rank its part only.
+    """The same loader, limited to this rank's part.
 
     Args:
         loader: the user's.
         device: where tensors go; None leaves them where they are.
-        name: of its place in checkpoints; by default, the loader's number.
+        name: its name in checkpoints; by default see `loader_places`.
         keeps_place: whether checkpoints record its place.
+        is_split: whether it gives this rank's part already. Samplers that know the rank always do.
+        taken: see `StreamPlace`.
     """
-    if isinstance(loader.sampler, DistributedSampler):
-        return PreparedDataLoader(loader, device=device)
-    _let_set_epoch(loader.sampler)
+    let_set_epoch(loader.sampler)
     if isinstance(loader.dataset, IterableDataset):
-        return _split_stream(loader, device)
-    arguments = _kept(loader)
-    plan = _plan(loader)
-    cursor = open_cursor(plan, name=name) if keeps_place else Cursor(DataPosition(plan=plan))
-    sampler: EpochSampler
-    if _has_own_batches(loader):
-        sampler = SplitSampler(loader.batch_sampler, cursor, items_per_stop=1)
-        split = DataLoader(**arguments, batch_sampler=sampler)
-    elif not _reads_everything(loader):
-        # One stop for each batch.
-        sampler = SplitSampler(loader.sampler, cursor, items_per_stop=loader.batch_size or 1)
-        split = DataLoader(
-            **arguments,
-            sampler=sampler,
-            batch_size=loader.batch_size,
-            drop_last=loader.drop_last,
+        return _stream(
+            loader,
+            device,
+            name=name,
+            keeps_place=keeps_place,
+            is_split=is_split,
+            taken=taken,
         )
-    elif loader.batch_size is None:
-        sampler = PlannedItems(cursor)
-        split = DataLoader(**arguments, sampler=sampler, batch_size=None)
+    chosen = _chosen(loader, is_split=is_split)
+    let_set_epoch(chosen.sampler)
+    plan = _plan(loader, chosen)
+    if not keeps_place:
+        cursor = Cursor(DataPosition(plan=plan))
+    elif name is None:
+        _, cursor = open_place(plan)
     else:
-        sampler = PlannedBatches(cursor, batch_size=loader.batch_size, drop_last=loader.drop_last)
-        split = DataLoader(**arguments, batch_sampler=sampler)
+        cursor = open_cursor(plan, name=name)
+    sampler: EpochSampler
+    if chosen.is_planned and chosen.batch_size is None:
+        sampler = PlannedItems(cursor)
+    elif chosen.is_planned and chosen.batch_size is not None:
+        sampler = PlannedBatches(cursor, batch_size=chosen.batch_size, drop_last=chosen.drop_last)
+    else:
+        # One position for each batch.
+        per_stop = 1 if chosen.is_batches else chosen.batch_size or 1
+        kind = RankSampler if chosen.is_split else SplitSampler
+        sampler = kind(chosen.sampler, cursor, items_per_stop=per_stop)
+    if chosen.is_batches or isinstance(sampler, PlannedBatches):
+        split = DataLoader(**_kept(loader), batch_sampler=sampler)
+    else:
+        split = DataLoader(
+            **_kept(loader),
+            sampler=sampler,
+            batch_size=chosen.batch_size,
+            drop_last=chosen.drop_last,
+        )
     if not loader.in_order:
         logger.warning(
-            "A data loader with in_order=False gives batches as they come: after a restart, as "
-            "many as its worker processes have under way may come twice, or not at all."
+            "A data loader with in_order=False gives batches in any order: after a restart, the "
+            "batches that its worker processes were loading may come twice, or not at all."
         )
     return PreparedDataLoader(loader, device=device, split=split, sampler=sampler)
 
 
-def _let_set_epoch(sampler: Any) -> None:
-    """Let scripts call `set_epoch` as they would for a `DistributedSampler`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chosen:
+    """What chooses a loader's items."""
 
-    It has no effect: each iteration is an epoch. A sampler that has one of its own keeps it.
-    """
-    if not hasattr(sampler, "set_epoch"):
-        with contextlib.suppress(AttributeError):  # a list, or a class with slots
-            sampler.set_epoch = _ignore_epoch
+    sampler: Any
+    is_batches: bool = False
+    """Whether it gives whole batches."""
+
+    is_split: bool = False
+    """Whether it gives this rank's part."""
+
+    is_planned: bool = False
+    """Whether it gives the whole data set, so that a plan can take its place."""
+
+    batch_size: int | None = None
+    drop_last: bool = False
 
 
-def _ignore_epoch(epoch: int) -> None:
-    pass
+def _chosen(loader: DataLoader[Any], *, is_split: bool) -> _Chosen:
+    sampler, batches = loader.sampler, loader
+    is_batches = _has_own_batches(loader)
+    if is_batches:
+        sampler = batches = loader.batch_sampler
+        if type(sampler) is BatchSampler and _divides_for_ranks(sampler.sampler):
+            sampler, is_batches = sampler.sampler, False
+    if is_batches:
+        return _Chosen(sampler=sampler, is_batches=True, is_split=is_split or knows_rank(sampler))
+    sizes = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+    if _divides_for_ranks(sampler):
+        return _Chosen(sampler=UndividedSampler(sampler), **sizes)
+    is_split = is_split or knows_rank(sampler)
+    is_planned = not is_split and _reads_everything(loader)
+    return _Chosen(sampler=sampler, is_split=is_split, is_planned=is_planned, **sizes)
 
 
-def _split_stream(loader: DataLoader[Any], device: torch.device | None) -> PreparedDataLoader:
-    tell_once()
-    split: DataLoader[Any] = DataLoader(
-        **{**_kept(loader), "dataset": RanksPart(loader.dataset)},  # type: ignore[arg-type]
-        batch_size=loader.batch_size,
-        drop_last=loader.drop_last,
+def _divides_for_ranks(sampler: Any) -> bool:
+    """Whether it is torch's `DistributedSampler`, for all ranks."""
+    mine = dist.get_rank(), dist.get_world_size()
+    return type(sampler) is DistributedSampler and (sampler.rank, sampler.num_replicas) == mine
+
+
+def _stream(
+    loader: DataLoader[Any],
+    device: torch.device | None,
+    *,
+    name: str | None,
+    keeps_place: bool,
+    is_split: bool,
+    taken: Callable[[], int] | None,
+) -> PreparedDataLoader:
+    """A loader of an iterable data set; see `sharded` for the arguments."""
+    if not is_split:
+        warn_that_it_is_split()
+    has_place = keeps_place and (
+        has_state(loader) or (has_state(loader.dataset) and loader.num_workers == 0)
     )
-    return PreparedDataLoader(loader, device=device, split=split)
+    if keeps_place and not has_place:
+        warn_of_lost_place(loader)
+    seed = _seed(loader, loader.sampler)
+    cursor: Cursor[DataPosition] | None = None
+    if has_place:
+        plan = Plan(rows=0, shards=1, seed=seed)
+        name, cursor = open_place(plan) if name is None else (name, open_cursor(plan, name=name))
+        seed = cursor.position.plan.seed
+    if is_split:
+        seed = seed_of(f"{seed} {dist.get_rank()}", octets=7)
+    # A loader with a state has a class of its own.
+    split = copy(loader)
+    # Loaders don't let these be changed.
+    vars(split).update(
+        dataset=part_of_stream(loader.dataset, is_split=is_split, seed=seed),
+        # A data set that shuffles in worker processes must give all ranks the same items.
+        generator=torch.Generator().manual_seed(seed),
+        _iterator=None,
+    )
+    if cursor is None:
+        return PreparedDataLoader(loader, device=device, split=split)
+    assert name is not None
+    holder = split if has_state(loader) else split.dataset
+    place = StreamPlace(name, cursor, holder, seed=seed, taken=taken)
+    return PreparedDataLoader(loader, device=device, split=split, stream=place)
 
 
 def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
-    """What a loader was made with, besides what says which items come when."""
+    """The loader's arguments, except those that choose the items and their order."""
     return {
         "dataset": loader.dataset,
         "num_workers": loader.num_workers,
@@ -334,8 +317,8 @@ def _kept(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _has_own_batches(loader: DataLoader[Any]) -> bool:
-    """Whether the user has given it a batch sampler, of torch's own class too."""
-    # It has one of its own making for every other loader with a batch size.
+    """Whether the user has passed a batch sampler, which may be torch's own class."""
+    # Any other loader with a batch size has made its own batch sampler.
     return loader.batch_sampler is not None and (
         loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler
     )
@@ -344,7 +327,7 @@ def _has_own_batches(loader: DataLoader[Any]) -> bool:
 def _reads_everything(loader: DataLoader[Any]) -> bool:
     """Whether the loader reads the data set from first to last, or all of it in random order."""
     sampler = loader.sampler
-    # Over another source than the data set, or with a size of its own, it is the user's choice.
+    # A sampler with a different source, or a size of its own, is a custom one.
     in_order = type(sampler) is SequentialSampler
     return (in_order or _shuffles(sampler)) and sampler.data_source is loader.dataset
 
@@ -357,21 +340,30 @@ def _shuffles(sampler: Any) -> bool:
     )
 
 
-def _plan(loader: DataLoader[Any]) -> Plan:
-    """The order of the loader's epochs; of a user's own sampler, only what its position is of."""
-    planned = _reads_everything(loader) and not _has_own_batches(loader)
-    return Plan(
-        rows=len(loader.dataset) if planned else 0,  # type: ignore[arg-type]  # it is map-style
-        # A map-style data set gives any item to anybody.
-        shards=1,
-        shuffle=planned and _shuffles(loader.sampler),
-        seed=_seed(loader),
-    )
+def _plan(loader: DataLoader[Any], chosen: _Chosen) -> Plan:
+    """The order of the loader's epochs. Of drawn items, only the seed is used."""
+    # Every rank can read every item of a map-style data set.
+    plan = Plan(rows=0, shards=1, seed=_seed(loader, chosen.sampler))
+    if chosen.is_planned:
+        shuffles = _shuffles(loader.sampler)
+        return replace(plan, rows=len(loader.dataset), shuffle=shuffles)
+    if chosen.is_split:
+        # Another number of ranks has other items, and can't resume in the middle of an epoch.
+        rows = len(chosen.sampler) if hasattr(chosen.sampler, "__len__") else 0
+        return replace(plan, rows=rows, window=dist.get_world_size())
+    return plan
 
 
-def _seed(loader: DataLoader[Any]) -> int:
-    """A seed that all ranks share: rank 0's, from the loader's generator or else torch's own."""
-    own = loader.generator.initial_seed() if loader.generator is not None else torch.initial_seed()
+def _seed(loader: DataLoader[Any], sampler: Any) -> int:
+    """A seed that all ranks share: rank 0's.
+
+    It depends on the loader's generator, otherwise on those of its sampler, otherwise on torch's.
+    """
+    if loader.generator is not None:
+        own = loader.generator.initial_seed()
+    else:
+        generators = [each for one in samplers_in(sampler) for each in generators_of(one)]
+        own = seed_in(generators) or torch.initial_seed()
     seed = torch.tensor([own % (1 << 31)])
     if dist.get_world_size() > 1:
         seed = seed.cuda() if dist.get_backend() == "nccl" else seed

@@ -1,6 +1,6 @@
 """DeepSpeed in a training function: its engine, with ZeRO's shards in the run's checkpoints.
 
-Three calls in the place of DeepSpeed's own:
+Three calls replace DeepSpeed's own:
 
     engine, *_ = initialize(model=model, optimizer=optimizer, config=config)
     done = restore(engine)
@@ -28,7 +28,8 @@ from polytrain import Checkpoint, get_checkpoint, get_context
 from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, part_of
 from polytrain_torch.engine import DEEPSPEED
 from polytrain_torch.libraries import needed
-from polytrain_torch.randomness import restore_random_states, save_random_states
+from polytrain_torch.randomness import restore_random_states
+from polytrain_torch.rank_states import save_rank_states
 from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("deepspeed"):
@@ -39,16 +40,16 @@ _PROGRESS_FILE = "progress.pt"
 
 
 def initialize(**arguments: Any) -> tuple[Any, Any, Any, Any]:
-    """`deepspeed.initialize`, over the run's workers.
+    """`deepspeed.initialize`, for the run's workers.
 
-    On CPUs DeepSpeed would compile an operation that only inference uses; that is left out, and so
-    no compiler is needed. Its own optimizers, such as CPUAdam, are compiled when they are made;
-    torch's needn't be.
+    On CPUs DeepSpeed would compile an operation that only inference uses; polytrain turns that off,
+    so that no compiler is needed. DeepSpeed's own optimizers, such as CPUAdam, are compiled when
+    they are made; torch's aren't.
 
     Returns:
         Engine, optimizer, data loader and scheduler.
     """
-    # Every step would bring torch's word that two of DeepSpeed's calls will have other names.
+    # In every step torch would warn that two functions that DeepSpeed calls are deprecated.
     warnings.filterwarnings("ignore", r".*torch\.distributed\..* is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     made: tuple[Any, Any, Any, Any] = deepspeed.initialize(**arguments)
@@ -56,15 +57,15 @@ def initialize(**arguments: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def restore(engine: Any, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
-    """Load what the attempt resumes from, on any number of workers. All ranks call this.
+    """Load the attempt's checkpoint, on any number of workers. All ranks call this.
 
     Args:
-        engine: what `initialize` has made.
-        checkpoint: another one than that. DeepSpeed's files are pickles: give none that you
-            wouldn't run.
+        engine: from `initialize`.
+        checkpoint: load this one instead. DeepSpeed's files are pickles, and loading a pickle can
+            run code: load only checkpoints that you trust.
 
     Returns:
-        What `report` was given besides the metrics. Nothing, if training starts.
+        The `progress` that `report` got. Empty if training starts.
     """
     checkpoint = checkpoint or get_checkpoint()
     if checkpoint is None:
@@ -88,12 +89,12 @@ def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
     """Report metrics with a checkpoint of the engine's state. All ranks call this.
 
     Args:
-        engine: what `initialize` has made.
+        engine: from `initialize`.
         metrics: as for `polytrain.report`.
-        progress: plain data for `restore` to give back, such as the next epoch's number.
+        progress: plain data, which `restore` returns, such as the next epoch's number.
 
     Raises:
-        TypeError: if some of it is no plain data, and couldn't be loaded safely.
+        TypeError: if a value isn't plain data, and couldn't be loaded safely.
         RuntimeError: if there are shards on several nodes, and only rank 0 writes checkpoints.
     """
     with directory_of_all() as directory:
@@ -102,12 +103,21 @@ def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
             saved = {"workers": dist.get_world_size(), "progress": progress}
             save_safely(saved, directory / _PROGRESS_FILE)
         with part_of(directory) as part:
-            save_random_states(part)
+            save_rank_states(part)
             polytrain.report(metrics, checkpoint_of(part))
 
 
-def whole_model(directory: Path) -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint, put together on the CPU by this process alone."""
+def load_model(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The weights in a checkpoint of DeepSpeed's, put together on the CPU by this process alone.
+
+    DeepSpeed's files are pickles, which can run code when they are loaded: give none that you
+    wouldn't run. So `Result.load_model` doesn't load them.
+    """
+    with checkpoint.as_directory() as directory:
+        return _whole_model(Path(directory))
+
+
+def _whole_model(directory: Path) -> dict[str, torch.Tensor]:
     sharded = any((directory / DEEPSPEED).glob("*_optim_states.pt"))
     if sharded:
         weights: dict[str, torch.Tensor] = get_fp32_state_dict_from_zero_checkpoint(
@@ -115,7 +125,7 @@ def whole_model(directory: Path) -> dict[str, torch.Tensor]:
         )
         return weights
     [file] = (directory / DEEPSPEED).glob("*_model_states.pt")
-    # It is a pickle with settings of DeepSpeed's own classes.
+    # It is a pickle with objects of DeepSpeed's classes.
     saved = torch.load(file, map_location="cpu", weights_only=False)
     weights = saved["module"]
     return weights
@@ -123,8 +133,8 @@ def whole_model(directory: Path) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def _loading_universal(engine: Any) -> Iterator[None]:
-    """While an engine loads what was saved by another number of workers."""
-    config = engine._config  # there is no other way to say it than before the engine is made
+    """Let an engine load a checkpoint of a different number of workers."""
+    config = engine._config  # DeepSpeed has no other way to set it after the engine is made
     own, config.load_universal_checkpoint = config.load_universal_checkpoint, True
     try:
         yield
@@ -133,7 +143,7 @@ def _loading_universal(engine: Any) -> Iterator[None]:
 
 
 def _make_universal(source: Path, target: Path) -> None:
-    """Write the shards anew, such that any number of workers can load them."""
+    """Convert the shards such that any number of workers can load them."""
     with tempfile.TemporaryDirectory(dir=target.parent) as directory:
         done = subprocess.run(
             [
@@ -148,6 +158,6 @@ def _make_universal(source: Path, target: Path) -> None:
         )
     if done.returncode != 0:
         raise RuntimeError(
-            "DeepSpeed can't make its checkpoint loadable for another number of workers; go on "
-            f"with as many as there were.\n{done.stderr[-2000:]}"
+            "DeepSpeed can't convert its checkpoint for a different number of workers. Resume with "
+            f"the same ScalingConfig(num_workers=…).\n{done.stderr[-2000:]}"
         )

@@ -1,7 +1,7 @@
 """Which GPUs a worker sees: those of all workers of its node, as under `torchrun`.
 
-Ray shows every worker its own alone. But libraries take the GPU that has the number `LOCAL_RANK`,
-and NCCL copies straight from one GPU to another only if a process sees both.
+Ray shows each worker only its own GPU. But libraries use the GPU with the number `LOCAL_RANK`, and
+NCCL copies directly from one GPU to another only if a process sees both.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _GPUS = "gpus"
 
 
 def offered(me: Member) -> dict[str, str]:
-    """What the others have to know: the worker's own GPUs."""
+    """What the others must know: the worker's own GPUs."""
     return {_GPUS: os.environ.get(_VISIBLE, "")} if me.gpus else {}
 
 
 def own_device(world: World) -> torch.device | None:
-    """The worker's GPU, its first if it has several, which becomes the current one; None without.
+    """Make the worker's (first) GPU the current one, and return it; None if it has none.
 
     CUDA must not have been used before in this process.
     """
@@ -36,10 +36,10 @@ def own_device(world: World) -> torch.device | None:
 
 
 def seen_by(world: World) -> tuple[str | None, int]:
-    """The GPUs of a rank's node, as CUDA is told them, and the number of its own first among them.
+    """The value of CUDA_VISIBLE_DEVICES for a rank, and the index of its own first GPU.
 
-    One that several workers share is there once. None, if nobody has assigned any: then all see
-    all of the machine's.
+    A GPU that several workers share is listed once. The value is None if no GPUs were assigned:
+    then all workers see all GPUs of the machine.
     """
     node = sorted(
         (member.local_rank, str(offer.details.get(_GPUS, "")).split(","))

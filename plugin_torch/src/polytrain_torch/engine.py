@@ -1,4 +1,4 @@
-"""The trainer half: the process group over a store that rank 0 serves, new for each attempt."""
+"""The engine: a process group for each attempt, over a store that rank 0 serves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
-from polytrain.extension import TensorShapes
+from polytrain import CheckpointError
+from polytrain.extension import TensorShapes, to_format
 from polytrain_plugins import (
     Batches,
     Engine,
@@ -30,24 +32,25 @@ from polytrain_plugins import (
 )
 from polytrain_torch.backend import Torch
 from polytrain_torch.devices import offered, own_device
+from polytrain_torch.meetings import held
 from polytrain_torch.moving import moved
 from polytrain_torch.node_group import forget_group
 from polytrain_torch.sharded import is_sharded, whole_model
 
 MODEL_FILE = "model.pt"
 DEEPSPEED = "deepspeed"
-"""The directory that is DeepSpeed's own, within a checkpoint that has one."""
+"""DeepSpeed's directory in a checkpoint."""
 
 _SIOCGIFADDR = 0x8915
 
 _RAGGED_REMEDY = (
-    "Pass collate_fn=… to iter_torch_batches, which makes tensors of a dict of arrays, or bring "
-    "all rows to one shape by DataConfig(transform=…)."
+    "Pass collate_fn=… to iter_torch_batches, which makes tensors from a dict of arrays, or bring "
+    "all rows to one shape in DataConfig(transform=…)."
 )
 
 
 class TorchEngine(Engine[Any]):
-    """Everything that a training function finds around it."""
+    """One rank of torch's process group."""
 
     def __init__(self, options: Torch) -> None:
         self._timeout = timedelta(seconds=options.timeout_s)
@@ -59,7 +62,7 @@ class TorchEngine(Engine[Any]):
         if me.rank != 0:
             yield Offer(details=offered(me))
             return
-        # Port 0: the store listens on a port of its own from here on, so there is none to guess.
+        # Port 0: the system chooses a free port, and the store listens on it from now on.
         self._store = TCPStore(
             me.host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout
         )
@@ -70,9 +73,10 @@ class TorchEngine(Engine[Any]):
         me, leader = world.me, world.leader
         assert leader.host is not None
         assert leader.port is not None
-        store = self._store or TCPStore(
-            leader.host, leader.port, is_master=False, timeout=self._timeout
+        connected = partial(
+            TCPStore, leader.host, leader.port, is_master=False, timeout=self._timeout
         )
+        store = self._store or connected()
         device = own_device(world)
         with changed_environment(_variables(world)):
             dist.init_process_group(
@@ -84,7 +88,8 @@ class TorchEngine(Engine[Any]):
                 device_id=device,
             )
             try:
-                yield
+                with held(connected, timeout_s=self._timeout.total_seconds()):
+                    yield
             finally:
                 # The training function may have destroyed it.
                 if dist.is_initialized():
@@ -101,28 +106,34 @@ class TorchEngine(Engine[Any]):
         return TorchShard(shard)
 
     def save(self, model: Any, directory: Path) -> None:
-        """Write a module's weights, without the names that DDP puts in front."""
+        """Write a module's weights, without DDP's prefix in their names."""
         torch.save(unwrapped(model).state_dict(), directory / MODEL_FILE)
 
     def load(self, directory: Path) -> Any:
-        """The `state_dict` of the model, on the CPU, also if every rank wrote a part of it."""
-        if (directory / DEEPSPEED).is_dir():
-            from polytrain_torch.deepspeed import whole_model as whole_model_of_deepspeed
+        """The `state_dict` of the model, on the CPU, also if every rank wrote a part of it.
 
-            return whole_model_of_deepspeed(directory)
+        Raises:
+            CheckpointError: the files are DeepSpeed's, which can't be loaded safely.
+        """
         if (directory / MODEL_FILE).exists():
             return torch.load(directory / MODEL_FILE, weights_only=True, map_location="cpu")
         if is_sharded(directory):
             return whole_model(directory)
+        if (directory / DEEPSPEED).is_dir():
+            raise CheckpointError(
+                "The checkpoint is DeepSpeed's, whose files are pickles: loading them can run what "
+                "is in them. If you trust whoever wrote it, call "
+                "polytrain_torch.deepspeed.load_model(result.checkpoint)."
+            )
         files = ", ".join(sorted(file.name for file in directory.iterdir()))
         raise FileNotFoundError(
-            f"The checkpoint has no {MODEL_FILE}; it has {files}. What Lightning, Transformers or "
-            "Accelerate have saved is theirs to load, from Result.checkpoint.path."
+            f"The checkpoint has no {MODEL_FILE}; it has {files}. Load files of Lightning, "
+            "Transformers or Accelerate with that library, from Result.checkpoint.path."
         )
 
 
 def unwrapped(part: Any) -> Any:
-    """What DDP and `torch.compile` have been wrapped around; anything else as it is."""
+    """The module inside DDP and `torch.compile` wrappers; any other value as it is."""
     if isinstance(part, DistributedDataParallel):
         return unwrapped(part.module)
     if isinstance(part, torch.nn.Module) and hasattr(part, "_orig_mod"):
@@ -144,23 +155,26 @@ class TorchShard(ShardView):
         device: torch.device | str | None = None,
         collate_fn: Callable[[dict[str, Any]], Any] | None = None,
     ) -> Batches:
-        """Batches as dicts of column name to tensor, an epoch with each iteration; see
+        """Batches as dicts of column name to tensor; each iteration is an epoch. See
         `Shard.iter_batches`.
 
         A column of lists becomes a tensor `(rows, length, …)` if all lists have one shape.
+
+        If a global batch has fewer rows than there are workers, a worker without a row gets a row
+        of its own again, so that its loss isn't the mean of nothing; `gradient_weight` is 0 then.
 
         Args:
             batch_size: rows in a worker's batch, at most.
             global_batch_size: rows in the batches of all workers together, at most.
             drop_last: give full batches only.
-            prefetch_batches: prepare this many batches ahead, on a thread, and have them on the
-                device in time.
+            prefetch_batches: prepare this many batches ahead, on a thread, and copy them to the
+                device.
             dtypes: type of all columns, or of each by name; otherwise that of the data.
             device: where the tensors go; this worker's own device by default, as with "auto".
-            collate_fn: makes the batch that is given from a dict of column name to NumPy array,
-                such as padded tensors of lists of different lengths (an array of arrays). It runs
-                on the thread that prepares batches. Tensors in dicts, lists and tuples that it
-                returns go to the device.
+            collate_fn: makes a batch from a dict of column name to NumPy array, for example padded
+                tensors from lists of different lengths (an array of arrays). It runs on the thread
+                that prepares batches. Tensors in the dicts, lists and tuples that it returns are
+                moved to the device.
 
         Raises:
             ValueError: if both `collate_fn` and `dtypes` are given.
@@ -169,13 +183,17 @@ class TorchShard(ShardView):
         """
         if collate_fn is not None and dtypes is not None:
             raise ValueError(
-                f"dtypes={dtypes!r}: with collate_fn there are no tensors yet whose type it could "
-                "say; convert them in collate_fn"
+                f"dtypes={dtypes!r}: it can't be used with collate_fn, which makes the tensors. "
+                "Convert them in collate_fn"
             )
         target = current_device() if device in (None, "auto") else torch.device(device)
         shapes = TensorShapes(self.name, _RAGGED_REMEDY)
+        stand_in = _StandIn(self._shard)
 
         def tensors(batch: dict[str, Any]) -> Any:
+            batch = stand_in.of(batch)
+            if collate_fn is not None:
+                return moved(collate_fn(batch), target)
             for name, array in batch.items():
                 shapes.check(name, array)
             return {
@@ -183,20 +201,42 @@ class TorchShard(ShardView):
                 for name, array in batch.items()
             }
 
-        def collated(batch: dict[str, Any]) -> Any:
-            return moved(collate_fn(batch), target)
-
         return self._shard.iter_batches(
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             drop_last=drop_last,
             prefetch_batches=prefetch_batches,
-            convert=tensors if collate_fn is None else collated,
+            convert=tensors,
         )
 
 
+class _StandIn:
+    """What a rank gets for a batch in which it has no row."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._last: dict[str, Any] = {}
+        """Of a stream, whose rows can't be read again, the last row."""
+
+        self._first: dict[str, Any] = {}
+
+    def of(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch, or one row if it has none."""
+        if not batch or len(next(iter(batch.values()))):
+            if self._shard.total_rows is None:
+                self._last = {name: array[-1:].copy() for name, array in batch.items()}
+            return batch
+        is_stream = self._shard.total_rows is None
+        if not is_stream and not self._first:
+            # The same row after a restart.
+            self._first = to_format(self._shard.read(range(1)), "numpy")
+        row = self._last if is_stream else self._first
+        # The user may write to it.
+        return {name: array.copy() for name, array in (row or batch).items()}
+
+
 def current_device() -> torch.device:
-    """The GPU that this process was given, or the CPU."""
+    """This process's GPU, or the CPU."""
     if torch.cuda.is_available() and os.environ.get("POLYTRAIN_GPUS", "0") != "0":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -208,8 +248,8 @@ def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:
         return torch.as_tensor(array, dtype=dtype)
     except TypeError as error:
         raise TypeError(
-            f"The column {name!r} of type {array.dtype} can't become a tensor; "
-            "encode it as numbers before training."
+            f"The column {name!r} of type {array.dtype} can't become a tensor. "
+            "Encode it as numbers in DataConfig(transform=…)."
         ) from error
 
 
@@ -218,12 +258,12 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor
     if device.type != "cuda":
         return tensor.to(device)
-    # From pinned memory a copy runs beside whatever the device computes.
+    # A copy from pinned memory runs while the device computes.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _variables(world: World) -> dict[str, str]:
-    """What `torchrun` sets: libraries that read these work untouched."""
+    """The variables that `torchrun` sets, for libraries that read them."""
     me, leader = world.me, world.leader
     return {
         "RANK": str(me.rank),
@@ -241,17 +281,17 @@ def _variables(world: World) -> dict[str, str]:
 
 
 def _without_gpus(me: Member) -> dict[str, str]:
-    """What Accelerate, and Transformers by it, asks before it takes several processes on CPUs."""
+    """The variable with which Accelerate, also inside Transformers, uses several CPU processes."""
     if me.gpus or "ACCELERATE_USE_CPU" in os.environ:
         return {}
     return {"ACCELERATE_USE_CPU": "true"}
 
 
 def _gloo_interface(host: str) -> dict[str, str]:
-    """The interface that has the node's address, for gloo.
+    """The network interface with the node's address, for gloo.
 
-    It would otherwise take the one that the hostname resolves to, which on many machines is the
-    loopback, and ranks on other nodes could not connect.
+    By default gloo uses the interface that the hostname resolves to. On many machines that is the
+    loopback, to which ranks on other nodes can't connect.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ:
         return {}

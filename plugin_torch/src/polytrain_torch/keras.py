@@ -1,4 +1,4 @@
-"""Keras on torch (`KERAS_BACKEND=torch`): a model that all workers train by `model.fit`."""
+"""Keras on torch (`KERAS_BACKEND=torch`): a model that all workers train with `model.fit`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 import torch.distributed as dist
 
 from polytrain_torch.collecting import gathered
+from polytrain_torch.engine import current_device
+from polytrain_torch.keras_gradients import AveragedGradients, parameters_in_order
 from polytrain_torch.libraries import needed
+from polytrain_torch.meetings import meet
 from polytrain_torch.node_group import gradient_group
 
 with needed("keras"):
@@ -17,22 +20,22 @@ with needed("keras"):
 
 
 def prepare_model(model: Any) -> Any:
-    """Have the workers' gradients averaged whenever there are new ones. All ranks call this.
+    """Average the gradients of all workers in every step. All ranks call this.
 
-    The metrics of an epoch are averaged as well, so that callbacks such as `EarlyStopping` decide
-    the same on every rank.
+    The metrics of an epoch are averaged too, so that callbacks such as `EarlyStopping` decide the
+    same on every rank.
 
     Args:
         model: a `keras.Model` that is built, the same on every rank; rank 0's weights are sent to
-            all. What each rank gives `fit` is its part of the batches, as many as the others'; if
-            not, `fit` raises a `ValueError`.
+            all ranks. Each rank gives `fit` its part of the batches. If the ranks have different
+            numbers of batches, `fit` raises a `ValueError`.
 
     Returns:
         The same model.
 
     Raises:
         RuntimeError: Keras's backend isn't torch.
-        ValueError: the model has no weights yet.
+        ValueError: the model has no weights yet, or not the same on all ranks.
     """
     if keras.backend.backend() != "torch":
         raise RuntimeError(
@@ -41,57 +44,94 @@ def prepare_model(model: Any) -> Any:
         )
     if not model.built:
         raise ValueError(
-            "The model isn't built, so there are no weights to share. Begin it with keras.Input, "
-            "or call model.build(input_shape)."
+            "The model isn't built, so it has no weights to share. Begin it with keras.Input, or "
+            "call model.build(input_shape)."
         )
-    model.fit = partial(_fit_together, model.fit)
+    meet("polytrain_torch.keras.prepare_model")
+    gradients = AveragedGradients(model)
+    gradients.renew()
+    model.fit = partial(_fit_together, model.fit, gradients)
     if dist.get_world_size() == 1:
         return model
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in (*(each for _, each in parameters_in_order(model)), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            group = gradient_group(parameter.device)
-            parameter.register_post_accumulate_grad_hook(partial(_average, group))
     return model
 
 
-def _fit_together(own_fit: Any, *args: Any, callbacks: Any = None, **options: Any) -> Any:
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        listed = options["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
-        for each in listed:
-            # One that reports has to begin epochs before all others, and end them after all.
-            if hasattr(each, "arrange"):
-                each.arrange(options)
-        callbacks = [_Together(), *options.pop("callbacks")]
+def _fit_together(
+    own_fit: Any, gradients: AveragedGradients, *args: Any, callbacks: Any = None, **options: Any
+) -> Any:
+    # There may be parameters that there weren't when the model was prepared.
+    gradients.renew()
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    listed = options["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
+    for each in listed:
+        # ReportCallback has to begin epochs before all others, and end them after all others.
+        if hasattr(each, "arrange"):
+            each.arrange(options)
+    callbacks = [_Together(), *options.pop("callbacks"), _StopsTogether()]
     return own_fit(*args, callbacks=callbacks, **options)
 
 
-class _Together(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
-    """Before any callback of the user's."""
+class _Together(keras.callbacks.Callback):
+    """Averages metrics, and what BatchNormalization has seen, before the user's callbacks."""
 
     def on_train_begin(self, logs: Any = None) -> None:
         batches = gathered(self.params.get("steps"))
-        # None is not known yet; whoever waits then for a rank that has none left names it.
+        # None is unknown; then a rank that waits for one without batches fails with its name.
         if len(set(batches)) > 1 and None not in batches:
             raise ValueError(
-                f"The ranks have {', '.join(map(str, batches))} batches in an epoch: there would "
-                "be nobody to average the last gradients with. Give fit as many rows on every "
-                f"rank, at most {min(batches)} * batch_size."
+                f"The ranks have {', '.join(map(str, batches))} batches in an epoch, so the last "
+                "gradients couldn't be averaged over all ranks. Give fit the same number of rows "
+                f"on every rank, at most {min(batches)} * batch_size."
             )
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        # The number of batches may have been unknown.
+        _average_statistics(self.model)
         if logs is None:
             return
-        everybodys = gathered(logs)
+        logs_by_rank = gathered(logs)
         for name in logs:
-            values = [each[name] for each in everybodys if name in each]
-            # What only some have, such as a validation by rank 0, is theirs.
-            if len(values) == len(everybodys):
+            values = [each[name] for each in logs_by_rank if name in each]
+            # A metric of some ranks only, such as a validation by rank 0, isn't averaged.
+            if len(values) == len(logs_by_rank):
                 logs[name] = sum(values) / len(values)
 
 
-def _average(group: Any, parameter: torch.Tensor) -> None:
-    assert parameter.grad is not None
-    dist.all_reduce(parameter.grad, group=group)
-    parameter.grad /= dist.get_world_size()
+class _StopsTogether(keras.callbacks.Callback):
+    """Ends training on all ranks if a callback ends it on one: the others would wait for it.
+
+    It comes after all callbacks of the user.
+    """
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._agree()
+        if self.model.stop_training or batch + 1 == self.params.get("steps"):
+            # Here, since validation follows, which may be rank 0's alone.
+            _average_statistics(self.model)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        if dist.get_world_size() == 1:
+            return
+        device = current_device()
+        stops = torch.full((1,), float(self.model.stop_training), device=device)
+        dist.all_reduce(stops, group=gradient_group(device))
+        self.model.stop_training = bool(stops.item())
+
+
+def _average_statistics(model: Any) -> None:
+    """Average the moving statistics of BatchNormalization: each rank's layers see its own rows."""
+    if dist.get_world_size() == 1:
+        return
+    for layer in model._flatten_layers():
+        # Frozen, it sees nothing.
+        if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
+            for variable in (layer.moving_mean, layer.moving_variance):
+                statistic = variable.value.detach()
+                dist.all_reduce(statistic, group=gradient_group(statistic.device))
+                statistic /= dist.get_world_size()

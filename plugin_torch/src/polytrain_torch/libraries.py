@@ -1,4 +1,4 @@
-"""Libraries that only some need, and who needs them installs."""
+"""Optional libraries, which users install if they need them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def needed(library: str) -> Iterator[None]:
     """Import a library inside this.
 
     Raises:
-        ModuleNotFoundError: it isn't installed; with the command that installs it.
+        ModuleNotFoundError: it isn't installed; the message has the command that installs it.
     """
     try:
         yield

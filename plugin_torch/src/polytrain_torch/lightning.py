@@ -2,7 +2,7 @@
 
     from polytrain_torch.lightning import Trainer
 
-in the place of `from lightning import Trainer` is all that a script needs.
+A script needs only this import instead of `from lightning import Trainer`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,23 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
 from polytrain import get_checkpoint, get_context, report
-from polytrain_torch.call_counter import Calls
+from polytrain.extension import Calls
 from polytrain_torch.checkpoint_parts import checkpoint_of, part_of
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
+from polytrain_torch.frozen import keep_frozen
 from polytrain_torch.libraries import needed
 from polytrain_torch.node_group import gradient_group
-from polytrain_torch.randomness import restore_random_states, save_random_states
+from polytrain_torch.randomness import restore_random_states
+from polytrain_torch.rank_states import save_rank_states
+from polytrain_torch.read_back import copy_without_values, try_loading
 
 with needed("lightning"):
     import lightning
     from lightning.fabric.plugins.environments import ClusterEnvironment
     from lightning.pytorch.callbacks import Callback, ProgressBar
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO
+    from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
 logger = logging.getLogger(__name__)
@@ -44,36 +49,37 @@ _fits = Calls("fit()")
 class Trainer(lightning.Trainer):
     """Lightning's trainer, with its arguments, for the workers of a run.
 
-    Whatever is saved while it fits, by `ModelCheckpoint` (Lightning has one by default, which saves
-    after each epoch) or by `save_checkpoint`, is a checkpoint of the run, with the metrics that
-    have been logged; those of an epoch without one are reported alone. `fit` resumes from the run's
-    checkpoint, in the middle of an epoch too. Data loaders are split as by `prepare_data_loader`.
+    Everything that `ModelCheckpoint` (Lightning's default one saves after each epoch) or
+    `save_checkpoint` saves during `fit` is a checkpoint of the run, with the logged metrics. The
+    metrics of an epoch without a checkpoint are reported alone. `fit` resumes from the run's
+    checkpoint, also in the middle of an epoch. Data loaders are split as by `prepare_data_loader`.
 
     Args:
-        options: of `lightning.Trainer`. How many workers there are, with one device each, is for
-            the run to say.
+        options: of `lightning.Trainer`. The run sets the number of workers, with one device each.
+            `use_distributed_sampler=False` leaves loaders undivided.
 
     Raises:
-        ValueError: for another number of devices or nodes.
+        ValueError: if `devices` or `num_nodes` requests a different number.
     """
 
     def __init__(self, **options: Any) -> None:
         for name in ("devices", "num_nodes"):
             if options.pop(name, "auto") not in ("auto", -1, 1):
                 raise ValueError(
-                    f"{name}: the run says how many workers there are, each with one device. Leave "
-                    "it out, and use ScalingConfig(num_workers=…)."
+                    f"{name}: the run sets the number of workers, each with one device. Leave it "
+                    "out, and use ScalingConfig(num_workers=…)."
                 )
         workers, device = dist.get_world_size(), current_device()
         callbacks = _listed(options.pop("callbacks", None))
         defaults = {
             "accelerator": "gpu" if device.type == "cuda" else "cpu",
-            # The run has a line of its own, and workers' output comes line by line.
+            # The run has its own progress line, and workers' output is shown line by line.
             "enable_progress_bar": any(isinstance(each, ProgressBar) for each in callbacks),
         }
-        self._loaders: list[_Loader] = []
-        """Training's."""
-        self._is_between = False
+        self._loaders: list[_PlacedLoader] = []
+        """The loaders of the training."""
+        self._is_replaced = False
+        self._splits = bool(options.pop("use_distributed_sampler", True))
         self._reports = _Reports()
         if workers > 1 and options.get("strategy", "auto") in ("auto", "ddp"):
             options["strategy"] = DDPStrategy(process_group=gradient_group(device))
@@ -86,20 +92,23 @@ class Trainer(lightning.Trainer):
         }
         super().__init__(**{**defaults, **options, **own})
         self.strategy.process_dataloader = self._split
+        self.fit_loop.setup_data = partial(self._replace_loaders, self.fit_loop.setup_data)
+        if isinstance(self.strategy, DDPStrategy):
+            self.strategy.setup = partial(self._set_up, self.strategy.setup)
 
     @property
     def local_rank(self) -> int:
-        """This worker's number on its node. The first of each node prepares the data."""
+        """This worker's local rank. Local rank 0 of each node prepares the data."""
         return get_context().get_local_rank()
 
     def fit(self, *args: Any, **options: Any) -> None:
-        """As Lightning's. From the run's checkpoint, if it has one, and else from `ckpt_path`.
+        """Fit as Lightning does, from the run's checkpoint, or from `ckpt_path` if it has none.
 
-        Of several in a training function, each resumes from its own.
+        If a training function calls it several times, the call that saved the checkpoint resumes.
 
         Raises:
             TypeError: for a module of the package pytorch_lightning.
-            ValueError: if the checkpoint is a later one's: what this one has trained isn't kept.
+            ValueError: if a later call saved the checkpoint, which lacks the result of this one.
         """
         _refuse_other_package(*args, *options.values())
         number = self._reports.fit = _fits.next()
@@ -110,34 +119,34 @@ class Trainer(lightning.Trainer):
         super().fit(*args, **options)
 
     def save_checkpoint(self, filepath: Any, weights_only: Any = None, **options: Any) -> None:
-        """As Lightning's; while it fits, the run's checkpoint is the same."""
+        """Save as Lightning does; during `fit`, also as a checkpoint of the run."""
         super().save_checkpoint(filepath, weights_only, **options)
-        # Outside of training others save for themselves, such as who looks for a learning rate.
+        _wait_for_files(self.strategy.checkpoint_io)
+        # Outside of training, callbacks save for themselves, for example a learning rate finder.
         if not self._reports.is_training:
             return
         if weights_only:
-            _tell_of_weights()
+            _warn_of_weights()
             return
         is_end = self.fit_loop.epoch_loop.batch_progress.is_last_batch
         if is_end:
             for loader in self._loaders:
                 loader.end_epoch()
         elif len(self._loaders) > 1:
-            _tell_of_several_loaders()
+            _warn_of_several_loaders()
             return
         self._reports.saved(self, Path(filepath))
 
     def end_epoch(self) -> None:
-        """Loaders that are asked for from now on take the places of those that there are."""
+        """Let Lightning ask again for the length of an epoch."""
         if any(loader.was_resized for loader in self._loaders):
-            # Lightning asks once how long an epoch is, and the one that is over was another's.
+            # Lightning asks only once, and this was the length of a resumed one.
             self.fit_loop._combined_loader = None
-        self._is_between = True
 
     def predict(self, *args: Any, **options: Any) -> Any:
-        """As Lightning's: of every row once, by the rank that has it."""
-        # Its own samplers know which rows a batch has, and repeat none to come out even.
-        self._accelerator_connector.use_distributed_sampler = True
+        """Predict as Lightning does, every row once, on one of the ranks."""
+        # Lightning's own samplers track the rows of a batch, and repeat none.
+        self._accelerator_connector.use_distributed_sampler = self._splits
         try:
             return super().predict(*args, **options)
         finally:
@@ -146,24 +155,47 @@ class Trainer(lightning.Trainer):
     def _split(self, loader: Any) -> Any:
         if not isinstance(loader, DataLoader):
             return loader
-        if isinstance(loader.dataset, IterableDataset):
-            return sharded(loader, device=None)
-        if self.predicting:
+        if isinstance(loader.dataset, IterableDataset) and not self.training:
+            return self._split_stream(loader)
+        if self.predicting or not (self.training or self._splits):
             return loader
         if not self.training:
             return sharded(loader, device=None, keeps_place=False)
-        if self._is_between:
-            self._loaders, self._is_between = [], False
+        if self._is_replaced:
+            self._loaders, self._is_replaced = [], False
         name = f"data loader {len(self._loaders)} of Lightning's fit {self._reports.fit}"
-        split = sharded(loader, device=None, name=name)
+        split = sharded(
+            loader, device=None, name=name, is_split=not self._splits, taken=self._batches_taken
+        )
         if not split.has_place:
             return split
-        self._loaders.append(_Loader(split, self))
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        self._loaders.append(_PlacedLoader(split) if is_stream else _Loader(split, self))
         return self._loaders[-1]
 
+    def _replace_loaders(self, own_setup: Any) -> None:
+        """Loaders that Lightning creates in this call replace the current ones."""
+        self._is_replaced = True
+        own_setup()
 
-class WorkerEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning's types aren't looked at
-    """Every worker as a node with one device."""
+    def _set_up(self, own_setup: Any, trainer: Any) -> None:
+        keep_frozen(
+            self.lightning_module,
+            wrapped_by="Lightning",
+            remedy="Freeze them later, in on_train_start, and pass "
+            "strategy='ddp_find_unused_parameters_true'.",
+        )
+        own_setup(trainer)
+
+    def _split_stream(self, loader: Any) -> Any:
+        return sharded(loader, device=None, keeps_place=False) if self._splits else loader
+
+    def _batches_taken(self) -> int:
+        return int(self.fit_loop.epoch_loop.batch_progress.current.ready)
+
+
+class WorkerEnvironment(ClusterEnvironment):
+    """Makes Lightning see each worker as a node with one device."""
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -200,76 +232,72 @@ class WorkerEnvironment(ClusterEnvironment):  # type: ignore[misc]  # Lightning'
         return dist.get_rank()
 
 
-class _Reports(Callback):  # type: ignore[misc]
+class _Reports(Callback):
     def __init__(self) -> None:
         self._saved_step = self._reported_step = -1
         self._is_checked = False
         self.is_training = False
         self.fit = 0
-        """Its number in the training function."""
+        """Number of the call of `fit` in the training function."""
         self.loads_anything = False
         """Whether the user trusts checkpoints that hold more than plain data."""
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
         self._saved_step = self._reported_step = -1
-        # Not earlier: a trial of the validation draws too.
+        # Not earlier: the sanity check of the validation draws random numbers too.
         checkpoint = _checkpoint_of(self.fit)
         if checkpoint is not None:
             restore_random_states(checkpoint)
             self._saved_step = self._reported_step = trainer.global_step
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        self._tell(trainer)
+        self._report_epoch(trainer)
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         trainer.end_epoch()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        self._tell(trainer)
+        self._report_epoch(trainer)
 
     def teardown(self, trainer: Any, module: Any, stage: str) -> None:
         self.is_training = False
 
     def saved(self, trainer: Any, saved: Path) -> None:
-        """Report a checkpoint, if it is the first after its step."""
+        """Report a checkpoint, if it is the first one of its step."""
         if self._saved_step == trainer.global_step:
             return
         self._saved_step = self._reported_step = trainer.global_step
         if not self._is_checked and not self.loads_anything:
             _refuse_unsafe(saved)
+            _read_back(saved, trainer.lightning_module)
             self._is_checked = True
         with part_of(saved, name=_CHECKPOINT) as part:
-            save_random_states(part)
+            save_rank_states(part)
             if part is not None and dist.get_rank() == 0:
                 (part / _FIT_FILE).write_text(str(self.fit))
             report(_metrics(trainer), checkpoint_of(part))
 
-    def _tell(self, trainer: Any) -> None:
-        """Report the epoch that is over, unless there was a checkpoint at its end."""
+    def _report_epoch(self, trainer: Any) -> None:
+        """Report the last epoch, unless a checkpoint at its end has reported it."""
         if self._reported_step != trainer.global_step > 0:
             self._reported_step = trainer.global_step
             report(_metrics(trainer))
 
 
-class _Loader:
-    """A loader as Lightning sees it, which counts the batches of an epoch from its start."""
+class _PlacedLoader:
+    """A loader whose place is in the run's checkpoint."""
 
-    def __init__(self, loader: PreparedDataLoader, trainer: Trainer) -> None:
+    def __init__(self, loader: PreparedDataLoader) -> None:
         self._loader = loader
-        done = 0
-        if loader.is_under_way:
-            # With as many workers as there were then.
-            done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-        self._length = done + loader.batches_left()
-
-    def __len__(self) -> int:
-        return self._length
 
     @property
     def was_resized(self) -> bool:
-        """Whether its first epoch has another length than those that follow."""
-        return self._length != len(self._loader)
+        """Whether its first epoch has a different length than the following ones."""
+        return False
+
+    def __len__(self) -> int:
+        return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         yield from self._loader
@@ -280,22 +308,52 @@ class _Loader:
         return getattr(self._loader, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: its place is in the run's checkpoint. But Lightning asks whether it has one."""
+        """Empty: the run's checkpoint has its place. Lightning checks that this method exists."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """There is none."""
+        """Ignore the empty state."""
+
+
+class _Loader(_PlacedLoader):
+    """A loader for Lightning, which counts the batches of an epoch from its start."""
+
+    def __init__(self, loader: PreparedDataLoader, trainer: Trainer) -> None:
+        super().__init__(loader)
+        done = 0
+        if loader.is_under_way:
+            # Counted with the number of workers at that time.
+            done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+        self._length = done + loader.batches_left()
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def was_resized(self) -> bool:
+        return self._length != len(self._loader)
+
+
+def _wait_for_files(checkpoint_io: Any) -> None:
+    """Wait until a plugin that saves in a thread has saved."""
+    while isinstance(checkpoint_io, _WrappingCheckpointIO):
+        if isinstance(checkpoint_io, AsyncCheckpointIO):
+            # It waits for its thread, and begins another one for the next file.
+            checkpoint_io.teardown()
+            if checkpoint_io._error is not None:
+                raise checkpoint_io._error
+        checkpoint_io = checkpoint_io.checkpoint_io
 
 
 def _refuse_other_package(*given: Any) -> None:
-    """Refuse what is of the package `pytorch_lightning`, whose classes aren't Lightning's own."""
+    """Raise an error for objects of the package `pytorch_lightning`, which has its own classes."""
     for each in given:
         modules = {base.__module__.partition(".")[0] for base in type(each).__mro__}
         if "pytorch_lightning" in modules:
             raise TypeError(
-                f"{type(each).__qualname__} is of the package pytorch_lightning, and this trainer "
-                "of lightning, which has classes of its own. Replace `import pytorch_lightning as "
-                "pl` by `import lightning.pytorch as pl`."
+                f"{type(each).__qualname__} comes from the package pytorch_lightning, and this "
+                "trainer from lightning, whose classes differ. Replace `import pytorch_lightning "
+                "as pl` by `import lightning.pytorch as pl`."
             )
 
 
@@ -311,46 +369,56 @@ def _listed(given: Any) -> list[Any]:
 
 
 def _checkpoint_of(fit: int) -> Path | None:
-    """What a fit resumes from; None if it begins.
+    """The checkpoint from which a fit resumes; None if it starts fresh.
 
     Raises:
-        ValueError: a later one has made it.
+        ValueError: a later call of `fit` saved it.
     """
     checkpoint = get_checkpoint()
     if checkpoint is None:
         return None
     directory = Path(checkpoint.path)
     file = directory / _FIT_FILE
-    # One without may be from elsewhere.
+    # A checkpoint without this file may come from elsewhere.
     made_by = int(file.read_text()) if file.exists() else fit
     return directory if _fits.resumes(fit, made_by=made_by) else None
 
 
 def _refuse_unsafe(saved: Path) -> None:
-    """Now, and not when a restart loads it."""
+    """Raise an error at the save, not only when a restart loads the file."""
     if not saved.is_file():
         return
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(saved)
     if unsafe:
         raise TypeError(
-            f"The checkpoint holds {', '.join(sorted(unsafe))}, which is no plain data: a restart "
-            "would refuse to load it (weights_only). Leave it out, for example by "
-            "save_hyperparameters(ignore=[…]), name it by torch.serialization.add_safe_globals, or "
-            "trust the run's checkpoints: fit(…, weights_only=False)."
+            f"The checkpoint holds {', '.join(sorted(unsafe))}, which isn't plain data: a restart "
+            "couldn't load it (weights_only). Leave it out, for example with "
+            "save_hyperparameters(ignore=[…]), allow it with torch.serialization.add_safe_globals, "
+            "or trust the run's checkpoints: fit(…, weights_only=False)."
         )
 
 
+def _read_back(saved: Path, module: Any) -> None:
+    """Try to load the module's weights, as a restart would."""
+    copied = copy_without_values(module)
+    if not saved.is_file() or copied is None:
+        return
+    states = torch.load(saved, weights_only=True, map_location="cpu", mmap=True)
+    load = partial(copied.load_state_dict, states["state_dict"], strict=module.strict_loading)
+    try_loading(type(module).__qualname__, load)
+
+
 @cache
-def _tell_of_weights() -> None:
+def _warn_of_weights() -> None:
     logger.warning(
-        "ModelCheckpoint(save_weights_only=True): weights alone are no checkpoint of the run. "
-        "A restart resumes from others, or starts again."
+        "ModelCheckpoint(save_weights_only=True): weights alone aren't a checkpoint of the run. "
+        "A restart resumes from an earlier checkpoint, or starts again."
     )
 
 
 @cache
-def _tell_of_several_loaders() -> None:
+def _warn_of_several_loaders() -> None:
     logger.warning(
-        "With several training data loaders a run resumes at the start of an epoch only: what is "
-        "saved in the middle of one is no checkpoint of the run."
+        "With several training data loaders a run resumes only at the start of an epoch: files "
+        "that are saved in the middle of an epoch aren't a checkpoint of the run."
     )

@@ -1,7 +1,7 @@
 """The process group that sums gradients where all ranks are on one node and have no GPU.
 
-gloo takes every sum through sockets and threads of its own: of a small network's step that is a
-fifth. Here it is `SharedSums`'s. Whatever else is asked of the group, the default group does.
+gloo makes every sum through its own sockets and threads, which takes a fifth of a small network's
+step. Here `SharedSums` makes it. The default group does all other operations.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import mmap
 import os
 from datetime import timedelta
-from functools import cache, partialmethod
+from functools import cache, partial, partialmethod
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _create_work_from_future
 
+from polytrain_torch.operation_queue import Operation, OperationQueue
 from polytrain_torch.parallel import DataParallel
 from polytrain_torch.shared_sums import SharedSums, can_share_memory, size_for
 
 NAME = "polytrain_node"
-"""What `torch.distributed.get_backend` calls it."""
+"""The backend's name in `torch.distributed.get_backend`."""
 
 _KEY = "memory"
 _CPU = torch.device("cpu")
@@ -32,7 +34,7 @@ def gradient_group(device: torch.device) -> Any:
     All ranks call this.
 
     Args:
-        device: of the gradients.
+        device: the device of the gradients.
     """
     default = dist.group.WORLD
     if (
@@ -55,31 +57,30 @@ _of_default: tuple[Any, Any] | None = None
 
 
 def forget_group() -> None:
-    """Let go of the groups that were: with the default one go its ports."""
-    global _of_default
+    """Release the groups; the ports of the default group are freed with it."""
+    global _of_default, _begun
     _of_default = None
+    _begun = 0
+
+
+def operations_begun() -> int:
+    """The number of operations in shared memory that this rank has begun in this attempt."""
+    return _begun
+
+
+_begun = 0
 
 
 class NodeDataParallel(DataParallel):
-    """DDP by a `gradient_group`, which stands for the default group."""
+    """DDP on a `gradient_group`, in place of the default group."""
 
     @property
     def join_process_group(self) -> Any:
-        """Of all ranks, as that of others in the same `Join`."""
+        """The group of all ranks, which other objects in the same `Join` have too."""
         return dist.group.WORLD
 
     def _check_default_group(self) -> None:
-        """May it be copied, and pickled? It may: what comes of it has the default group."""
-
-
-def _done(tensors: list[torch.Tensor]) -> dist.Work:
-    """Work that was done before anybody could wait for it.
-
-    Not of a class of Python's: DDP may keep it for longer than Python would.
-    """
-    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-    future.set_result(tensors)
-    return _create_work_from_future(future)
+        """Allow copies and pickles: they have the default group."""
 
 
 class NodeGroup(dist.ProcessGroup):
@@ -88,33 +89,43 @@ class NodeGroup(dist.ProcessGroup):
     def __init__(self, rank: int, world_size: int, sums: SharedSums | None) -> None:
         """
         Args:
-            rank: this one.
-            world_size: ranks.
-            sums: None where a rank couldn't reach the memory: all is the default group's then.
+            rank: this rank.
+            world_size: number of ranks.
+            sums: None if a rank can't reach the memory; then the default group does everything.
         """
         super().__init__(rank, world_size)
         self._sums = sums
+        self._queue = OperationQueue()
 
     def getBackendName(self) -> str:  # torch's
         return NAME
 
+    # torch.compile can't follow these two: DDP calls them in the forward of a compiled model.
+    @torch.compiler.disable
     def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """Of a list of tensors with options, as DDP and torch's functions call it, or otherwise."""
+        """Sum up a list of tensors. DDP and torch's functions pass options, others don't."""
         if self._sums is None or not _are_summed(tensors, *args, **kwargs):
             return dist.group.WORLD.allreduce(tensors, *args, **kwargs)
-        for tensor in tensors:
-            self._sums.add_up(tensor)
-        return _done(tensors)
+        opts = kwargs.get("opts", args[0] if args else None)
+        return self._run(chain.from_iterable(map(self._sums.add_up, tensors)), tensors, opts)
 
+    @torch.compiler.disable
     def broadcast(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        """The same."""
-        opts = args[0] if args else None
+        """Send a list of tensors from one rank to all."""
+        opts: Any = args[0] if args else None
         is_known = isinstance(tensors, list) and isinstance(opts, dist.BroadcastOptions)
         if self._sums is None or not is_known or not all(map(_is_plain, tensors)):
             return dist.group.WORLD.broadcast(tensors, *args, **kwargs)
-        for tensor in tensors:
-            self._sums.send(tensor, source=opts.rootRank)
-        return _done(tensors)
+        send = partial(self._sums.send, source=opts.rootRank)
+        return self._run(chain.from_iterable(map(send, tensors)), tensors, opts)
+
+    def _run(self, operation: Operation, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
+        # If the caller waits, an exception has to come from here: waiting for this kind of work
+        # raises none. It isn't a Python class because DDP may keep it after Python has released it.
+        global _begun
+        _begun += 1
+        blocks = not getattr(opts, "asyncOp", True)
+        return _create_work_from_future(self._queue.run(operation, tensors, blocks=blocks))
 
 
 def _by_default_group(_: NodeGroup, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -177,7 +188,7 @@ def _create(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -
 
 
 def _descriptor(store: dist.Store, rank: int, size: int) -> int | None:
-    """Of memory that rank 0 makes and the others open through its process; None if they can't."""
+    """Descriptor of memory that rank 0 creates and others open via /proc; None if they can't."""
     if rank == 0:
         descriptor = os.memfd_create("polytrain-sums")
         os.ftruncate(descriptor, size)
@@ -188,7 +199,7 @@ def _descriptor(store: dist.Store, rank: int, size: int) -> int | None:
         descriptor = os.open(path, os.O_RDWR)
     except OSError:
         return None
-    # In another namespace of processes that number is somebody else.
+    # In a different process namespace, that number is a different process.
     if str(os.fstat(descriptor).st_ino) == number:
         return descriptor
     os.close(descriptor)
@@ -197,5 +208,5 @@ def _descriptor(store: dist.Store, rank: int, size: int) -> int | None:
 
 @cache
 def _register() -> None:
-    """Not before it is needed: torch does some things otherwise where others' backends are."""
+    """Register the backend, only when needed: torch behaves differently with custom backends."""
     dist.Backend.register_backend(NAME, _create, devices=["cpu"])

@@ -13,30 +13,30 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class DataParallel(DistributedDataParallel):
-    """DDP whose public attributes and methods are the model's, where DDP has none of that name.
+    """DDP that also has the model's public attributes and methods.
 
-    DDP averages the gradients of what its own `forward` has run. What would train the model past
-    that is refused: its submodules, and methods that run it with gradients.
+    DDP averages only the gradients of its own `forward`. So uses that would train the model without
+    it raise an error: its submodules, and methods that run it with gradients.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Until here attributes are DDP's own, such as `dim`, whatever the model calls so.
+        # Until here all attributes are DDP's own, even if the model has the same name, as `dim`.
         self._is_wrapped = True
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            # Libraries look for private attributes to find out what a model is.
+            # Libraries look for private attributes to recognise kinds of models.
             if name.startswith("_") or not self.__dict__.get("_is_wrapped"):
                 raise
         value = getattr(self.module, name)
         if isinstance(value, torch.nn.Module):
             raise AttributeError(
                 f"{name!r} is a part of the model that DDP wraps: use model.module.{name}. To "
-                "train, run the model by model(…): gradients of parts that are run by themselves "
-                "aren't averaged over the workers."
+                "train, call model(…): gradients of parts that are called directly aren't "
+                "averaged over the workers."
             )
         if ismethod(value) and isinstance(value.__self__, torch.nn.Module):
             return self._without_training(value)
@@ -58,15 +58,15 @@ class DataParallel(DistributedDataParallel):
         )
 
     def _without_training(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """The method, which mustn't run the model as training does."""
+        """The method, which raises an error if it runs the model with gradients."""
         parts = frozenset(self.module.modules())
 
         def refuse(part: torch.nn.Module, _: Any) -> None:
             if part in parts and part.training and torch.is_grad_enabled():
                 raise RuntimeError(
                     f"{method.__name__}() runs the model with gradients, which DDP doesn't average "
-                    f"over the workers. Have the model's forward call {method.__name__}(), and "
-                    "train by model(…); or call it under torch.no_grad()."
+                    f"over the workers. Call {method.__name__}() in the model's forward, and "
+                    "train with model(…); or call it under torch.no_grad()."
                 )
 
         @functools.wraps(method)

@@ -1,8 +1,9 @@
-"""The two lines that make a script distributed: prepare_model and prepare_data_loader."""
+"""`prepare_model` and `prepare_data_loader`, which make a script distributed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -15,12 +16,16 @@ from torch.utils.data import DataLoader
 
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
+from polytrain_torch.frozen import PREPARE_AGAIN, keep_frozen
+from polytrain_torch.meetings import meet
 from polytrain_torch.node_group import NodeDataParallel, gradient_group
 from polytrain_torch.parallel import DataParallel
 
+logger = logging.getLogger(__name__)
+
 
 def get_device() -> torch.device:
-    """The device of this worker: the GPU that it was given, or the CPU."""
+    """The device of this worker: its GPU, or the CPU."""
     return current_device()
 
 
@@ -30,39 +35,55 @@ def prepare_model(
     move_to_device: bool | torch.device = True,
     parallel_strategy: str | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
+    sharded_layers: Iterable[torch.nn.Module] = (),
 ) -> torch.nn.Module:
-    """Move a model to this worker's device and have it trained by all workers.
+    """Move a model to this worker's device and distribute its training over all workers.
 
     Args:
-        model: the same on every rank; rank 0's weights are sent to all.
+        model: the same on every rank; rank 0's weights are sent to all ranks.
         move_to_device: False leaves it where it is; a device moves it there.
-        parallel_strategy: "ddp" averages the gradients of whole models. The model is wrapped, on
-            one worker too, so that `no_sync`, `module` and `Join` work on any number; its public
-            attributes and methods can be used through the wrapper. "fsdp" shards parameters,
-            gradients and optimizer states over the workers, as FSDP2 does. Layers that are to be
-            gathered one by one are given to `torch.distributed.fsdp.fully_shard` before. None
-            leaves the model as it is.
+        parallel_strategy: "ddp" averages the gradients of whole models. The model is also wrapped
+            on one worker, so that `no_sync`, `module` and `Join` work on any number. Its public
+            attributes and methods can be used through the wrapper. A model that is frozen as a
+            whole isn't wrapped. On several workers, training what was frozen before raises an
+            error: prepare the model again after unfreezing. "fsdp" shards parameters,
+            gradients and optimizer states over the workers with FSDP2. None leaves the model as it
+            is.
         parallel_strategy_kwargs: passed on to `DistributedDataParallel`, or to `fully_shard`.
+        sharded_layers: with "fsdp", parts of the model that are gathered one by one, such as
+            `model.layers`. Layers on which `fully_shard` was called before keep each rank's part
+            of its own weights, because rank 0's are gone by then.
 
     Raises:
-        ValueError: if the strategy is none of them, or the model has no values to move.
+        ValueError: if the strategy is unknown, there are `sharded_layers` without "fsdp", or the
+            model is on the meta device.
     """
     if parallel_strategy not in ("ddp", "fsdp", None):
         raise ValueError(f"parallel_strategy={parallel_strategy!r}: give 'ddp', 'fsdp' or None")
+    if sharded_layers and parallel_strategy != "fsdp":
+        raise ValueError(
+            f"sharded_layers: parallel_strategy={parallel_strategy!r} shards none. Pass "
+            "parallel_strategy='fsdp', or leave them out"
+        )
+    meet("prepare_model")
     device = current_device() if isinstance(move_to_device, bool) else move_to_device
     if move_to_device is not False:
         if any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers())):
             raise ValueError(
-                "model: it is on the meta device, without values. Give it some before, by "
-                "model.to_empty(device=get_device()) and its initialization; to shard it first, "
+                "model: it is on the meta device, without values. Call "
+                "model.to_empty(device=get_device()) and initialize it before; to shard it first, "
                 "pass move_to_device=False."
             )
         model = model.to(device)
     if parallel_strategy == "fsdp":
-        return _fully_sharded(model, device, dict(parallel_strategy_kwargs or {}))
-    trained = any(parameter.requires_grad for parameter in model.parameters())
-    # DDP refuses a model that has nothing to train.
-    if parallel_strategy is None or not trained:
+        arguments = dict(parallel_strategy_kwargs or {})
+        return _fully_sharded(model, sharded_layers, device, arguments)
+    if parallel_strategy is None:
+        return model
+    keep_frozen(model, wrapped_by="prepare_model", remedy=PREPARE_AGAIN)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        # DDP raises an error for a model without trainable parameters.
+        _send_weights(model)
         return model
     arguments = dict(parallel_strategy_kwargs or {})
     if device.type == "cuda":
@@ -74,40 +95,75 @@ def prepare_model(
 
 
 def _fully_sharded(
-    model: torch.nn.Module, device: torch.device, arguments: dict[str, Any]
+    model: torch.nn.Module,
+    layers: Iterable[torch.nn.Module],
+    device: torch.device,
+    arguments: dict[str, Any],
 ) -> torch.nn.Module:
-    for tensor in chain(model.parameters(), model.buffers()):
-        # What is sharded already, or has no values yet, is the user's.
-        if not isinstance(tensor, DTensor) and not tensor.is_meta:
-            dist.broadcast(tensor.detach(), src=0)
+    _warn_of_sharded(model)
+    _send_weights(model)
     if "mesh" not in arguments:
         arguments["mesh"] = init_device_mesh(device.type, (dist.get_world_size(),))
+    for layer in layers:
+        fully_shard(layer, **arguments)
     sharded: torch.nn.Module = fully_shard(model, **arguments)
     return sharded
+
+
+def _warn_of_sharded(model: torch.nn.Module) -> None:
+    is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    if is_sharded and dist.get_world_size() > 1 and dist.get_rank() == 0:
+        logger.warning(
+            "Layers were sharded before prepare_model, so each rank has its part of its own "
+            "weights: rank 0's can't be sent any more. Pass the layers to prepare_model instead "
+            "(sharded_layers=model.layers), or have all ranks begin with the same weights."
+        )
+
+
+def _send_weights(model: torch.nn.Module) -> None:
+    """Send rank 0's weights to all ranks."""
+    for tensor in chain(model.parameters(), model.buffers()):
+        # The user handles tensors that are sharded already, or have no values yet.
+        if isinstance(tensor, DTensor) or tensor.is_meta:
+            continue
+        # A model may stay on the CPU, which NCCL doesn't reach.
+        sent = tensor.detach().cuda() if dist.get_backend() == "nccl" else tensor.detach()
+        dist.broadcast(sent, src=0)
+        tensor.detach().copy_(sent)
 
 
 def prepare_data_loader(
     loader: DataLoader[Any], *, add_dist_sampler: bool = True, move_to_device: bool = True
 ) -> PreparedDataLoader:
-    """Have a data loader give each worker its own part of every epoch.
+    """Split a data loader: each worker gets its own part of every epoch.
 
-    The user's sampler, batch sampler, `persistent_workers`, `prefetch_factor` and everything else
-    stay. A loader that is split by a `DistributedSampler` already is left as it is split. Each
-    iteration is a new epoch, with another order where the loader shuffles.
-    `loader.sampler.set_epoch` may be called, and needn't be.
+    The loader keeps its sampler, batch sampler, `persistent_workers`, `prefetch_factor` and
+    everything else. A sampler that knows the rank, such as `DistributedSampler`, isn't split again,
+    also inside a batch sampler. Each iteration is a new epoch, with a new order if the loader
+    shuffles. Calls of a sampler's `set_epoch` work, but aren't needed.
 
-    Checkpoints record how far the loader has come, and a restarted training function goes on at
-    that batch, on another number of workers too: it has to prepare its loaders in the same order. A
-    sampler of the user's own is drawn anew, with torch's random numbers as they were.
+    Checkpoints record the loader's place. A restarted training function resumes at the next batch,
+    also on a different number of workers, if it prepares its loaders in the same order. A loader
+    may be prepared outside the loop over epochs, or anew in each epoch by the same call. A custom
+    sampler is drawn again with the same random numbers. One that knows the rank, and isn't torch's
+    `DistributedSampler`, resumes in the middle of an epoch on the same number of workers only.
 
     Args:
-        loader: of an `IterableDataset`, each rank gets one of every `world_size` items, and what
-            is left for no full round goes to nobody; a restart begins its epoch anew.
-        add_dist_sampler: False to leave the loader unsplit, such as an iterable data set that
-            looks at the rank itself.
+        loader: of an `IterableDataset`, each rank gets one of every `world_size` items; if they
+            don't fill the last round, the first items are repeated. If the loader has `state_dict`
+            and `load_state_dict`, or its data set has and there are no worker processes, the
+            checkpoints of `TrainingState` have each rank's place, for the same number of workers.
+            Otherwise a restart starts its epoch again.
+        add_dist_sampler: False leaves the loader unsplit, for example if a sampler or an iterable
+            data set looks at the rank itself. Its place is kept, for the same number of workers.
         move_to_device: move the tensors of each batch to this worker's device.
+
+    Raises:
+        RuntimeError: not all ranks make this call. A loader that one rank alone needs is used as
+            it is, without this function.
+        ValueError: the attempt resumes in the middle of an epoch of an iterable data set that
+            another number of workers began.
     """
+    meet("prepare_data_loader")
     device = current_device() if move_to_device else None
-    if add_dist_sampler:
-        return sharded(loader, device=device)
-    return PreparedDataLoader(loader, device=device)
+    return sharded(loader, device=device, is_split=not add_dist_sampler)

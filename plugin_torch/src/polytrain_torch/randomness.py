@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,48 +13,99 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from polytrain import get_context
-from polytrain_torch.collecting import gathered
 from polytrain_torch.safe_serialization import loaded
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch, NumPy and Python, on every rank differently: with `seed` and the rank."""
+    """Seed torch, NumPy and Python with `seed` and the rank, so differently on every rank."""
     _seed(f"{seed} {dist.get_rank()}")
 
 
 def seed_of(text: str, *, octets: int) -> int:
-    """A seed of so many bytes, the same for the same text in every process."""
+    """A seed of `octets` bytes, which is the same for the same text in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=octets).digest(), "little")
 
 
-def save_random_states(directory: Path | None) -> None:
-    """Write every rank's, or this rank's where every rank writes checkpoints. All ranks call it.
-
-    Args:
-        directory: of this rank's part of the checkpoint; None if it has none.
-    """
-    rank = dist.get_rank()
-    if get_context().every_rank_writes():
-        assert directory is not None
-        torch.save(random_state(), directory / _file(rank))
-        return
-    everybodys = gathered(random_state())
-    if directory is not None and rank == 0:
-        for number, state in enumerate(everybodys):
-            torch.save(state, directory / _file(number))
-
-
 def restore_random_states(directory: Path) -> None:
-    """Go on with those that a checkpoint holds. A rank that is new is seeded by its number."""
+    """Restore the states in a checkpoint. A new rank is seeded by its number."""
     rank = dist.get_rank()
-    own = directory / _file(rank)
-    state = loaded(own if own.exists() else directory / _file(0))
+    own = directory / file_of(rank)
+    state = loaded(own if own.exists() else directory / file_of(0))
     if own.exists():
         restore_random_state(state)
     else:
         digest = hashlib.blake2b(state["torch"].numpy().tobytes(), digest_size=8).hexdigest()
         _seed(f"{digest} {rank}")
+
+
+class RandomStream:
+    """Random numbers apart from the training function's, in torch (on CPUs), NumPy and Python."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._states: tuple[Any, ...] | None = None
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Use it in a block of code; the next block continues it."""
+        states = _states()
+        if self._states is None:
+            random.seed(self._seed)
+            np.random.seed(self._seed % (1 << 32))
+            # torch.manual_seed would seed GPUs too.
+            torch.default_generator.manual_seed(self._seed)
+        else:
+            _set_states(self._states)
+        try:
+            yield
+        finally:
+            self._states = _states()
+            _set_states(states)
+
+
+def generators_of(of: Any) -> list[Any]:
+    """The random number generators that an object has as attributes."""
+    return [value for value in getattr(of, "__dict__", {}).values() if isinstance(value, _KINDS)]
+
+
+def seed_generator(generator: Any, seed: int) -> None:
+    """Seed a generator of torch, NumPy or Python."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(seed)
+    elif isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        bits.state = type(bits)(seed).state
+    else:
+        generator.seed(seed % (1 << 32))
+
+
+def seed_in(generators: Sequence[Any]) -> int | None:
+    """A number that depends on the generators' states; None if there are none."""
+    states = [
+        generator.get_state().tolist()
+        if isinstance(generator, torch.Generator)
+        else generator.bit_generator.state
+        if isinstance(generator, np.random.Generator)
+        else generator.getstate()
+        if isinstance(generator, random.Random)
+        else generator.get_state()
+        for generator in generators
+    ]
+    return seed_of(repr(states), octets=4) if states else None
+
+
+_KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+
+
+def _states() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    python, numpy, own = states
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(own)
 
 
 def random_state() -> dict[str, Any]:
@@ -67,7 +120,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: dict[str, Any]) -> None:
-    """Go on with these."""
+    """Restore these states."""
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
@@ -78,14 +131,15 @@ def restore_random_state(state: dict[str, Any]) -> None:
 
 
 def _seed(of: str) -> None:
-    # NumPy takes no larger ones.
+    # NumPy doesn't take larger seeds.
     number = seed_of(of, octets=4)
     random.seed(number)
     np.random.seed(number)
     torch.manual_seed(number)
 
 
-def _file(rank: int) -> str:
+def file_of(rank: int) -> str:
+    """The file of a rank's states in a checkpoint."""
     return f"random-{rank}.pt"
 
 

@@ -1,7 +1,9 @@
-"""Files that are loaded without running what is in them."""
+"""Files that are loaded without running stored code."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import torch
 
 
 def loaded(file: Path) -> Any:
-    """What `save_safely` has written, on the CPU."""
+    """Load a file of `save_safely`, on the CPU."""
     return torch.load(file, weights_only=True, map_location="cpu")
 
 
@@ -17,13 +19,44 @@ def save_safely(state: Any, file: Path) -> None:
     """Write tensors and plain data.
 
     Raises:
-        TypeError: it couldn't be loaded; nobody would notice that before a crash.
+        TypeError: the file couldn't be loaded after a crash.
     """
     torch.save(state, file)
+    refuse_unsafe_file(file)
+
+
+def refuse_unsafe(state: Any) -> None:
+    """Refuse what could be written, and couldn't be loaded safely. Tensors aren't looked into.
+
+    Raises:
+        TypeError: it holds such a thing.
+    """
+    file = io.BytesIO()
+    torch.save(_without_tensors(state), file)
+    file.seek(0)
+    refuse_unsafe_file(file)
+
+
+def _without_tensors(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return None
+    if isinstance(state, Mapping):
+        return {name: _without_tensors(each) for name, each in state.items()}
+    if type(state) in (list, tuple):
+        return [_without_tensors(each) for each in state]
+    return state
+
+
+def refuse_unsafe_file(file: Path | io.BytesIO) -> None:
+    """Refuse a file that couldn't be loaded safely.
+
+    Raises:
+        TypeError: it couldn't be.
+    """
     unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     if unsafe:
         raise TypeError(
             f"A checkpoint can't hold {', '.join(sorted(unsafe))}: torch.load(weights_only=True) "
-            "would refuse it. Pass tensors, numbers, strings, lists and dicts of them; or allow "
-            "it with torch.serialization.add_safe_globals."
+            "can't load it. Pass tensors, numbers, strings, and lists and dicts of them; or allow "
+            "the type with torch.serialization.add_safe_globals."
         )

@@ -1,7 +1,7 @@
-"""What training has come to, in checkpoints: models, optimizers and the like, random numbers.
+"""The state of training in checkpoints: models, optimizers, schedulers, random numbers.
 
-Where rank 0 writes, it writes everything. Where every rank does, what is sharded over the ranks
-(FSDP2) stays so, as `torch.distributed.checkpoint` has it, and any number of ranks can load it.
+If rank 0 writes, it writes everything. If every rank writes, sharded parts (FSDP2) stay sharded, in
+the format of `torch.distributed.checkpoint`, and any number of ranks can load them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import logging
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,12 @@ from torch.distributed.tensor import DTensor
 from polytrain import Checkpoint, get_checkpoint, get_context, report
 from polytrain.extension import scratch_directory
 from polytrain_torch.engine import MODEL_FILE, unwrapped
-from polytrain_torch.randomness import restore_random_states, save_random_states
-from polytrain_torch.safe_serialization import loaded, save_safely
+from polytrain_torch.meetings import meet
+from polytrain_torch.randomness import restore_random_states
+from polytrain_torch.rank_states import save_rank_states
+from polytrain_torch.read_back import copy_without_values, try_loading
+from polytrain_torch.safe_serialization import loaded, refuse_unsafe, save_safely
+from polytrain_torch.safe_sharded import SafeReader, load_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +46,7 @@ State = dict[str, Any]
 
 
 class TrainingState:
-    """The parts of a training function that its checkpoints hold.
+    """The objects of a training function whose states are in its checkpoints.
 
         state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
         done = state.restore()
@@ -48,36 +54,41 @@ class TrainingState:
             ...
             state.report({"loss": loss}, epoch=epoch + 1)
 
-    With them travel the random numbers of torch, NumPy and Python, those of every rank; a rank that
-    there wasn't before draws others than all that were.
+    The random states of torch, NumPy and Python are saved too, those of every rank. New ranks get
+    fresh random streams.
 
     Args:
-        parts: by names of one's own, whatever has `state_dict` and `load_state_dict`. Where rank 0
-            writes, the weights of the one called "model" are in `model.pt`, as other backends'.
+        parts: objects with `state_dict` and `load_state_dict`, under any names. If rank 0 writes,
+            the weights of the part "model" are in `model.pt`.
 
     Raises:
         TypeError: if a part has no state.
-        ValueError: if an optimizer was made before the model was sharded.
+        ValueError: if an optimizer was made before the model was sharded, or trains sharded
+            parameters that aren't all in one part.
     """
 
     def __init__(self, **parts: Any) -> None:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(
-                    f"{name}: a {type(part).__name__} has no state_dict and load_state_dict. What "
-                    f"is plain data goes with report: state.report(…, {name}=…)."
+                    f"{name}: a {type(part).__name__} has no state_dict and load_state_dict. Pass "
+                    f"plain data to report instead: state.report(…, {name}=…)."
                 )
         self._parts = parts
-        self._refuse_idle_optimizers()
+        self._is_read_back = False
+        self._raise_if_optimizer_is_stale()
+        for name, part in parts.items():
+            if isinstance(part, torch.optim.Optimizer) and _is_sharded(part):
+                self._trained_by(name)
 
     def restore(self, checkpoint: Checkpoint | None = None) -> State:
-        """Load what the attempt resumes from. All ranks call this, before they train.
+        """Load the checkpoint from which the attempt resumes. All ranks call this before training.
 
         Args:
-            checkpoint: another one than that.
+            checkpoint: load this one instead.
 
         Returns:
-            What `report` was given besides the metrics. Nothing, if training starts.
+            The `progress` that `report` got. Empty if training starts.
 
         Raises:
             KeyError: if the checkpoint lacks a part.
@@ -86,10 +97,8 @@ class TrainingState:
         if checkpoint is None:
             return {}
         directory = Path(checkpoint.path)
-        saved = loaded(directory / _STATE_FILE)
-        if "model" in saved["apart"]:
-            saved["parts"]["model"] = loaded(directory / MODEL_FILE)
-        self._compare({*saved["parts"], *saved["sharded"]})
+        saved = self._read(directory)
+        self._is_read_back = True
         for name, state in saved["parts"].items():
             if name in self._parts:
                 self._load(name, state)
@@ -98,29 +107,54 @@ class TrainingState:
         progress: State = saved["progress"]
         return progress
 
+    def _read(self, directory: Path) -> State:
+        """Read what a checkpoint has, except sharded parts and random states."""
+        saved: State = loaded(directory / _STATE_FILE)
+        if "model" in saved["apart"]:
+            saved["parts"]["model"] = loaded(directory / MODEL_FILE)
+        self._compare({*saved["parts"], *saved["sharded"]})
+        return saved
+
+    def _read_back(self, directory: Path) -> None:
+        """Read the first checkpoint as a restart would, and load it into copies of the parts."""
+        saved = self._read(directory)
+        parts = {name: unwrapped(part) for name, part in self._parts.items()}
+        trial = copy(self)
+        for name, state in saved["parts"].items():
+            others = [part for other, part in parts.items() if other != name]
+            copied = copy_without_values(parts[name], keeping=others)
+            if copied is None or _is_sharded(parts[name]):
+                continue
+            trial._parts = {**parts, name: copied}
+            try_loading(name, partial(trial._load, name, state))
+
     def save(self, directory: str | Path, **progress: Any) -> None:
-        """Write it all into a directory of this rank's. All ranks call this.
+        """Write everything into a directory of this rank. All ranks call this.
 
         Args:
-            directory: which is there, and empty. On ranks that don't write checkpoints it stays so.
-            progress: plain data for `restore` to give back.
+            directory: an empty directory. Ranks that don't write checkpoints leave it empty.
+            progress: plain data, which `restore` returns.
 
         Raises:
-            TypeError: if something is no plain data, and couldn't be loaded safely.
+            TypeError: if a value isn't plain data, and couldn't be loaded safely.
+            CheckpointError: if a part's state, which the first save of a run tries to load, can't
+                be loaded.
         """
+        meet("TrainingState.save")
         directory = Path(directory)
         by_all = get_context().every_rank_writes()
         sharded = {name for name, part in self._parts.items() if by_all and _is_sharded(part)}
         whole = {name: self._state(name) for name in self._parts if name not in sharded}
         if sharded:
             states = {name: self._state_by_names(name) for name in sharded}
+            refuse_unsafe(states)
             dcp.save(states, checkpoint_id=directory)
-        save_random_states(directory)
+        save_rank_states(directory)
         if dist.get_rank() != 0:
             return
         apart = {name for name in whole if name == "model"}
         for name in apart:
-            torch.save(whole.pop(name), directory / MODEL_FILE)
+            save_safely(whole.pop(name), directory / MODEL_FILE)
         save_safely(
             {
                 "parts": whole,
@@ -130,15 +164,18 @@ class TrainingState:
             },
             directory / _STATE_FILE,
         )
+        if not self._is_read_back:
+            self._is_read_back = True
+            self._read_back(directory)
 
     def report(self, metrics: Mapping[str, Any], **progress: Any) -> None:
         """Report metrics with a checkpoint of all parts; see `polytrain.report`. All ranks call it.
 
         Args:
             metrics: as for `polytrain.report`.
-            progress: plain data for `restore` to give back, such as the next epoch's number.
+            progress: plain data, which `restore` returns, such as the next epoch's number.
         """
-        # Not in the system's: report doesn't return if this process is to end.
+        # Not in the system's directory: report doesn't return if this process has to end.
         with tempfile.TemporaryDirectory(dir=scratch_directory(), prefix="state-") as directory:
             self.save(directory, **progress)
             writes = dist.get_rank() == 0 or get_context().every_rank_writes()
@@ -148,6 +185,11 @@ class TrainingState:
         part = self._parts[name]
         if _is_sharded(part):
             return self._state_by_names(name, _IN_FULL)
+        if hasattr(part, "consolidate_state_dict"):
+            # torch's ZeroRedundancyOptimizer, which has a state only where it was gathered.
+            part.consolidate_state_dict(to=0)
+            if dist.get_rank() != 0:
+                return {}
         state: State = unwrapped(part).state_dict()
         return state
 
@@ -163,17 +205,38 @@ class TrainingState:
     def _load_sharded(self, names: list[str], directory: Path) -> None:
         if not names:
             return
-        # Read into what is there now, which may be sharded otherwise.
-        states = {name: self._state_by_names(name) for name in names}
-        dcp.load(states, checkpoint_id=directory)
+        saved = SafeReader(directory).read_metadata().state_dict_metadata
+        states = {
+            name: self._state_by_names(
+                name, has_state=any(key.startswith(f"{name}.state.") for key in saved)
+            )
+            for name in names
+        }
+        load_sharded(states, directory)
         for name, state in states.items():
             self._load_by_names(name, state)
 
-    def _state_by_names(self, name: str, options: StateDictOptions | None = None) -> State:
+    def _state_by_names(
+        self,
+        name: str,
+        options: StateDictOptions | None = None,
+        *,
+        has_state: bool | None = None,
+    ) -> State:
+        """A part's state, by the names of the model's parameters.
+
+        Args:
+            name: the part's.
+            options: torch's.
+            has_state: whether an optimizer has state for parameters; by default whether it has now.
+        """
         part = self._parts[name]
         state: State
         if isinstance(part, torch.nn.Module):
             state = get_model_state_dict(part, options=options)
+        elif not (bool(part.state) if has_state is None else has_state):
+            # To get its state, torch would take a step, which counts.
+            state = self._by_name(name, {**part.state_dict(), "state": {}})
         else:
             state = get_optimizer_state_dict(self._trained_by(name), part, options=options)
         return state
@@ -186,12 +249,16 @@ class TrainingState:
             set_model_state_dict(part, state, options=options)
         else:
             set_optimizer_state_dict(self._trained_by(name), part, state, options=options)
+            if not state["state"]:
+                # torch has taken a step, as above.
+                part.state.clear()
 
     def _by_name(self, optimizer: str, state: State) -> State:
-        """An optimizer's state that numbers the parameters, with their names in the model."""
+        """An optimizer's state with the parameters' names in the model instead of their numbers."""
         model = unwrapped(self._trained_by(optimizer))
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        groups, by_name = [], {}
+        groups: list[Any] = []
+        by_name: dict[str, Any] = {}
         for group, mine in zip(
             state["param_groups"], self._parts[optimizer].param_groups, strict=True
         ):
@@ -206,25 +273,34 @@ class TrainingState:
         return {"state": by_name, "param_groups": groups}
 
     def _trained_by(self, optimizer: str) -> torch.nn.Module:
-        """The model whose parameters are an optimizer's: by their names ranks tell shards apart."""
+        """The model whose parameters an optimizer trains; shards are identified by these names."""
         mine = {id(parameter) for parameter in _parameters(self._parts[optimizer])}
-        for part in self._parts.values():
-            if isinstance(part, torch.nn.Module) and any(
-                id(parameter) in mine for parameter in part.parameters()
-            ):
+        trained = {
+            name: part
+            for name, part in self._parts.items()
+            if isinstance(part, torch.nn.Module) and not mine.isdisjoint(map(id, part.parameters()))
+        }
+        for part in trained.values():
+            if mine <= {id(parameter) for parameter in part.parameters()}:
                 return part
-        raise KeyError(
-            f"The optimizer {optimizer!r} trains sharded parameters of a model that is no part of "
-            "this. Pass the model as well: TrainingState(model=model, …)."
+        if not trained:
+            raise ValueError(
+                f"{optimizer}: it trains sharded parameters of a model that isn't a part. Pass the "
+                "model too: TrainingState(model=model, …)."
+            )
+        raise ValueError(
+            f"{optimizer}: it trains sharded parameters that aren't all in one part, only some in "
+            f"{' and '.join(map(repr, trained))}. Make one optimizer for each model, or pass one "
+            "module that holds all of them."
         )
 
-    def _refuse_idle_optimizers(self) -> None:
-        """Sharding replaces parameters: an optimizer of those before trains nothing, silently."""
+    def _raise_if_optimizer_is_stale(self) -> None:
+        """Sharding replaces parameters: an optimizer of the old ones silently trains nothing."""
         models = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
         replaced = [shapes for model in models if _is_sharded(model) for shapes in _shapes(model)]
         there = {id(parameter) for model in models for parameter in model.parameters()}
         for name, part in self._parts.items():
-            # It may as well train what is no part, beside a sharded model.
+            # It may also train a model that isn't a part, beside a sharded one.
             if (
                 isinstance(part, torch.optim.Optimizer)
                 and not _is_sharded(part)
@@ -232,8 +308,8 @@ class TrainingState:
                 and Counter(each.shape for each in _parameters(part)) in replaced
             ):
                 raise ValueError(
-                    f"{name}: it trains no parameter of the model, for sharding has replaced those "
-                    "that it was made with. Make it after prepare_model."
+                    f"{name}: it trains no parameter of the model, because sharding has replaced "
+                    "the parameters that it was made with. Make it after prepare_model."
                 )
 
     def _compare(self, saved: set[str]) -> None:
@@ -241,11 +317,12 @@ class TrainingState:
         if missing:
             raise KeyError(
                 f"The checkpoint has no {', '.join(sorted(missing))}; it has "
-                f"{', '.join(sorted(saved)) or 'nothing'}. Pass TrainingState the parts that it "
-                "had, under the names that they had."
+                f"{', '.join(sorted(saved)) or 'nothing'}. Pass TrainingState the same parts as "
+                "before, under the same names."
             )
         if more:
-            logger.warning("Not restored, for no part has the name: %s", ", ".join(sorted(more)))
+            names = ", ".join(sorted(more))
+            logger.warning("Not restored, because no part has the name: %s", names)
 
 
 def _is_sharded(part: Any) -> bool:
@@ -253,7 +330,7 @@ def _is_sharded(part: Any) -> bool:
 
 
 def _shapes(model: torch.nn.Module) -> list[Counter[torch.Size]]:
-    """Those of the whole parameters that an optimizer is made with: all, or what is trained."""
+    """Shapes of the parameters that an optimizer may have: all, or only the trained ones."""
     parameters = list(model.parameters())
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     return [Counter(each.shape for each in some) for some in (parameters, trained)]
@@ -268,6 +345,6 @@ def _parameters(part: Any) -> Iterator[Any]:
 
 
 def _names_parameters(state: State) -> bool:
-    """Whether it is an optimizer's state that was put together: others number the parameters."""
-    groups = state.get("param_groups")
+    """Whether an optimizer's state names its parameters, as full states do, or numbers them."""
+    groups: Any = state.get("param_groups")
     return bool(groups) and any(isinstance(each, str) for each in groups[0].get("params", ()))

@@ -2,37 +2,48 @@
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import cycle, islice
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
+from torch.utils.data.graph_settings import apply_random_seed, apply_sharding
 
 logger = logging.getLogger(__name__)
 
-_reported = False
+_warned: set[str] = set()
 
 
 class RanksPart(IterableDataset[Any]):
-    """One item of every round of as many as there are ranks: this rank's.
+    """This rank's items: one of every `size` items.
 
-    All ranks get equally many. If the items don't fill the last round, it is filled with the first
-    ones, as `DistributedSampler` does. With worker processes, each of them deals out what it reads.
-
-    Args:
-        dataset: the same on every rank, in the same order.
+    All ranks get the same number. If the items don't fill the last round, the first items are
+    repeated, as `DistributedSampler` does. Each worker process of a loader divides what it reads.
     """
 
-    def __init__(self, dataset: IterableDataset[Any]) -> None:
+    def __init__(self, dataset: IterableDataset[Any], *, rank: int, size: int) -> None:
+        """
+        Args:
+            dataset: the same on every rank, in the same order.
+            rank: this rank. A loader's worker process, which iterates over it, doesn't know it.
+            size: number of ranks.
+        """
         self._dataset = dataset
-        # Where it is iterated over, in a worker process, nobody knows.
-        self._rank, self._size = dist.get_rank(), dist.get_world_size()
+        self._rank, self._size = rank, size
 
     def __iter__(self) -> Iterator[Any]:
-        items = iter(self._dataset)
-        first = round_ = list(islice(items, self._size))
+        items = self._items()
+        first = list(islice(items, self._size))
+        yield from self._mine(first, items, first)
+
+    def _items(self) -> Iterator[Any]:
+        return iter(self._dataset)
+
+    def _mine(self, round_: list[Any], items: Iterator[Any], first: list[Any]) -> Iterator[Any]:
         while len(round_) == self._size:
             yield round_[self._rank]
             round_ = list(islice(items, self._size))
@@ -41,22 +52,133 @@ class RanksPart(IterableDataset[Any]):
             yield [*round_, *islice(repeated, self._size - len(round_))][self._rank]
 
     def __len__(self) -> int:
-        # Of one without a length, this raises what is usual.
-        return -(-len(self._dataset) // self._size)  # type: ignore[arg-type]
+        # Without a length, this raises the usual TypeError.
+        return -(-len(self._dataset) // self._size)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_dataset":  # while a copy is being made there is none yet
+        if name == "_dataset":  # a copy doesn't have it yet
             raise AttributeError(name)
         return getattr(self._dataset, name)
 
 
-def tell_once() -> None:
-    """Say what is done to iterable data sets: one that looks at the rank itself would be halved."""
-    global _reported
-    if not _reported and dist.get_rank() == 0 and dist.get_world_size() > 1:
-        logger.warning(
-            "An iterable data set is split by rank: of every %d items, each rank gets one. If it "
-            "is split already, say prepare_data_loader(…, add_dist_sampler=False).",
-            dist.get_world_size(),
+class RanksPartOfPipe(RanksPart):
+    """The same of a data pipe of torch's: what a loader does for pipes, it doesn't do for this."""
+
+    def __init__(self, pipe: IterDataPipe[Any], *, rank: int, size: int, seed: int) -> None:
+        """
+        Args:
+            pipe: the same on every rank.
+            rank: this rank.
+            size: number of ranks.
+            seed: of its first iteration; the same on every rank.
+        """
+        super().__init__(pipe, rank=rank, size=size)
+        self._seed = seed
+
+    def _items(self) -> Iterator[Any]:
+        worker = get_worker_info()
+        self._seed += 1
+        # Pipes that shuffle do so before those that divide by worker process.
+        seed = self._seed if worker is None else worker.seed - worker.id
+        apply_random_seed(self._dataset, torch.Generator().manual_seed(seed))
+        if worker is not None:
+            apply_sharding(self._dataset, worker.num_workers, worker.id)
+        return iter(self._dataset)
+
+
+class StatefulRanksPart(RanksPart):
+    """The same of a data set that has a state."""
+
+    def __init__(self, dataset: IterableDataset[Any], *, rank: int, size: int) -> None:
+        super().__init__(dataset, rank=rank, size=size)
+        self._resumed: Mapping[str, Any] | None = None
+        self._current: Any = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        state, self._resumed = self._resumed, None
+        self._current = self._dataset
+        if state is None:
+            yield from super().__iter__()
+            return
+        first = list(islice(iter(self._dataset), self._size))
+        self._current = _resumable(self._dataset)
+        self._current.load_state_dict(state)
+        items = iter(self._current)
+        yield from self._mine(list(islice(items, self._size)), items, first)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The data set's, between two rounds of the ranks."""
+        state: dict[str, Any] = self._current.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next iteration at this state."""
+        self._resumed = state
+
+
+def part_of_stream(dataset: Any, *, is_split: bool, seed: int) -> Any:
+    """A rank's part of an iterable data set.
+
+    Args:
+        dataset: the user's.
+        is_split: whether it gives this rank's part already.
+        seed: the same on every rank.
+    """
+    rank, size = (0, 1) if is_split else (dist.get_rank(), dist.get_world_size())
+    if has_state(dataset):
+        return StatefulRanksPart(dataset, rank=rank, size=size)
+    if is_split:
+        return dataset
+    if isinstance(dataset, IterDataPipe):
+        return RanksPartOfPipe(dataset, rank=rank, size=size, seed=seed)
+    return RanksPart(dataset, rank=rank, size=size)
+
+
+def has_state(of: Any) -> bool:
+    """Whether an object can say where it is."""
+    return callable(getattr(of, "state_dict", None)) and callable(
+        getattr(of, "load_state_dict", None)
+    )
+
+
+def _resumable(dataset: Any) -> Any:
+    """What to load a state into for one epoch.
+
+    All epochs of a Hugging Face data set begin at the state that was loaded, so it is a copy.
+    """
+    is_hugging_face = type(dataset).__module__.partition(".")[0] == "datasets"
+    return copy.deepcopy(dataset) if is_hugging_face else dataset
+
+
+def warn_that_it_is_split() -> None:
+    """Warn that iterable data sets are split: one that looks at the rank would be split twice."""
+    if dist.get_world_size() > 1:
+        _warn_once(
+            f"An iterable data set is split by rank: of every {dist.get_world_size()} items, each "
+            "rank gets one. If the data set looks at the rank itself, pass "
+            "prepare_data_loader(…, add_dist_sampler=False)."
         )
-    _reported = True
+
+
+def warn_of_lost_place(loader: DataLoader[Any]) -> None:
+    """Warn that a restart begins an epoch again, and say what would keep the place."""
+    if has_state(loader.dataset):
+        why = (
+            "the loader's worker processes have the state of its data set. Use a loader with a "
+            "state (torchdata's StatefulDataLoader), or num_workers=0"
+        )
+    else:
+        why = (
+            "its data set has no state. Give the data set state_dict and load_state_dict, or use a "
+            "loader that has them (torchdata's StatefulDataLoader)"
+        )
+    _warn_once(
+        f"A data loader of a {type(loader.dataset).__name__} loses its place: a restart in the "
+        f"middle of an epoch begins the epoch again, because {why}."
+    )
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned and dist.get_rank() == 0:
+        logger.warning("%s", message)
+    _warned.add(message)

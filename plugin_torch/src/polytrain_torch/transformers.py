@@ -10,32 +10,40 @@ from typing import Any
 import torch.distributed as dist
 
 from polytrain import Checkpoint, get_checkpoint, report
-from polytrain_torch.call_counter import Calls
+from polytrain.extension import Calls
 from polytrain_torch.checkpoint_parts import checkpoint_of, part_of
+from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.libraries import needed
+from polytrain_torch.safe_serialization import refuse_unsafe_file
 
 with needed("transformers"):
     from transformers import Trainer, TrainerCallback
 
 _FILE = "trained_by.json"
-"""In a checkpoint, beside what the trainer has saved: by which call, and how."""
+"""File in a checkpoint, beside the trainer's: which call saved it, and with which steps."""
 
 _calls = Calls("train()")
+
+_UNFREEZE_BEFORE = (
+    "Train in two calls of train(), and unfreeze them between the two; or freeze them in a "
+    "callback's on_train_begin, with TrainingArguments(ddp_find_unused_parameters=True)."
+)
 
 
 def prepare_trainer(trainer: Trainer) -> Trainer:
     """Have a trainer report to the run, and resume from its checkpoint.
 
-    What the trainer logs are the run's metrics. Whenever it saves, that is a checkpoint of the run;
-    how often, its `TrainingArguments` say. After a restart, `trainer.train()` resumes from the
-    newest, in the middle of an epoch too; its `resume_from_checkpoint` is for the first attempt.
-    Of several calls of `train()`, the one goes on that has saved it; later ones begin.
+    The trainer's logs are the run's metrics, and its checkpoints the run's checkpoints, as often as
+    its `TrainingArguments` say. After a restart, `trainer.train()` resumes from the newest one,
+    also in the middle of an epoch; `resume_from_checkpoint` applies to the first attempt only. If
+    there are several calls of `train()`, the one that saved the checkpoint resumes; later ones
+    start fresh.
 
-    `train()` raises a ValueError if the newest checkpoint isn't one that it can resume from: of a
-    later call, or with another number of rows in a step.
+    `train()` raises a ValueError if it can't resume from the newest checkpoint: if a later call
+    saved it, or if a step has a different number of rows.
 
     Args:
-        trainer: before `train()` is called. All ranks have one.
+        trainer: before `train()` is called. All ranks have their own.
 
     Returns:
         The same trainer.
@@ -49,25 +57,28 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         checkpoint = get_checkpoint()
         if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer.args):
             resume_from_checkpoint = checkpoint.path
+        if wraps_in_ddp(trainer.accelerator):
+            keep_frozen(trainer.model, wrapped_by="train()", remedy=_UNFREEZE_BEFORE)
         return own_train(resume_from_checkpoint, *args, **options)
 
     trainer.train = train
     return trainer
 
 
-class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' types aren't looked at
+class ReportCallback(TrainerCallback):
     """Reports what a trainer logs and saves. `prepare_trainer` adds one."""
 
     def __init__(self) -> None:
         self.call = 1
-        """Which `train()` of this attempt it is."""
+        """Number of the call of `train()` in this attempt."""
 
         self._held: dict[str, Any] = {}
         self._logged: dict[str, Any] = {}
         self._logged_step = -1
+        self._is_checked = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """Report, unless a checkpoint is made in the same step: then with that."""
+        """Report, unless the step has a checkpoint, which then reports these metrics."""
         self._held |= logs or {}
         self._logged, self._logged_step = dict(self._held), state.global_step
         if not control.should_save:
@@ -76,9 +87,12 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Report the checkpoint that has been saved."""
         if self._logged_step == state.global_step:
-            # They are reported already if the trainer, keeping the best, has decided after them.
+            # If the trainer keeps the best checkpoints, it decides after on_log has reported.
             self._held = self._logged
         directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
+        if not self._is_checked:
+            _refuse_unsafe(directory)
+            self._is_checked = True
         with part_of(directory) as part:
             if part is not None and dist.get_rank() == 0:
                 made_by = {"call": self.call, "workers": dist.get_world_size()}
@@ -86,7 +100,7 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
             self._report(part)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report what hasn't been."""
+        """Report the remaining metrics."""
         if self._held:
             self._report(None)
 
@@ -95,38 +109,45 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' ty
         report(metrics, checkpoint_of(part))
 
 
+def _refuse_unsafe(directory: Path) -> None:
+    """Raise an error at the first save, not only when a restart loads these files."""
+    for name in ("optimizer.pt", "scheduler.pt", "scaler.pt"):
+        if (directory / name).exists():
+            refuse_unsafe_file(directory / name)
+
+
 def _is_resumed_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
-    """Whether this call of `train()` resumes from the checkpoint, rather than begin.
+    """Whether this call of `train()` resumes from the checkpoint; otherwise it starts fresh.
 
     Raises:
-        ValueError: it would neither be right.
+        ValueError: neither resuming nor starting fresh is right.
     """
     file = Path(checkpoint.path, _FILE)
     if not file.exists():
-        # Made by a trainer elsewhere.
+        # A trainer outside of this run made it.
         return True
     made_by = json.loads(file.read_text())
     resumes = _calls.resumes(call, made_by=made_by["call"])
     if resumes:
-        _refuse_other_steps(made_by, args)
+        _check_steps(made_by, args)
     return resumes
 
 
-def _refuse_other_steps(made_by: Mapping[str, int], args: Any) -> None:
-    """Trainers count an epoch's steps anew: with larger ones a run would seem to be nearly over."""
+def _check_steps(made_by: Mapping[str, int], args: Any) -> None:
+    """Raise an error if steps have changed: trainers derive the epoch from the number of steps."""
     workers, rows = dist.get_world_size(), _rows(args)
     same = rows == made_by["rows_per_step"] and not args.auto_find_batch_size
     if workers != made_by["workers"] and not same:
         raise ValueError(
             f"The checkpoint was made by {made_by['workers']} workers in steps of "
-            f"{made_by['rows_per_step']} rows. {workers} workers with {rows} would take its steps "
-            "for other epochs than they were. Keep ScalingConfig(num_workers=…) at "
-            f"{made_by['workers']}, or the rows of a step: per_device_train_batch_size * "
+            f"{made_by['rows_per_step']} rows. {workers} workers in steps of {rows} rows would "
+            "resume at a different place in the data. Keep ScalingConfig(num_workers=…) at "
+            f"{made_by['workers']}, or keep the rows of a step: per_device_train_batch_size * "
             "gradient_accumulation_steps * workers, without auto_find_batch_size."
         )
 
 
 def _rows(args: Any) -> int:
-    """Of one step of the optimizer, over all workers."""
+    """Rows of one step of the optimizer, over all workers."""
     rows: int = args.train_batch_size * args.gradient_accumulation_steps * dist.get_world_size()
     return rows

@@ -1,6 +1,6 @@
-"""XGBoost on polytrain: one model, trained by all workers on all rows.
+"""XGBoost on polytrain: all workers train one model on all rows.
 
-Importing this package imports no xgboost.
+Importing this package doesn't import xgboost.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["XGBoost", "bin_reference"]
 
 
 def bin_reference(data: pa.Table, backend: XGBoost) -> xgboost.QuantileDMatrix:
-    """The bins of a run, for XGBoost in one process.
+    """Return the bins of a run, for XGBoost in one process.
 
-    `xgboost.QuantileDMatrix(…, ref=bin_reference(data, XGBoost(label="y")))` has those that every
-    worker of `Trainer(XGBoost(label="y"), datasets={"train": data})` has, and ends in its model.
+    `xgboost.QuantileDMatrix(…, ref=bin_reference(data, XGBoost(label="y")))` has the bins of every
+    worker of `Trainer(XGBoost(label="y"), datasets={"train": data})`, and leads to the same model.
 
     Args:
-        data: all rows that are trained on, with the columns that aren't features.
+        data: all training rows, including the columns that aren't features.
         backend: the run's options.
     """
     from polytrain_xgboost.matrices import reference
@@ -34,5 +34,5 @@ def bin_reference(data: pa.Table, backend: XGBoost) -> xgboost.QuantileDMatrix:
 
 @hookimpl
 def polytrain_backends() -> list[type[Backend]]:
-    """What the entry point of this module provides."""
+    """Provide the backends of this module's entry point."""
     return [XGBoost]

@@ -1,32 +1,13 @@
-"""The driver half: the options of `xgboost.train`, and what is wrong with them."""
+"""The driver half: the options of `xgboost.train`, and their checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from polytrain_plugins import (
-    Backend,
-    Capabilities,
-    Demand,
-    Device,
-    Job,
-    Problem,
-    categorical_problems,
-    constraint_problems,
-    feature_problems,
-    missing_columns,
-    missing_label,
-    model_problems,
-    not_a_count,
-    not_a_mapping,
-    not_column_names,
-    number_problems,
-    options_beside_function,
-    patience_problems,
-    sample_problems,
-)
+from polytrain.boosting.booster import Booster
+from polytrain_plugins import Capabilities, Demand, Device, Job, Problem
 from polytrain_xgboost.parameters import (
     callback_problems,
     function_problems,
@@ -37,19 +18,17 @@ from polytrain_xgboost.parameters import (
 if TYPE_CHECKING:
     from polytrain_xgboost.engine import XGBoostEngine
 
-_DECLARATIVE = (
-    *("params", "num_boost_round", "label", "weight", "base_margin", "qid", "categorical"),
-    *("eval_train", "early_stopping_rounds", "maximize", "obj", "custom_metric", "callbacks"),
-    *("xgb_model", "bin_sample_rows", "external_memory"),
-)
-
 
 @dataclass(frozen=True, kw_only=True)
-class XGBoost(Backend):
+class XGBoost(Booster):
     """Gradient boosted trees by XGBoost.
 
-    With a training function the collective is up when it is called: `xgboost.train` on the
-    worker's shard trains one model with all others, and the options here stay unset.
+    A training function is called with the collective connected: `xgboost.train` on each worker's
+    shard trains one model together, and the options here stay unset.
+
+    In `params`, `nthread` defaults to the worker's CPUs, and `device` to "cuda" if each worker has
+    a GPU. Early stopping uses the last metric of the last data set besides "train". A restart
+    creates new callbacks, which get the metrics of all rounds.
     """
 
     name: ClassVar[str] = "xgboost"
@@ -64,135 +43,73 @@ class XGBoost(Backend):
     requires: ClassVar[dict[str, str]] = {
         "xgboost": "pip install 'polytrain[xgboost]', or 'polytrain[xgboost-cpu]' without GPUs"
     }
-    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
-
-    params: Mapping[str, Any] = field(default_factory=dict)
-    """Booster parameters, as for `xgboost.train`. By default `nthread` is the worker's CPUs, and
-    `device` "cuda" where workers have a GPU each."""
-
-    num_boost_round: int = 10
-    """Boosting rounds in all, those before a restart included."""
-
-    label: str | None = None
-    """Column to predict."""
-
-    weight: str | None = None
-    """Column with the weights of the rows."""
+    score_option: ClassVar[str] = "base_margin"
+    query_option: ClassVar[str] = "qid"
+    model_option: ClassVar[str] = "xgb_model"
+    forbidden_in_names: ClassVar[str] = "[]<"
+    constraint_params: ClassVar[tuple[str, ...]] = (
+        "monotone_constraints",
+        "interaction_constraints",
+    )
+    preload: ClassVar[tuple[str, ...]] = (
+        "xgboost",
+        "xgboost.tracker",
+        "xgboost.collective",
+        "polytrain_xgboost.engine",
+    )
 
     base_margin: str | None = None
-    """Column with the score that each row begins with."""
+    """Column with each row's initial score."""
 
     qid: str | None = None
-    """Column that tells the query of a row, for ranking. The rows of a query lie together, and
+    """Column with the query of each row, for ranking. Rows of a query must be consecutive, and
     stay on one worker. All other columns are features."""
 
-    categorical: Sequence[str] = ()
-    """Features that are categories although they are numbers. Strings always are, and columns of
-    pandas' type `category`."""
-
-    eval_train: bool = True
-    """Whether the metrics of the rows that are trained on are reported too."""
-
-    early_stopping_rounds: int | None = None
-    """Stop when the last metric of the last data set besides "train" hasn't improved for so many
-    rounds."""
-
     maximize: bool | None = None
-    """Whether more is better of the metric that early stopping looks at. By default it is for the
-    metrics that XGBoost knows as such, by their names."""
+    """Whether early stopping maximizes its metric. By default the metric's name decides, as in
+    XGBoost."""
 
     obj: Callable[..., Any] | None = None
-    """An objective of one's own, as for `xgboost.train`. It gets the rows of one worker."""
+    """Your own objective, as for `xgboost.train`. It gets the rows of one worker."""
 
     custom_metric: Callable[..., Any] | None = None
-    """A metric of one's own, as for `xgboost.train`."""
-
-    callbacks: Sequence[Any] = ()
-    """Callbacks as for `xgboost.train`, called by every worker. After a restart they are new ones;
-    the metrics that they get are those of all rounds."""
+    """Your own metric, as for `xgboost.train`."""
 
     xgb_model: Any = None
-    """An `xgboost.Booster`, or the path of its file on every node, to whose trees `num_boost_round`
-    are added. The parameters that it was trained with are not taken over."""
-
-    bin_sample_rows: int = 200_000
-    """Rows, of all workers together, from which the bins are made that every worker takes. In what
-    order the rows of a data set are that has no more makes no difference."""
+    """A model to continue with `num_boost_round` more rounds: an `xgboost.Booster`, or the path of
+    its file on every node. Its own training parameters are ignored."""
 
     external_memory: bool = False
-    """Keep the rows that are trained on, and their bins, on the nodes' disks: for data that don't
-    fit into memory. Slower, and the same model."""
-
-    @property
-    def columns_besides_features(self) -> tuple[str, ...]:
-        """The columns that something else is in."""
-        others = (self.label, self.weight, self.base_margin, self.qid)
-        return tuple(dict.fromkeys(column for column in others if column is not None))
+    """Keep the training rows and their bins on the nodes' disks, for data that doesn't fit into
+    memory. Training is slower; the model is the same."""
 
     @property
     def booster_params(self) -> dict[str, Any]:
-        """The parameters, but for what is drawn here."""
+        """The parameters for XGBoost, without those of the draws that this package makes."""
         params = {name: value for name, value in self.params.items() if name != "subsample"}
         constraints = params.get("monotone_constraints")
         if isinstance(constraints, list | tuple):
-            # As text, XGBoost takes a value for each feature.
+            # Only as text does XGBoost take a value for each feature.
             params["monotone_constraints"] = f"({','.join(map(str, constraints))})"
         return {**params, "seed_per_iteration": True}
 
     @property
     def row_rate(self) -> float:
-        """The part of the rows that is drawn for a round."""
+        """The fraction of rows that is drawn for a round."""
         return float(self.params.get("subsample", 1))
 
     @property
     def seed(self) -> int:
-        """Of all that is drawn."""
+        """Seed of all random draws."""
         return int(self.params.get("seed", self.params.get("random_state", 0)))
 
-    def problems(self, job: Job) -> Iterable[Problem]:
-        if job.has_training_function:
-            yield from options_beside_function(self, _DECLARATIVE)
-            return
-        not_names = tuple(
-            not_column_names(
-                label=self.label, weight=self.weight, base_margin=self.base_margin, qid=self.qid
-            )
-        )
-        if not_names:
-            yield from not_names
-            return
-        yield from not_a_mapping(params=self.params)
-        if isinstance(self.params, Mapping):
-            yield from parameter_problems(self.params, job)
-            yield from query_problems(self.params, self.qid)
-            yield from constraint_problems(
-                job,
-                self.columns_besides_features,
-                self.params,
-                "monotone_constraints",
-                "interaction_constraints",
-            )
-        yield from not_a_count(num_boost_round=self.num_boost_round)
-        yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
-        yield from missing_label(self.label)
-        yield from missing_columns(
-            job,
-            label=self.label,
-            weight=self.weight,
-            base_margin=self.base_margin,
-            qid=self.qid,
-        )
-        yield from categorical_problems(job, self.categorical, self.columns_besides_features)
-        yield from number_problems(
-            job, label=self.label, weight=self.weight, base_margin=self.base_margin
-        )
-        yield from feature_problems(
-            job, self.columns_besides_features, categorical=self.categorical, forbidden="[]<"
-        )
-        yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
+    def parameter_problems(self, job: Job) -> Iterable[Problem]:
+        yield from parameter_problems(self.params, job)
+        yield from query_problems(self.params, self.qid)
+
+    def other_problems(self, job: Job) -> Iterable[Problem]:
         if self.external_memory:
             yield from self._external_problems(job)
-        yield from model_problems("xgboost", xgb_model=self.xgb_model)
         yield from function_problems(obj=self.obj, custom_metric=self.custom_metric)
         yield from callback_problems(self.callbacks)
 
@@ -200,33 +117,20 @@ class XGBoost(Backend):
         if self.qid is not None:
             yield Problem(
                 field="external_memory",
-                what="it is not for ranking: the rows of a query would be torn apart",
-                remedy="Leave it out, or use more workers, each of which has less to hold",
+                what="it can't be used for ranking: parts of a shard would split queries",
+                remedy="Leave it out, or use more workers, which need less memory each",
             )
         train = job.datasets.get("train")
         if train is not None and train.num_rows is None:
             yield Problem(
                 field="external_memory",
-                what="the data set 'train' is a Ray pipeline, whose rows come only once",
+                what="the data set 'train' is a Ray pipeline, whose rows can be read only once",
                 remedy="Pass Parquet files, or dataset.materialize()",
             )
 
     def demand(self, job: Job) -> Demand:
-        return Demand(
-            preload=(
-                "xgboost",
-                "xgboost.tracker",
-                "xgboost.collective",
-                "polytrain_xgboost.engine",
-            ),
-            # What needn't be in memory isn't held by the agents either.
-            reads_tables=not self.external_memory,
-            group=self.qid,
-            # A metric such as AUC can't be put together from shards: one rank evaluates all rows.
-            whole_datasets=frozenset()
-            if job.has_training_function
-            else frozenset(job.datasets) - {"train"},
-        )
+        # With external memory the agents don't hold the rows in memory either.
+        return replace(super().demand(job), reads_tables=not self.external_memory)
 
     def engine(self) -> XGBoostEngine:
         from polytrain_xgboost.engine import XGBoostEngine

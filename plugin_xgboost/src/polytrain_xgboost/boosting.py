@@ -1,4 +1,4 @@
-"""Boosting by one rank, in step with all others."""
+"""Boosting on one rank, in step with the others."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from polytrain_xgboost.outside import Outside
 from polytrain_xgboost.rounds import boost
 
 Report = Callable[[int, Mapping[str, float], xgboost.Booster], None]
-"""Told of every round: its number from 1, its metrics, the booster."""
+"""Called after every round with its number from 1, its metrics and the booster."""
 
 
 @dataclass(kw_only=True)
 class Boosting:
-    """One rank's part in it, and what there is to keep of it besides the trees."""
+    """Boosting on one rank, and the state to save besides the trees."""
 
     options: XGBoost
     params: Mapping[str, Any]
     ranks: Ranks
     outside: Outside
     directory: Path | None = None
-    """For the bins, with external memory."""
+    """Directory for the bins, with external memory."""
 
     history: History = field(default_factory=History)
     has_estimated: bool = False
-    """Whether the score that all rows begin with has been estimated here."""
+    """Whether the initial score of all rows was estimated here."""
 
     def train(
         self, tables: Mapping[str, pa.Table], model: xgboost.Booster | None, report: Report
     ) -> xgboost.Booster:
-        """Boost the rounds that are left.
+        """Boost the remaining rounds.
 
         Args:
             tables: the rank's shard "train"; on rank 0, all rows of every other data set.
             model: trees to resume from.
-            report: told of every round.
+            report: called after every round.
         """
         data = training_data(
             tables,
@@ -69,7 +69,7 @@ class Boosting:
         callbacks = Callbacks(options.callbacks, history=history, ranks=self.ranks)
         booster = callbacks.before_training(booster)
         done, patience = len(history.rounds), options.early_stopping_rounds
-        # Not those of a model that was given.
+        # Rounds of the user's model don't count.
         before = booster.num_boosted_rounds() - done
         if callbacks.before_iteration(booster, done):
             return callbacks.after_training(booster)
@@ -97,14 +97,14 @@ class Boosting:
             )
             if over:
                 booster = callbacks.after_training(booster)
-            # Last, so that a checkpoint of this round holds all that became of it.
-            told = {f"{score.dataset}-{score.metric}": score.value for score in scores}
-            report(done, told, booster)
+            # Last, so that a checkpoint of this round holds the round's whole outcome.
+            metrics = {f"{score.dataset}-{score.metric}": score.value for score in scores}
+            report(done, metrics, booster)
             if over:
                 return booster
 
     def _first_score(self, data: TrainingData, model: xgboost.Booster | None) -> dict[str, str]:
-        """What every row begins with, as a parameter; none where XGBoost estimates nothing."""
+        """Return the initial score as a parameter; nothing if XGBoost doesn't estimate one."""
         options = self.options
         if model is not None or options.obj is not None or "base_score" in options.params:
             return {}

@@ -1,4 +1,4 @@
-"""The user's callbacks: when XGBoost would call them, and what they decide on every rank."""
+"""The user's callbacks: called when XGBoost would call them, with one decision for all ranks."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from polytrain_xgboost.history import History, Score, add_to
 
 
 class TunableBooster(xgboost.Booster):
-    """A booster that notes which parameters callbacks set: they aren't in the model."""
+    """A booster that records the parameters that callbacks set, which the model doesn't hold."""
 
     notes: dict[str, str] | None = None
 
     def set_param(self, params: Any, value: Any = None) -> None:
         super().set_param(params, value)
         if self.notes is not None:
-            told = {params: value} if isinstance(params, str) else dict(params)
-            self.notes.update({name: str(each) for name, each in told.items()})
+            changes = {params: value} if isinstance(params, str) else dict(params)
+            self.notes.update({name: str(each) for name, each in changes.items()})
 
 
 class Callbacks:
-    """XGBoost's rules, but that ranks stop together, and that a run may have begun before."""
+    """Calls callbacks by XGBoost's rules. Ranks stop together, and runs can be resumed."""
 
     def __init__(
         self, callbacks: Iterable[TrainingCallback], *, history: History, ranks: Ranks
     ) -> None:
         """
         Args:
-            callbacks: the user's.
-            history: of the run; what they do is noted there.
-            ranks: all of which call them.
+            callbacks: the user's callbacks.
+            history: the run's history, which records what callbacks do.
+            ranks: all ranks, each of which calls its callbacks.
         """
         self._callbacks = list(dict.fromkeys(callbacks))
         self._history = history
@@ -43,24 +43,24 @@ class Callbacks:
         self._log = history.evals_log()
 
     def before_training(self, booster: xgboost.Booster) -> xgboost.Booster:
-        """Called once in every attempt. The booster that is trained."""
+        """Call once in every attempt. Returns the booster to train."""
         for callback in self._callbacks:
             booster = callback.before_training(booster)
-        # As they were before a restart: those of the last round were set after those of the first.
+        # Restores the parameters from before a restart, after those that `before_training` sets.
         booster.set_param(self._history.params)
         return booster
 
     def before_iteration(self, booster: xgboost.Booster, epoch: int) -> bool:
-        """Whether training ends before a round."""
+        """Return whether training ends before a round."""
         return self._is_over(booster, "before_iteration", epoch)
 
     def after_iteration(self, booster: xgboost.Booster, epoch: int, scores: list[Score]) -> bool:
-        """Whether training ends after a round with these metrics."""
+        """Return whether training ends after a round with these metrics."""
         add_to(self._log, scores)
         return self._is_over(booster, "after_iteration", epoch)
 
     def after_training(self, booster: xgboost.Booster) -> xgboost.Booster:
-        """Called once, after the last round. The model."""
+        """Call once, after the last round. Returns the model."""
         for callback in self._callbacks:
             booster = callback.after_training(booster)
         return booster
@@ -70,7 +70,7 @@ class Callbacks:
             return False
         with _noting(booster, self._history.params):
             flag = any(getattr(each, moment)(booster, epoch, self._log) for each in self._callbacks)
-        # What they have set takes effect by a collective operation, and only rank 0 saves.
+        # XGBoost applies new parameters in a collective operation, and only rank 0 saves models.
         booster.save_config()
         over = self._ranks.any(bool(flag))
         self._history.is_over = over

@@ -1,4 +1,4 @@
-"""Collective operations on whatever can be pickled."""
+"""Collective operations on picklable objects."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from xgboost import collective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Those that train together; by default, one process by itself. Every rank calls all of it."""
+    """The ranks that train together, by default one. Every rank calls every method."""
 
     me: int = 0
     size: int = 1
 
     def gathered(self, piece: Any) -> list[Any]:
-        """Everybody's piece, by rank."""
-        return [self._reported(piece, root) for root in range(self.size)]
+        """Return every rank's piece, by rank."""
+        return [self._broadcast_from(piece, root) for root in range(self.size)]
 
-    def told(self, piece: Any) -> Any:
-        """Rank 0's piece, for everybody."""
-        return self._reported(piece, 0)
+    def broadcast(self, piece: Any) -> Any:
+        """Return rank 0's piece on every rank."""
+        return self._broadcast_from(piece, 0)
 
     def any(self, flag: bool) -> bool:
-        """Whether somebody says so."""
+        """Return whether the flag is set on any rank."""
         if self.size == 1:
             return flag
         return bool(collective.allreduce(np.array([flag], np.int32), collective.Op.MAX)[0])
 
-    def _reported(self, piece: Any, root: int) -> Any:
+    def _broadcast_from(self, piece: Any, root: int) -> Any:
         if self.size == 1:
             return piece
-        # In a list: XGBoost broadcasts everything but None.
+        # In a list: XGBoost can't broadcast None.
         return collective.broadcast([piece] if root == self.me else None, root)[0]

@@ -1,4 +1,4 @@
-"""A model to resume from: its trees, and what they demand of the data."""
+"""A model to resume from, and what its trees need of the data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import xgboost
 
 
 def trees_of(given: Any) -> xgboost.Booster | None:
-    """What the user has given to resume from; None if nothing.
+    """Return the user's model to continue; None without one.
 
-    Of a booster its trees alone, as its file has them: parameters that it was trained with are not
-    known any more after a restart.
+    Only the trees of a booster are used, as from its file: its training parameters would be lost
+    after a restart.
 
     Args:
         given: the option `xgb_model`.
@@ -29,15 +29,15 @@ def trees_of(given: Any) -> xgboost.Booster | None:
 def with_those_of(
     model: xgboost.Booster, categories: Mapping[str, pa.Array], names: Sequence[str]
 ) -> dict[str, pa.Array]:
-    """The model's lists of categories instead of the data's: its trees tell them by their numbers.
+    """Return the model's lists of categories: its trees refer to categories by number.
 
     Args:
-        model: to resume from.
-        categories: of the data, by column.
-        names: of the data's features.
+        model: the model to resume from.
+        categories: the data's categories, by column.
+        names: the data's features.
 
     Raises:
-        ValueError: the model is of other features, or doesn't know all categories.
+        ValueError: the model has other features, or doesn't know all categories.
     """
     theirs = model.feature_names or []
     if theirs != list(names):
@@ -53,16 +53,16 @@ def with_those_of(
     }
     if known.keys() != categories.keys():
         raise ValueError(
-            f"The model to go on from has categories in {_listed(known)}; the data has some in "
-            f"{_listed(categories)}. Set categorical=[…] as it was."
+            f"The model to continue has categories in {_listed(known)}; the data has categories in "
+            f"{_listed(categories)}. Set categorical=[…] as the model was trained."
         )
     for name, values in categories.items():
         new = sorted(set(values.to_pylist()) - set(known[name].to_pylist()))
         if new:
             raise ValueError(
-                f"The model to go on from has never seen {_listed(map(repr, new))} in the column "
-                f"{name!r}, and XGBoost takes no more categories than those that a model began "
-                "with. Replace them by one that it knows, or by missing values."
+                f"The model to continue doesn't know {_listed(map(repr, new))} in the column "
+                f"{name!r}, and XGBoost can't add categories to a model. Replace them by known "
+                "categories, or by missing values."
             )
     return {name: pa.array(values.to_pylist()) for name, values in known.items()}
 

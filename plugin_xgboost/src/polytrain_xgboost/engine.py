@@ -1,4 +1,4 @@
-"""The trainer half: tracker and communicator of the attempt, and who boosts."""
+"""The engine: the attempt's tracker and communicator, and boosting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HISTORY_FILE = "history.json"
 
 
 class XGBoostEngine(Engine[xgboost.Booster]):
-    """One rank of a collective that rank 0's tracker brings together."""
+    """One rank of a collective. Rank 0 runs the tracker that connects the ranks."""
 
     def __init__(self, options: XGBoost) -> None:
         self._options = options
@@ -45,7 +45,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         if me.rank != 0:
             yield Offer()
             return
-        # It listens from here on, on a port that the system has chosen. By task id: ranks are ours.
+        # It listens on a free port from here on. Sorting by task id keeps our ranks.
         tracker = RabitTracker(n_workers=me.world_size, host_ip=me.host, sortby="task")
         tracker.start()
         self._tracker = tracker
@@ -58,12 +58,12 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             **world.leader.details, dmlc_task_id=f"{world.me.rank:08d}"
         )
         with ExitStack() as stack:
-            # It prints its rank, however quiet it has been told to be.
+            # It prints its rank whatever its verbosity.
             with redirect_stdout(io.StringIO()):
                 stack.enter_context(communicator)
             yield
         if self._tracker is not None:
-            # It has to serve those who leave later than its own rank.
+            # The tracker must serve ranks that leave later than rank 0.
             self._tracker.wait_for()
             self._tracker.free()
             self._tracker = None
@@ -88,7 +88,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             **options.booster_params,
         }
         check_build(params)
-        # One rank evaluates, and tells the others.
+        # Rank 0 evaluates, and sends the metrics to the others.
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         directory = session.scratch if options.external_memory else None
         with outside_the_collective() as outside:
@@ -126,22 +126,22 @@ class XGBoostEngine(Engine[xgboost.Booster]):
     ) -> np.ndarray[Any, Any]:
         best = model.attr("best_iteration")
         if best is not None:
-            # As xgboost's own estimators do.
+            # As xgboost's estimators do.
             options = {"iteration_range": (0, int(best) + 1), **options}
         matrix = prediction_matrix(table, model, base_margin=self._options.base_margin)
         return np.asarray(model.predict(matrix, **options))
 
 
 def check_build(params: Mapping[str, Any]) -> None:
-    """Whether XGBoost can use the device: it would train on the CPU, with a warning.
+    """Check that XGBoost can use the device: otherwise it trains on the CPU, with a warning.
 
     Raises:
-        RuntimeError: it can't.
+        RuntimeError: it can't use the device.
     """
     if params.get("device", "cpu") != "cpu" and not xgboost.build_info()["USE_CUDA"]:
         raise RuntimeError(
             "The installed xgboost was built without CUDA, so it can't use the workers' GPUs. "
-            "Install one that was: pip install 'polytrain[xgboost]'"
+            "Install a build with CUDA: pip install 'polytrain[xgboost]'"
         )
 
 

@@ -1,10 +1,10 @@
-"""XGBoost as scikit-learn's estimators, trained on any number of workers."""
+"""scikit-learn estimators that XGBoost trains on any number of workers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import xgboost
@@ -18,13 +18,13 @@ from polytrain.boosting.estimators import (
     BackendRegressor,
     Values,
 )
+from polytrain_xgboost.backend import XGBoost
 
 
 class _XGBEstimator(BackendEstimator):
     """The attributes and methods of `xgboost.XGBModel`."""
 
-    backend_name = "xgboost"
-    query_option = "qid"
+    backend = XGBoost
 
     def read_model(self, path: str) -> xgboost.Booster:
         return xgboost.Booster(model_file=path)
@@ -40,7 +40,7 @@ class _XGBEstimator(BackendEstimator):
 
     @property
     def feature_importances_(self) -> Values:
-        """The mean gain of each feature's splits, as parts of 1; shape `[features]`, float32."""
+        """The mean gain of each feature's splits, scaled to sum 1; shape `[features]`, float32."""
         booster = self.get_booster()
         gains = booster.get_score(importance_type="gain")
         found = np.array([gains.get(name, 0) for name in self.model_features(booster)], np.float32)
@@ -50,22 +50,18 @@ class _XGBEstimator(BackendEstimator):
     def evals_result(self) -> dict[str, dict[str, list[float]]]:
         """`"validation_0"` and so on → metric → its values, round by round."""
         if not self._evaluations:
-            raise XGBoostError("No eval_set was given to fit(): nothing was evaluated.")
+            raise XGBoostError("There are no evaluation results. Pass eval_set to fit().")
         return self._evaluations
 
     @property
     def best_iteration(self) -> int:
-        """Number of the best round, from 0, where early stopping was asked for."""
+        """Number of the best round, from 0, with early stopping."""
         return int(self.get_booster().best_iteration)
 
     @property
     def best_score(self) -> float:
-        """What early stopping has compared, of the best round."""
+        """The best round's value of the metric that early stopping uses."""
         return float(self.get_booster().best_score)
-
-    def apply(self, X: Any) -> Values:
-        """The leaf that each row ends in, for each tree; shape `[rows, trees]`."""
-        return self._predicted(X, pred_leaf=True)
 
 
 class PolytrainXGBRegressor(_XGBEstimator, BackendRegressor):
@@ -89,4 +85,6 @@ class PolytrainXGBClassifier(_XGBEstimator, BackendClassifier):
 class PolytrainXGBRanker(_XGBEstimator, BackendRanker):
     """Predicts an order within queries, by LambdaMART unless `objective` says otherwise."""
 
-    ranking_params: ClassVar[Mapping[str, Any]] = {"objective": "rank:ndcg"}
+    def ranking_params(self) -> Mapping[str, Any]:
+        """LambdaMART."""
+        return {"objective": "rank:ndcg"}

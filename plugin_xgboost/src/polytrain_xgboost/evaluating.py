@@ -1,4 +1,4 @@
-"""What is evaluated after a boosting round, and what early stopping makes of it."""
+"""Evaluation after a boosting round, and early stopping."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from polytrain_xgboost.history import Score
 from polytrain_xgboost.matrices import TrainingData
 from polytrain_xgboost.outside import Outside
 
-# Metrics of which more is better, by the beginning of their names; all others are losses.
+# Prefixes of the names of metrics to maximize; all others are losses.
 _MAXIMIZED = ("auc", "aucpr", "pre", "map", "ndcg")
 
 Metric = Callable[[Any, xgboost.DMatrix], Any]
-"""A metric of the user's: predictions and a matrix to name and value, or to a list of these."""
+"""A user's metric: predictions and a matrix to name and value, or to a list of these."""
 
 
 def evaluated(
@@ -29,11 +29,11 @@ def evaluated(
     ranks: Ranks,
     outside: Outside,
 ) -> list[Score]:
-    """The metrics of a round, those of "train" first; the same on every rank.
+    """Return the metrics of a round, "train" first; the same on every rank.
 
-    Data sets that are only evaluated are rank 0's, all rows of them: what it finds is what one
-    process would. Of "train" each rank has its part. XGBoost puts its own metrics together; one of
-    the user's is the mean by weight.
+    Rank 0 has all rows of the other data sets, so its metrics equal those of one process. Each rank
+    has its part of "train". XGBoost combines its own metrics; the user's metric is averaged by
+    weight.
     """
     found: list[Score] = []
     custom = None if options.custom_metric is None else _Custom(options)
@@ -53,7 +53,7 @@ def evaluated(
         return scores
 
     if data.has_others:
-        found += ranks.told(outside(others) if ranks.me == 0 else None)
+        found += ranks.broadcast(outside(others) if ranks.me == 0 else None)
     return found
 
 
@@ -63,27 +63,27 @@ class _Custom:
     def __init__(self, options: XGBoost) -> None:
         assert options.custom_metric is not None
         self._metric: Metric = options.custom_metric
-        # Whoever has an objective of their own knows what its scores mean; XGBoost doesn't.
+        # With the user's objective, XGBoost can't convert scores to predictions.
         self._margin = options.obj is not None
 
     def scores(self, booster: xgboost.Booster, matrix: xgboost.DMatrix, name: str) -> list[Score]:
-        """Of one data set, in full precision: XGBoost itself keeps six decimals."""
+        """Return one data set's metrics in full precision: XGBoost itself keeps six decimals."""
         predictions = booster.predict(matrix, training=False, output_margin=self._margin)
-        told = self._metric(predictions, matrix)
-        pairs = told if isinstance(told, list) else [told]
+        found = self._metric(predictions, matrix)
+        pairs = found if isinstance(found, list) else [found]
         return [Score(name, metric, float(value)) for metric, value in pairs]
 
 
 def _own(booster: xgboost.Booster, matrix: xgboost.DMatrix, name: str, round_: int) -> list[Score]:
-    """XGBoost's metrics of one data set."""
+    """Return XGBoost's metrics of one data set."""
     text = booster.eval_set([(matrix, name)], round_)
     # The round's number, and "name-metric:value" for every metric.
     parts = (part.rpartition(":") for part in text.split("\t")[1:])
-    return [Score(name, told.removeprefix(f"{name}-"), float(value)) for told, _, value in parts]
+    return [Score(name, full.removeprefix(f"{name}-"), float(value)) for full, _, value in parts]
 
 
 def _mean(parts: Iterable[tuple[list[Score], float]]) -> list[Score]:
-    """The ranks' metrics in one, each with the weight of its rows. Some may have none."""
+    """Return the mean of the ranks' metrics by the weight of their rows, which may be 0."""
     parts = [(scores, weight) for scores, weight in parts if weight > 0]
     total = sum(weight for _, weight in parts)
     return [
@@ -95,30 +95,30 @@ def _mean(parts: Iterable[tuple[list[Score], float]]) -> list[Score]:
 def is_exhausted(
     booster: xgboost.Booster, history: list[list[Score]], *, options: XGBoost, patience: int
 ) -> bool:
-    """Whether the last metric hasn't improved for so many rounds, by XGBoost's own rule.
+    """Return whether the last metric hasn't improved for `patience` rounds, by XGBoost's rule.
 
-    What it remembers is in the model's attributes: a restart goes on with it.
+    The state is in the model's attributes, so a restart resumes with it.
 
     Args:
-        booster: after a round.
-        history: of this and all rounds before it.
-        options: of the run.
+        booster: the booster after a round.
+        history: the metrics of this and all earlier rounds.
+        options: the run's options.
         patience: rounds to wait.
 
     Raises:
-        ValueError: nothing has been evaluated.
+        ValueError: there are no metrics.
     """
     if not history[-1]:
         raise ValueError(
-            "early_stopping_rounds looks at a metric, and there is none. Leave out "
+            "early_stopping_rounds needs a metric, and there is none. Leave out "
             "'disable_default_eval_metric', or give params['eval_metric'] or custom_metric."
         )
     _, metric, score = history[-1][-1]
     maximize = options.maximize
     if maximize is None:
-        # "mape" is a loss whose name begins like the gain "map".
+        # "mape" is a loss, although its name starts with that of "map".
         maximize = metric.startswith(_MAXIMIZED) and metric != "mape"
-    # What a model that was given remembers is of other data.
+    # The attributes of the user's model are about other data.
     best = booster.attr("best_score") if len(history) > 1 else None
     if best is None or (score > float(best) if maximize else score < float(best)):
         iteration = booster.num_boosted_rounds() - 1
@@ -127,6 +127,6 @@ def is_exhausted(
 
 
 def has_stopped(booster: xgboost.Booster, patience: int) -> bool:
-    """Whether early stopping ends training with this model."""
+    """Return whether early stopping ends training with this model."""
     stale = booster.num_boosted_rounds() - 1 - int(booster.attr("best_iteration") or 0)
     return stale >= patience

@@ -1,4 +1,4 @@
-"""Rows that needn't fit into memory: on the node's disk, as Arrow has them and as XGBoost does."""
+"""External memory: rows and bins on the node's disk."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _BYTES_AT_ONCE = 1 << 26
 
 
 def spooled(shard: Shard, directory: Path) -> pa.Table:
-    """A shard as a table mapped from a file, of which the system keeps what it has room for.
+    """Write a shard to a file, and return it as a memory-mapped table.
 
     Args:
-        shard: read a part at a time.
-        directory: for the file.
+        shard: the shard, read in parts.
+        directory: directory for the file.
     """
     path = directory / f"{shard.name}.arrow"
     at_once = _rows_at_once(shard.schema)
@@ -29,15 +29,15 @@ def spooled(shard: Shard, directory: Path) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
 
 
-class Pages(xgboost.DataIter):  # type: ignore[misc]  # it is Any here
-    """A table's rows, a part at a time, which XGBoost bins and keeps on disk."""
+class Pages(xgboost.DataIter):
+    """Gives XGBoost a table in parts, which it bins and keeps on disk."""
 
     def __init__(self, table: pa.Table, facts: Mapping[str, Any], directory: Path) -> None:
         """
         Args:
             table: the features.
-            facts: what `xgboost.DMatrix` takes beside them, by row.
-            directory: for what XGBoost keeps.
+            facts: what `xgboost.DMatrix` takes besides features, by row.
+            directory: directory for XGBoost's files.
         """
         self._table = table
         self._facts = facts
@@ -46,7 +46,7 @@ class Pages(xgboost.DataIter):  # type: ignore[misc]  # it is Any here
         super().__init__(cache_prefix=str(directory / "bins"))
 
     def next(self, input_data: Callable[..., None]) -> bool:
-        """XGBoost's own: give the next part."""
+        """Give XGBoost the next part; called by XGBoost."""
         rows = slice(self._start, self._start + self._at_once)
         if rows.start >= len(self._table):
             return False
@@ -58,10 +58,10 @@ class Pages(xgboost.DataIter):  # type: ignore[misc]  # it is Any here
         return True
 
     def reset(self) -> None:
-        """XGBoost's own: begin anew."""
+        """Start again with the first part; called by XGBoost."""
         self._start = 0
 
 
 def _rows_at_once(schema: pa.Schema) -> int:
-    """Rows of about 64 MiB, at 8 bytes a value."""
+    """Return the number of rows in about 64 MiB, at 8 bytes per value."""
     return max(1, _BYTES_AT_ONCE // (8 * len(schema)))

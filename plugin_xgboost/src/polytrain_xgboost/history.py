@@ -1,4 +1,4 @@
-"""What is known of the rounds of a run, and isn't in the model."""
+"""The history of a run's rounds, which the model doesn't hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 EvalsLog = dict[str, dict[str, list[float]]]
-"""Metrics as XGBoost's callbacks get them: by data set and name, one number for each round."""
+"""Metrics as XGBoost's callbacks get them: data set → metric → one number per round."""
 
 
 class Score(NamedTuple):
@@ -21,24 +21,24 @@ class Score(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class History:
-    """The rounds of a run, and what the user's callbacks have made of them."""
+    """The rounds of a run, and what the user's callbacks changed."""
 
     rounds: list[list[Score]] = field(default_factory=list)
     params: dict[str, str] = field(default_factory=dict)
-    """Parameters that callbacks have set."""
+    """Parameters that callbacks set."""
 
     is_over: bool = False
-    """Whether a callback has ended training."""
+    """Whether a callback ended training."""
 
     def evals_log(self) -> EvalsLog:
-        """The metrics of all rounds."""
+        """Return the metrics of all rounds."""
         log: EvalsLog = {}
         for scores in self.rounds:
             add_to(log, scores)
         return log
 
     def to_json(self) -> str:
-        """The history as JSON text."""
+        """Return the history as JSON text."""
         fields = {"rounds": self.rounds, "params": self.params, "is_over": self.is_over}
         return json.dumps(fields)
 

@@ -1,6 +1,6 @@
-"""The score that every row begins with, estimated from all rows as one process would.
+"""The initial score of all rows, estimated from all rows in one process.
 
-Where the ranks estimate it together, it depends in its last bits on how the rows are split.
+If the ranks estimated it together, its last bits would depend on how the rows are split.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.outside import Outside
 
 _OF_COLUMNS = ("monotone_constraints", "interaction_constraints", "max_bin")
-"""Parameters about features: the estimate has none of the user's, and nothing to bin."""
+"""Parameters about features, which the estimate doesn't use."""
 
 _FLAG = b"boost_from_averageSL\0\0\0\0\0\0\0\1"
-"""What precedes the flag in a model's UBJSON: its name, and that a string of length 1 follows."""
+"""The bytes before the flag in a model's UBJSON: its name, and a string's type and length 1."""
 
 
 def estimated_intercept(
     facts: Mapping[str, Any], params: Mapping[str, Any], *, ranks: Ranks, outside: Outside
 ) -> str:
-    """XGBoost's `base_score` for all rows.
+    """Return XGBoost's `base_score` for all rows.
 
     Args:
-        facts: what `xgboost.DMatrix` takes beside the features, of this rank's rows.
+        facts: what `xgboost.DMatrix` takes besides features, of this rank's rows.
         params: XGBoost's parameters.
-        ranks: all of which call this.
-        outside: for what one rank does alone.
+        ranks: all ranks, each of which calls this function.
+        outside: makes calls outside the collective.
     """
-    # As XGBoost keeps them.
-    everybodys = ranks.gathered({name: _as_kept(values) for name, values in facts.items()})
+    # In the types that XGBoost keeps.
+    by_rank = ranks.gathered({name: _as_kept(values) for name, values in facts.items()})
     estimate = None
     if ranks.me == 0:
-        whole = {name: np.concatenate([theirs[name] for theirs in everybodys]) for name in facts}
+        whole = {name: np.concatenate([theirs[name] for theirs in by_rank]) for name in facts}
         estimate = outside(_estimate, whole, params)
-    intercept: str = ranks.told(estimate)
+    intercept: str = ranks.broadcast(estimate)
     return intercept
 
 
@@ -48,7 +48,7 @@ def _as_kept(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _estimate(facts: Mapping[str, Any], params: Mapping[str, Any]) -> str:
-    """XGBoost estimates before the first round, which finds nothing to split here."""
+    """Let XGBoost estimate the score, before a round that finds nothing to split."""
     nothing = np.zeros((len(facts["label"]), 1), np.float32)
     matrix = xgboost.QuantileDMatrix(nothing, **facts)
     booster = xgboost.Booster(
@@ -61,5 +61,5 @@ def _estimate(facts: Mapping[str, Any], params: Mapping[str, Any]) -> str:
 
 
 def marked_as_estimated(model: bytes) -> bytes:
-    """A model whose `base_score` was given says so. One that we have given was estimated."""
+    """Mark the `base_score` in a saved model as estimated: XGBoost takes ours for the user's."""
     return model.replace(_FLAG + b"0", _FLAG + b"1", 1)

@@ -23,4 +23,4 @@ KNOWN_PARAMETERS = (
     *("tree_method", "tweedie_variance_power", "updater", "use_rmm", "validate_parameters"),
     "verbosity",
 )
-"""Those of its documentation and of a booster's configuration, up to version 3.2."""
+"""Names in XGBoost's documentation and in a booster's configuration, up to version 3.2."""

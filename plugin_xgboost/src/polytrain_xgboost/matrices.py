@@ -1,7 +1,7 @@
-"""From tables to XGBoost's matrices: the same bins on every rank.
+"""Converts tables to XGBoost's matrices, with the same bins on every rank.
 
-Left alone, every rank would bin its own rows, and XGBoost would merge what came of it: other bins,
-and another model, for every way in which the rows can be split.
+By itself XGBoost bins the rows of each rank and merges the bins, so the bins and the model depend
+on how the rows are split.
 """
 
 from __future__ import annotations
@@ -19,50 +19,52 @@ import xgboost
 from polytrain.boosting.categories import agreed_categories, encoded, selected
 from polytrain.boosting.numbers import floats, plainly_typed
 from polytrain.boosting.row_draws import Mask
-from polytrain.boosting.sampling import agreed_sample
+from polytrain.boosting.sampling import agreed_numbers, agreed_sample
+from polytrain.boosting.table_rules import finite
+from polytrain.boosting.table_validation import validated
 from polytrain.extension import group_sizes
-from polytrain_xgboost.admission import admitted_tables
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.continuing import trees_of, with_those_of
 from polytrain_xgboost.external import Pages
+from polytrain_xgboost.labels import labels
 from polytrain_xgboost.outside import Outside
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """What one rank trains on, and evaluates on."""
+    """The data of one rank, for training and evaluation."""
 
     train: xgboost.QuantileDMatrix
     evaluated: Mapping[str, xgboost.QuantileDMatrix]
-    """All rows of the other data sets, on rank 0."""
+    """On rank 0, all rows of the other data sets."""
 
     has_others: bool
-    """Whether there are such data sets."""
+    """Whether there are other data sets."""
 
     first_row: int
-    """Number of its first row in the whole data set; with queries, of its first query."""
+    """Number of the rank's first row in the whole data set; with queries, of its first query."""
 
     facts: Mapping[str, Any]
-    """What is known of its rows besides the features, as XGBoost takes it."""
+    """What XGBoost takes besides features, by row."""
 
     @cached_property
     def weights(self) -> np.ndarray[Any, Any]:
-        """The weight of each of its rows, or of its queries, before any is drawn."""
+        """The weight of each row, or of each query, before rows are drawn."""
         weights = self.train.get_weight()
         if len(weights):
             return weights
         return np.ones(self._queries or self.train.num_row(), np.float32)
 
     def by_row(self, mask: Mask) -> Mask:
-        """What is said of rows, or of queries, for each of the rows."""
+        """Return a mask of rows for a mask of rows or of queries."""
         if not self._queries:
             return mask
         return np.repeat(mask, np.diff(self.train.get_uint_info("group_ptr")))
 
     @property
     def _queries(self) -> int:
-        """How many it has; 0 if rows stand for themselves."""
+        """Number of the rank's queries; 0 without queries."""
         return max(0, len(self.train.get_uint_info("group_ptr")) - 1)
 
 
@@ -76,66 +78,66 @@ def training_data(
     model: xgboost.Booster | None,
     directory: Path | None,
 ) -> TrainingData:
-    """Bin everything by one sample of all ranks' rows.
+    """Bin all data sets by one sample of all ranks' rows.
 
     Args:
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
-        options: which columns mean what.
+        options: the options, which name the columns.
         params: XGBoost's parameters.
-        ranks: all of which call this.
-        outside: for what is done by each rank alone.
+        ranks: all ranks, each of which calls this function.
+        outside: makes calls outside the collective.
         model: trees to resume from.
-        directory: for the bins of "train", with external memory; None to have them in memory.
+        directory: directory for the bins of "train", with external memory; None for memory.
 
     Raises:
         BadDataError: on every rank, if some values can't be trained on.
-        ValueError: the trees are of other features, or don't know all categories.
+        ValueError: the trees have other features, or don't know all categories.
     """
-    tables = admitted_tables(tables, options, ranks)
+    tables = _validated(tables, options, ranks)
     categories = _categories(tables, options, ranks, model)
     tables = {name: encoded(table, categories) for name, table in tables.items()}
     binning = _Binning(options=options, params=params)
     mine, facts = tables["train"], binning.facts(tables["train"])
     queries = int(facts["qid"][-1]) + 1 if options.qid and len(mine) else 0
-    everybodys = np.array(ranks.gathered([len(mine), queries]))
-    first_row, first_query = everybodys[: ranks.me].sum(axis=0).tolist()
+    numbers = agreed_numbers(rows=len(mine), queries=queries, rank=ranks.me, gather=ranks.gathered)
     if options.qid is not None:
-        facts["qid"] += first_query
-    sample = _sample(mine, first_row, int(everybodys[:, 0].sum()), options, ranks)
+        facts["qid"] += numbers.first_query
+    sample = agreed_sample(mine, numbers, options, gather=ranks.gathered)
     train = outside(binning.train, mine, facts, outside(binning.reference, sample), directory)
     return TrainingData(
         train=train,
-        has_others=ranks.told(len(tables) > 1),
+        has_others=ranks.broadcast(len(tables) > 1),
         evaluated={
             name: outside(binning.matrix, table, binning.facts(table), train)
             for name, table in tables.items()
             if name != "train"
         },
-        first_row=first_row if options.qid is None else first_query,
+        first_row=numbers.first_row if options.qid is None else numbers.first_query,
         facts=facts,
     )
 
 
 def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
-    """A matrix with the bins that a run on these rows has, at any number of workers."""
+    """Return a matrix with the bins of a run on these rows, at any number of workers."""
     ranks = Ranks()
-    tables = admitted_tables({"train": table}, options, ranks)
+    tables = _validated({"train": table}, options, ranks)
     categories = _categories(tables, options, ranks, trees_of(options.xgb_model))
     table = encoded(tables["train"], categories)
     params = {"nthread": 0, **options.params}
-    sample = _sample(table, 0, len(table), options, ranks)
+    numbers = agreed_numbers(rows=len(table), queries=0, rank=ranks.me, gather=ranks.gathered)
+    sample = agreed_sample(table, numbers, options, gather=ranks.gathered)
     return _Binning(options=options, params=params).reference(sample)
 
 
 def prediction_matrix(
     table: pa.Table, model: xgboost.Booster, *, base_margin: str | None
 ) -> xgboost.DMatrix:
-    """A table's rows for a model: its columns by name, its own categories.
+    """Return a table's rows as a model's matrix: columns by name, the model's categories.
 
     Args:
-        table: the rows; of a category that the model doesn't know, nothing is known.
-        model: to predict them.
-        base_margin: column with what each row begins with; left out where it isn't there.
+        table: the rows; categories that the model doesn't know become missing values.
+        model: the model that predicts them.
+        base_margin: column with each row's initial score; ignored if it is missing.
     """
     lists = model.get_categories(export_to_arrow=True).to_arrow()
     categories = {name: values for name, values in lists if values is not None}
@@ -148,15 +150,20 @@ def prediction_matrix(
     )
 
 
-def _sample(mine: pa.Table, first_row: int, rows: int, options: XGBoost, ranks: Ranks) -> pa.Table:
-    """The rows that bins are made from."""
-    return agreed_sample(
-        mine,
-        first_row=first_row,
-        rows=rows,
-        size=options.bin_sample_rows,
-        seed=options.seed,
+def _validated(
+    tables: Mapping[str, pa.Table], options: XGBoost, ranks: Ranks
+) -> dict[str, pa.Table]:
+    """Return the tables, if XGBoost can train on them."""
+    schema = tables["train"].schema
+    names = options.features_of(schema.names)
+    features = pa.schema([field for field in schema if field.name in names])
+    return validated(
+        tables,
+        options,
+        labels=labels(options.params) if options.obj is None else None,
+        rules=finite(features, "XGBoost"),
         gather=ranks.gathered,
+        is_logging_rank=ranks.me == 0,
     )
 
 
@@ -166,12 +173,11 @@ def _categories(
     ranks: Ranks,
     model: xgboost.Booster | None,
 ) -> dict[str, pa.Array]:
-    besides = options.columns_besides_features
-    names = [name for name in tables["train"].column_names if name not in besides]
+    names = options.features_of(tables["train"].column_names)
     categories = agreed_categories(
         tables, features=names, also=options.categorical, gather=ranks.gathered
     )
-    # From Arrow XGBoost takes no numbers as categories, and no empty list of them.
+    # From Arrow XGBoost takes only strings as categories, and at least one.
     categories = {
         name: values.cast(pa.string()) if len(values) else pa.array([""])
         for name, values in categories.items()
@@ -202,7 +208,7 @@ class _Binning:
         return xgboost.ExtMemQuantileDMatrix(pages, ref=reference, **self._how)
 
     def facts(self, table: pa.Table) -> dict[str, Any]:
-        """What `xgboost.DMatrix` takes beside the features."""
+        """Return what `xgboost.DMatrix` takes besides features."""
         options = self.options
         facts = {
             "label": _numbers(table, options.label),
@@ -211,7 +217,7 @@ class _Binning:
         }
         if options.qid is not None:
             sizes = group_sizes(table.column(options.qid))
-            # Numbers that grow, which is what XGBoost takes.
+            # XGBoost needs ascending numbers.
             facts["qid"] = np.repeat(np.arange(len(sizes)), sizes)
             if facts["weight"] is not None:
                 # XGBoost weighs queries: the weight of each is that of its first row.
@@ -219,7 +225,7 @@ class _Binning:
         return {name: values for name, values in facts.items() if values is not None}
 
     def reference(self, sample: pa.Table) -> xgboost.QuantileDMatrix:
-        """A matrix whose bins all others take. Rows count by their weight, if they have one."""
+        """Return the matrix whose bins all others take, with weighted rows if there are weights."""
         weight = None if self.options.qid else _numbers(sample, self.options.weight)
         return self._quantiles(sample, weight=weight)
 

@@ -1,4 +1,4 @@
-"""Calls that the other ranks take no part in: XGBoost's communicator belongs to one thread."""
+"""Calls outside the collective, on another thread: XGBoost's communicator is per thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Outside(Protocol):
     """Makes a call outside the collective, and waits for it."""
 
     def __call__(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """What the call returns; what it raises is raised."""
+        """Return the call's result, or raise its error."""
 
 
 @contextmanager
 def outside_the_collective() -> Iterator[Outside]:
-    """A thread of its own, which stays the same: so do the threads that XGBoost starts for it."""
+    """Yield a function that makes calls on one other thread."""
     with ThreadPoolExecutor(1, thread_name_prefix="outside-the-collective") as thread:
         yield lambda call, *args, **kwargs: thread.submit(call, *args, **kwargs).result()

@@ -1,4 +1,4 @@
-"""For training functions that call `xgboost.train`: what it does is reported, and saved."""
+"""Reports and checkpoints for training functions that call `xgboost.train`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from polytrain_xgboost.engine import MODEL_FILE
 
 
 class ReportCallback(xgboost.callback.TrainingCallback):
-    """Reports the metrics of every round, and a checkpoint every so many and at the end."""
+    """Reports metrics after every round, and a checkpoint at an interval and at the end."""
 
     def __init__(self, *, checkpoint_frequency: int = 0) -> None:
         """
         Args:
-            checkpoint_frequency: rounds between two checkpoints; 0 for none but the last.
+            checkpoint_frequency: rounds between two checkpoints; 0 for a last one only.
         """
         super().__init__()
         self._frequency = checkpoint_frequency
         self._unreported: tuple[int, Mapping[str, Any]] | None = None
-        """The round before this one, and its metrics: whether it was the last shows only later."""
+        """The previous round and its metrics: only the next call shows whether it was the last."""
 
     def before_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
-        self._tell(model, is_last=False)
+        self._report(model, is_last=False)
         return False
 
     def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
@@ -40,10 +40,10 @@ class ReportCallback(xgboost.callback.TrainingCallback):
         return False
 
     def after_training(self, model: Any) -> Any:
-        self._tell(model, is_last=True)
+        self._report(model, is_last=True)
         return model
 
-    def _tell(self, model: xgboost.Booster, *, is_last: bool) -> None:
+    def _report(self, model: xgboost.Booster, *, is_last: bool) -> None:
         if self._unreported is None:
             return
         round_, metrics = self._unreported
@@ -58,10 +58,10 @@ class ReportCallback(xgboost.callback.TrainingCallback):
 
 
 def checkpointed_model() -> xgboost.Booster | None:
-    """The model of the checkpoint to resume from, for `xgboost.train(xgb_model=…)`; None at first.
+    """Return the checkpoint's model, for `xgboost.train(xgb_model=…)`; None without a checkpoint.
 
     Raises:
-        NotInTrainerError: outside a training function.
+        NotInWorkerError: outside a training function.
     """
     checkpoint = polytrain.get_checkpoint()
     if checkpoint is None:

@@ -5,13 +5,7 @@ Importing this package imports pluggy and the standard library, no framework and
 
 from polytrain_plugins.backend import CONTRACT_VERSION, Backend, Demand, Job
 from polytrain_plugins.capabilities import Capabilities, CheckpointKind, Device
-from polytrain_plugins.columns import (
-    constraint_problems,
-    feature_problems,
-    is_category,
-    is_number,
-    number_problems,
-)
+from polytrain_plugins.columns import is_category, is_number, missing_columns, number_problems
 from polytrain_plugins.engine import Engine, Session
 from polytrain_plugins.environment import changed_environment
 from polytrain_plugins.errors import (
@@ -29,22 +23,10 @@ from polytrain_plugins.events import Attempt, CheckpointInfo, Outcome, Report, R
 from polytrain_plugins.hookspecs import hookimpl
 from polytrain_plugins.ports import HeldPort, held_port
 from polytrain_plugins.problems import (
-    categorical_problems,
     is_instance_of,
-    missing_columns,
-    missing_label,
-    misspelt_parameters,
-    model_problems,
-    needed_by_objective,
-    not_a_count,
-    not_a_mapping,
-    not_column_names,
-    not_numbers,
+    needed_without_function,
     options_beside_function,
-    patience_problems,
-    refused_parameters,
-    sample_problems,
-    too_many_threads,
+    timeout_problems,
     unknown_name,
 )
 from polytrain_plugins.registry import backend_names, load_backend
@@ -93,10 +75,7 @@ __all__ = [
     "UnsupportedCapabilityError",
     "World",
     "backend_names",
-    "categorical_problems",
     "changed_environment",
-    "constraint_problems",
-    "feature_problems",
     "held_port",
     "hookimpl",
     "is_category",
@@ -104,19 +83,9 @@ __all__ = [
     "is_number",
     "load_backend",
     "missing_columns",
-    "missing_label",
-    "misspelt_parameters",
-    "model_problems",
-    "needed_by_objective",
-    "not_a_count",
-    "not_a_mapping",
-    "not_column_names",
-    "not_numbers",
+    "needed_without_function",
     "number_problems",
     "options_beside_function",
-    "patience_problems",
-    "refused_parameters",
-    "sample_problems",
-    "too_many_threads",
+    "timeout_problems",
     "unknown_name",
 ]

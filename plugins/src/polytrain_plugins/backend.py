@@ -1,4 +1,4 @@
-"""The driver half of a backend: its options, what is wrong with them, and what its workers need."""
+"""The driver half of a backend: its options, their checks, and what its workers need."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from polytrain_plugins.errors import Problem
 from polytrain_plugins.shard import DatasetInfo
 
 CONTRACT_VERSION = 1
-"""Version of everything in this package that a backend is written against."""
+"""Version of the contract: of everything in this package that a backend uses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a user asked for, as far as a backend may want to know."""
+    """The parts of a user's request that a backend may need."""
 
     num_workers: int
     """Ranks of the world; 1 when the run is inline."""
@@ -37,15 +37,15 @@ class Demand:
     """Variables that are set before the process starts, unless the user has set them."""
 
     preload: tuple[str, ...] = ()
-    """Modules that are imported once per node and inherited by every trainer. They must start no
-    thread and touch no device: a process that has done either can't be forked safely."""
+    """Modules that are imported once per node; every worker process inherits them. They must not
+    start a thread or use a device, because such a process can't be forked safely."""
 
     whole_datasets: frozenset[str] = frozenset()
     """Data sets that every rank gets whole instead of in shards."""
 
     reads_tables: bool = False
-    """Whether training takes a shard as one table, rather than in batches: agents then hold it in
-    shared memory, and a restarted trainer maps it instead of reading it again."""
+    """Whether training takes a shard as one table, not in batches. Agents then hold it in shared
+    memory, and a restarted worker process maps it instead of reading it again."""
 
     group: str | None = None
     """Column of the sharded data sets whose equal values stay together on one rank."""
@@ -54,8 +54,8 @@ class Demand:
 class Backend(ABC):
     """One framework. A subclass is a frozen dataclass whose fields *are* the user's options.
 
-    It lives in the driver and travels to the workers, so it pickles, and its module imports no
-    framework. It needs no code for failures: a broken attempt is killed and forked anew.
+    It is used in the driver and sent to the workers, so it can be pickled, and its module imports
+    no framework. It needs no code for failures: a broken attempt is killed and started again.
     """
 
     name: ClassVar[str]
@@ -70,8 +70,8 @@ class Backend(ABC):
     """Importable module → the command that installs it. Checked before any worker starts."""
 
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset()
-    """Options that may be others when an unfinished run is resumed, such as how long it is to
-    be. Others that differ are refused."""
+    """Options that may change when an unfinished run is resumed, such as its length. A change of
+    any other option is rejected."""
 
     def problems(self, job: Job) -> Iterable[Problem]:
         """Everything that is wrong with the options for this job. Never raises; none by default."""
@@ -83,5 +83,5 @@ class Backend(ABC):
 
     @abstractmethod
     def engine(self) -> Engine[Any]:
-        """The trainer half. Called in the trainer, and by `Result.load_model`; here the framework
-        may be imported."""
+        """The engine. Called in the worker process, and by `Result.load_model`; it may import the
+        framework."""

@@ -1,4 +1,4 @@
-"""What a backend promises beyond training: facts that the core and the conformance kit act on."""
+"""What a backend promises beyond training. The core and the conformance kit use it."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ class CheckpointKind(StrEnum):
     """Who writes a checkpoint."""
 
     ONE_RANK = "rank_0"
-    """The state is replicated: what rank 0 reports is the whole checkpoint."""
+    """The state is replicated: rank 0's files are the whole checkpoint."""
 
     EVERY_RANK = "every_rank"
-    """The state is sharded: the checkpoint is one directory with the parts of all ranks."""
+    """The state is sharded: the checkpoint is one directory with the files of all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """Promises of one backend.
 
-    A promise that isn't declared is refused by name when a user asks for it; one that is declared
-    is tested by the conformance kit. A capability that adds a method stands here as a flag too, and
-    the kit fails a backend whose flag and method disagree.
+    If a user requests a capability that isn't declared, an error names it. The conformance kit
+    tests those that are declared. A capability that adds a method also has a flag here; the kit
+    fails a backend whose flag and method disagree.
     """
 
     declarative: bool = False
     """`Engine.train` exists: the backend trains from its options, with no training function."""
 
     predictive: bool = False
-    """`Engine.predict` exists: `Result.predict` has all workers predict, each some rows."""
+    """`Engine.predict` exists: `Result.predict` works, and divides the rows among workers."""
 
     exact_resume: bool = False
-    """A run from the backend's options that was killed and went on ends in the same files, byte for
-    byte, as one that wasn't."""
+    """A run without a training function that was killed and resumed ends in the same files, byte
+    for byte, as an uninterrupted one."""
 
     exact_scaling: bool = False
-    """A run from the backend's options ends in the same files, byte for byte, at any number of
+    """A run without a training function ends in the same files, byte for byte, at any number of
     workers."""
 
     checkpoint: CheckpointKind = CheckpointKind.ONE_RANK
     """Who writes a checkpoint."""
 
     devices: frozenset[Device] = frozenset({Device.CPU})
-    """Devices that a worker may be given."""
+    """Devices that a worker may use."""

@@ -1,4 +1,4 @@
-"""The trainer half of a backend: it brings up the framework's own distribution, and trains."""
+"""The engine of a backend: it joins the framework's collective in a worker process, and trains."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Model = TypeVar("Model")
 
 
 class Session(Protocol):
-    """What the core hands to `Engine.train`."""
+    """What `Engine.train` gets from the core."""
 
     @property
     def world(self) -> World:
-        """The attempt that this trainer is in."""
+        """The attempt of this worker process."""
 
     @property
     def checkpoint(self) -> Path | None:
@@ -32,14 +32,14 @@ class Session(Protocol):
 
     @property
     def scratch(self) -> Path:
-        """A directory on the node's disk for this attempt alone, removed when the next begins, or
-        when the run ends, however it ends."""
+        """A directory on the node's disk for this attempt. It is removed when the next attempt
+        begins, or when the run ends, however it ends."""
 
     def report(self, *, step: int, metrics: Mapping[str, Any], model: Any = None) -> None:
-        """Report a finished round or epoch. Every rank calls it at every step.
+        """Report a finished step, such as an epoch. Every rank calls it at every step.
 
         Args:
-            step: Rounds or epochs done, counted over the whole run: 1 after the first.
+            step: Steps done, counted over the whole run: 1 after the first.
             metrics: Plain numbers by name.
             model: What `Engine.save` takes. The core decides at which steps, and on which ranks,
                 it is saved.
@@ -47,20 +47,20 @@ class Session(Protocol):
 
 
 class Engine(ABC, Generic[Model]):
-    """One per trainer process and attempt. The core runs, on every rank:
+    """One per worker process. The core runs, on every rank:
 
         with engine.offering(me) as offer:
-            …all offers are gathered, everyone gets the roster…
+            …all offers are gathered, every rank gets the roster…
             with engine.joined(world):
                 engine.train(…) or the user's training function
 
-    Both blocks are left on a normal end, after every rank has finished. A failure kills the
-    process instead: nothing needs to be unwound.
+    Both blocks are left at a normal end, after every rank has finished. After a failure the process
+    is killed instead, so no clean-up is needed.
     """
 
     @contextmanager
     def offering(self, me: Member) -> Iterator[Offer]:
-        """Make what the other ranks must know: an address, a service. Nothing by default.
+        """Offer what the other ranks must know: an address, a service. By default nothing.
 
         Hold a port (`polytrain_plugins.ports.HeldPort`) until the framework binds it.
         """
@@ -69,16 +69,16 @@ class Engine(ABC, Generic[Model]):
     @contextmanager
     @abstractmethod
     def joined(self, world: World) -> Iterator[None]:
-        """Enter the collective; at the end leave it, and undo what was changed in the process."""
+        """Join the collective. At the end leave it, and undo all changes in the process."""
         yield
 
     @abstractmethod
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
-        """The sums of the ranks' numbers, by a collective operation of the framework's own.
+        """The sums of the ranks' numbers, by the framework's own collective operation.
 
-        Called on every rank right after `joined` was entered. The core sums up ones, and refuses to
-        train when that isn't `world.size`: such a run would train each worker on its own part of
-        the data. It sums up the rows that the ranks have, and compares them with the data set's.
+        Called on every rank right after `joined` was entered. The core sums up ones, and fails
+        unless the sum is `world.size`: otherwise each worker would train its own model on its part
+        of the data. It also sums up the ranks' rows, and compares them with the data set's.
 
         Args:
             values: the same number of them on every rank; from 0, and below 2 ** 40.
@@ -86,13 +86,13 @@ class Engine(ABC, Generic[Model]):
         """
 
     def adapt(self, shard: Shard) -> Any:
-        """The shard as `get_dataset_shard` gives it to a training function: itself by default."""
+        """The shard that a training function gets from `get_dataset_shard`: by default the same."""
         return shard
 
     def train(self, shards: Mapping[str, Shard], session: Session) -> Model:
         """Train from the backend's options alone, for a backend that declares `declarative`."""
         raise UnsupportedCapabilityError(
-            f"{type(self).__name__} has no training loop of its own: pass a training function."
+            f"{type(self).__name__} can't train from options alone: pass train_loop_per_worker."
         )
 
     @abstractmethod
@@ -101,21 +101,21 @@ class Engine(ABC, Generic[Model]):
 
     @abstractmethod
     def load(self, directory: Path) -> Model:
-        """Read what `save` wrote, without executing anything that is stored there."""
+        """Read what `save` wrote, without running any stored code."""
 
     def predict(self, model: Model, table: pa.Table, **options: Any) -> np.ndarray[Any, Any]:
-        """Predict rows, each by itself, for a backend that declares `predictive`.
+        """Predict rows, each independently, for a backend that declares `predictive`.
 
         Args:
             model: what `load` returned.
-            table: the rows; columns that the model doesn't know are left alone.
-            options: the user's, as for the framework's own method.
+            table: the rows; columns that the model doesn't know are ignored.
+            options: the user's, for the framework's own method.
 
         Returns:
             An array whose first axis is the rows, in their order.
 
         Raises:
-            ValueError: a column that the model needs isn't there.
+            ValueError: a column that the model needs is missing.
         """
         raise UnsupportedCapabilityError(
             f"{type(self).__name__} can't predict: use result.load_model() and its own method."

@@ -1,4 +1,4 @@
-"""Changing the process's environment for a while."""
+"""Environment variables that are set for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables while the block runs, and restore what was there before."""
+    """Set environment variables while the block runs, and restore the old values."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

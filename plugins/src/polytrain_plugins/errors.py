@@ -1,12 +1,12 @@
 """Errors of the contract.
 
     PolytrainError
-    ├── RegistryError                 a backend can't be had by the name that was asked for
+    ├── RegistryError                 the backend of this name can't be loaded
     │   ├── UnknownBackendError
     │   ├── AmbiguousBackendError     two distributions claim the name
     │   ├── BackendImportError        the plugin's own import failed; the cause is kept
     │   └── ContractVersionError      written for another version of the contract
-    ├── InvalidJobError               (ValueError) the job can't be run; lists every problem
+    ├── InvalidJobError               (ValueError) the job can't run; lists every problem
     ├── UnsupportedCapabilityError    the backend doesn't promise this
     └── …                             `polytrain.common.errors` has those of a run
 
@@ -40,7 +40,7 @@ class PolytrainError(Exception):
 
 
 class RegistryError(PolytrainError):
-    """A backend can't be had by the name that was asked for."""
+    """The backend of this name can't be loaded."""
 
 
 class UnknownBackendError(RegistryError):
@@ -60,7 +60,7 @@ class ContractVersionError(RegistryError):
 
 
 class InvalidJobError(PolytrainError, ValueError):
-    """What the user asked for can't be run. No worker was started."""
+    """The job can't run. No worker was started."""
 
     def __init__(self, problems: tuple[Problem, ...]) -> None:
         super().__init__(problems)
@@ -73,4 +73,4 @@ class InvalidJobError(PolytrainError, ValueError):
 
 
 class UnsupportedCapabilityError(PolytrainError):
-    """The backend doesn't promise what was asked of it."""
+    """The backend doesn't declare the requested capability."""

@@ -1,4 +1,4 @@
-"""What observers are told: plain values that describe a run's progress."""
+"""The arguments of observer hooks: plain values that describe a run's progress."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class RunInfo:
     backend: str
     num_workers: int
     path: str
-    """Where the run keeps its checkpoints, journal and logs."""
+    """Where the run's checkpoints, journal and logs are stored."""
 
     cluster: str = ""
-    """Where its workers are, and why there; empty if it is inline."""
+    """Where its workers run, and why; empty if it is inline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Attempt:
     """Directory of the checkpoint that it resumes from."""
 
     num_workers: int
-    """Trainers that it consists of."""
+    """Number of worker processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class Report:
     rank: int
     attempt: int
     step: int
-    """Declarative training: the round or epoch. A training function: which of the rank's reports
-    in this attempt it is, from 1."""
+    """Declarative training: the steps done in the whole run. A training function: which of the
+    rank's reports in this attempt it is, from 1."""
 
     metrics: Mapping[str, Any]
 
@@ -67,5 +67,5 @@ class Outcome:
     """Restarts of the run so far."""
 
     planned: bool = False
-    """Whether the run itself has ended it: to go on with other workers, or because the user wants
-    it to stop."""
+    """Whether this is a planned end: to continue with different workers, or because the user stops
+    the run."""

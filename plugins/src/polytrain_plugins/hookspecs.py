@@ -1,8 +1,8 @@
 """The whole extension surface: one hook that provides backends, six that observe a run.
 
-Choosing one of several is a class (`Backend`); telling everybody is a hook. Observer hooks are
-called in the process that called `fit()`, in the order in which things happened, and may take any
-subset of the arguments. One that raises is logged and not called again; it never ends a run.
+A choice between several is a class (`Backend`); a notification of all is a hook. Observer hooks
+are called in the process that called `fit()`, in the order of the events, and may take any subset
+of the arguments. One that raises is logged and not called again; it never ends a run.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class ObserverHooks:
 
     @hookspec
     def polytrain_run_started(self, run: RunInfo) -> None:
-        """`fit()` has found nothing wrong and is about to start workers."""
+        """`fit()` has checked everything and is about to start workers."""
 
     @hookspec
     def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
-        """An attempt of trainers is being forked."""
+        """The worker processes of an attempt are being started."""
 
     @hookspec
     def polytrain_reported(self, run: RunInfo, report: Report) -> None:
@@ -45,12 +45,12 @@ class ObserverHooks:
 
     @hookspec
     def polytrain_checkpoint_committed(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:
-        """A checkpoint has been committed: it survives whatever happens next."""
+        """A checkpoint has been committed: no later failure loses it."""
 
     @hookspec
     def polytrain_attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
-        """An attempt is gone, every process of it."""
+        """An attempt has ended: all its processes are gone."""
 
     @hookspec
     def polytrain_run_ended(self, run: RunInfo, outcome: Outcome) -> None:
-        """The run is over and everything that it held is released."""
+        """The run is over, and all its resources are released."""

@@ -1,4 +1,4 @@
-"""A TCP port that stays ours from the moment it is chosen until its framework binds it."""
+"""A TCP port that is held from its choice until the framework binds it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-# Below Linux's default ephemeral range (32768–60999): the kernel never hands such a port to an
-# outgoing connection, so nobody takes it in the instant between release and the framework's bind.
+# Below Linux's default ephemeral range (32768–60999): the kernel never gives such a port to an
+# outgoing connection, so no process takes it between the release and the framework's bind.
 _FIRST, _LAST = 20000, 32000
 
 
@@ -30,21 +30,23 @@ def held_port(*, shared: bool = False) -> Iterator[HeldPort]:
     """Choose a free TCP port and hold it while the block runs.
 
     Args:
-        shared: hold it with `SO_REUSEADDR`: a framework that sets that option too (gRPC does) binds
-            the port while it is still held, and there is no instant at which it is free.
+        shared: hold it with `SO_REUSEADDR`. A framework that sets that option too (gRPC does) can
+            bind the port while it is held, so that the port is never free.
 
     Raises:
         OSError: if no port of the range is free.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        number = _bind_any(holder)
         if shared:
+            # Not before: two holders with this option could bind the same port.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        yield HeldPort(number=_bind_any(holder), _socket=holder)
+        yield HeldPort(number=number, _socket=holder)
 
 
 def _bind_any(holder: socket.socket) -> int:
-    # The system's generator: a forked trainer inherits the state of the global one, and all of
-    # them would try the same ports in the same order.
+    # The system's generator: forked worker processes inherit the state of the global one, and
+    # would all try the same ports in the same order.
     for port in random.SystemRandom().sample(range(_FIRST, _LAST), k=200):
         try:
             holder.bind(("", port))

@@ -1,4 +1,4 @@
-"""Finding backends: names come from metadata, and only the one asked for is imported."""
+"""Finds backends: names come from metadata, and only the requested one is imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from polytrain_plugins.hookspecs import PROJECT, BackendHooks
 
 GROUP = "polytrain.backends"
 
-# Names that users type, and the extra of the umbrella distribution that brings each.
+# Names that users type, and the extra of the umbrella distribution that installs each.
 _FIRST_PARTY_EXTRAS = {
     "torch": "torch",
     "xgboost": "xgboost",
@@ -41,8 +41,8 @@ def load_backend(name: str) -> type[Backend]:
         UnknownBackendError: no installed distribution provides it.
         AmbiguousBackendError: several do.
         BackendImportError: its module can't be imported.
-        ContractVersionError: it was written for another contract.
-        RegistryError: its module doesn't provide what its metadata says.
+        ContractVersionError: it was written for a different version of the contract.
+        RegistryError: its module doesn't provide the backend that its metadata names.
     """
     entry_point = _the_entry_point(name)
     manager = pluggy.PluginManager(PROJECT)

@@ -15,11 +15,11 @@ BatchFormat = Literal["numpy", "pandas", "arrow"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetInfo:
-    """What is known of a data set before any of its rows is read for training."""
+    """A data set, as it is known before any of its rows is read for training."""
 
     name: str
     columns: tuple[str, ...] = ()
-    """Empty if the data set can't be read, which is a problem of its own."""
+    """Empty if the data set can't be read, which is a separate problem."""
 
     num_rows: int | None = 0
     """None if it is not known: a Ray dataset whose pipeline runs while workers train."""
@@ -28,19 +28,25 @@ class DatasetInfo:
     """Names and types of the columns; None if the types are not known."""
 
     def lacks(self, column: str) -> bool:
-        """Whether there certainly is no such column."""
+        """Whether the column is known to be missing."""
         return bool(self.columns) and column not in self.columns
+
+    def type_of(self, column: str) -> pa.DataType | None:
+        """A column's type; None if it is unknown, or the column doesn't exist."""
+        if self.schema is None or self.schema.get_field_index(column) < 0:
+            return None
+        return self.schema.field(column).type
 
 
 class Shard(ABC):
     """The rows of one data set that belong to one rank.
 
-    Every row of the data set is in exactly one rank's shard, unless the backend asked for the
-    whole set on every rank (`Demand.whole_datasets`).
+    Every row of the data set is in exactly one rank's shard, unless the backend requests the whole
+    data set on every rank (`Demand.whole_datasets`).
 
-    There are two ways to read it, which divide the data set among the ranks in slightly different
-    ways when their number has changed since the run began: as a whole (`to_arrow`, `to_pandas`), or
-    in batches. Iterating has a position, which every checkpoint records.
+    A shard is read as a whole (`to_arrow`, `to_pandas`) or in batches. If the number of ranks has
+    changed since the run began, the two divide the data set among the ranks in slightly different
+    ways. Iterating has a position, which every checkpoint records.
     """
 
     name: str
@@ -50,9 +56,9 @@ class Shard(ABC):
     """Rows of the whole data set, over all ranks; None for a stream of unknown length."""
 
     gradient_weight: float = 1.0
-    """Of the batch that was given last: this rank's part of the global batch, times the number of
-    ranks. A loss that is a mean over the batch's rows, times this, averages over the ranks to the
-    mean over the global batch."""
+    """This rank's share of the latest global batch, times the number of ranks. Multiply the mean
+    loss over the rank's rows by it: the average over the ranks is then the mean over the global
+    batch."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -72,8 +78,8 @@ class Shard(ABC):
         """The whole shard as an Arrow table."""
 
     def read(self, rows: range) -> pa.Table:
-        """Some of the whole shard's rows, by their places in it: without the others in memory,
-        where these lie in files that can be read from anywhere.
+        """Some of the whole shard's rows, by their positions in it. If the rows are in files that
+        can be read from anywhere, the other rows aren't loaded.
         """
         return self.to_arrow().slice(rows.start, len(rows))
 
@@ -93,29 +99,29 @@ class Shard(ABC):
         prefetch_batches: int = 0,
         convert: Callable[[Any], Any] | None = None,
     ) -> Batches:
-        """Batches to iterate over, as often as there are epochs.
+        """Batches to iterate over, once for each epoch.
 
-        Each iteration is the next epoch, with an order of its own if the data set is shuffled. It
-        makes no difference whether this is called once, before the loop over epochs, or in every
-        epoch. After a restart, the first iteration resumes the epoch that the checkpoint was made
-        in, at the row after the last one given by then. Leaving the loop early ends the epoch.
+        Each iteration is the next epoch, with a new order if the data set is shuffled. Call this
+        once before the loop over epochs, or in every epoch: there is no difference. After a
+        restart, the first iteration resumes the epoch of the checkpoint, at the first row that
+        hadn't been given then. Leaving the loop early ends the epoch.
 
-        Every rank gets the same number of batches, so that ranks that synchronise once a batch
-        never wait for one another in vain.
+        Every rank gets the same number of batches, so that no rank waits forever for the others
+        if they synchronise once per batch.
 
         Args:
             batch_size: Rows in a rank's batch, at most; 256 if neither is given.
             global_batch_size: Rows in the batches of all ranks together, at most. They hold the
-                same rows whatever the number of ranks.
+                same rows at any number of ranks.
             format: "numpy" (dict of column name to array of shape `(rows,)` or `(rows, …)`),
                 "pandas" (DataFrame) or "arrow" (Table).
-            batch_format: The same, by the name that Ray has for it.
-            drop_last: Give full batches only, whatever the data set's remainder policy is.
+            batch_format: The same as `format`; Ray's name for it.
+            drop_last: Give full batches only, regardless of the data set's `remainder`.
             prefetch_batches: Prepare this many batches ahead, on a thread.
             convert: Applied to each batch before it is given, on that thread.
 
         Raises:
-            ValueError: if an argument has none of these values.
+            ValueError: if an argument has a different value.
         """
 
     @abstractmethod
@@ -126,10 +132,10 @@ class Shard(ABC):
         global_batch_size: int | None = None,
         drop_last: bool = False,
     ) -> BatchesAhead:
-        """The same for a framework that takes batches long before it trains on them.
+        """Batches of NumPy arrays for a framework that takes them long before it trains on them.
 
-        In NumPy's format. Nothing counts before `BatchesAhead.used` says so; an epoch of which
-        nothing was used is the next one's still.
+        A batch counts when `BatchesAhead.used` is called. If no batch of an epoch was used, the
+        next iteration is that epoch again.
         """
 
     @abstractmethod
@@ -178,15 +184,15 @@ class BatchesAhead(Iterator[Any]):
 
     @abstractmethod
     def used(self, count: int = 1) -> None:
-        """So many batches more, of those that were taken, have been trained on."""
+        """Count the next `count` of the taken batches as trained on."""
 
     @abstractmethod
     def all_used(self) -> None:
-        """All batches that were taken have been trained on, and no more will be."""
+        """Count all taken batches as trained on, and end the epoch."""
 
 
 class ShardView(Shard):
-    """Another shard, for a subclass to add ways of reading it: what `Engine.adapt` returns."""
+    """A wrapper around a shard, whose subclasses add ways to read it, for `Engine.adapt`."""
 
     def __init__(self, shard: Shard) -> None:
         self.name = shard.name

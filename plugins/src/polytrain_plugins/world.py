@@ -1,4 +1,4 @@
-"""Who takes part in one attempt of a run, and what each has offered to the others."""
+"""The members of one attempt of a run, and what each offers to the others."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Member:
     """CPU threads that this rank may use, at least 1."""
 
     gpus: int
-    """GPUs that this rank is given; one may be shared with others. Its process sees these alone,
-    numbered from 0, unless the engine shows it more."""
+    """GPUs of this rank; it may share one with others. Its process sees only these, numbered from
+    0, unless the engine makes more of them visible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """What one rank tells the others before they join: its address, or a service's details."""
+    """What one rank sends to the others before they join: its address, or a service's details."""
 
     host: str | None = None
     port: int | None = None
@@ -54,10 +54,10 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Everybody's place and offer, in rank order. The same on every rank but for `me`."""
+    """The members and their offers, in rank order. The same on every rank, except for `me`."""
 
     attempt: int
-    """Counts the run's groups of trainers, from 0; fences off the late comers of a dead one."""
+    """Number of the attempt, from 0. Messages from processes of an earlier attempt are ignored."""
 
     me: Member
     members: tuple[Member, ...]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from polytrain.checkpoint.events import CheckpointEvent
 from polytrain.common.errors import Failure, FailureKind
 from polytrain.common.events import (
     AgentsPlaced,
@@ -15,7 +16,7 @@ from polytrain.common.events import (
 )
 from polytrain.policy.failure import FailurePolicy
 from polytrain.run.actions import Action, Conclude
-from polytrain.run.machine import begin, step
+from polytrain.run.machine import begin, note, step
 from polytrain.run.states import State
 from polytrain_plugins import Offer
 
@@ -33,9 +34,13 @@ class Play:
         self.latest: tuple[Action, ...] = first.actions
         self.reason = first.reason
 
-    def tell(self, *events: Event) -> Play:
+    def tell(self, *events: Event | Reported | CheckpointEvent) -> Play:
         """Feed the events; `latest` holds the actions that the last of them led to."""
         for event in events:
+            if isinstance(event, Reported | CheckpointEvent):
+                self.state = note(self.state, event) or self.state
+                self.latest, self.reason = (), ""
+                continue
             transition = step(self.state, event)
             self.state, self.latest = transition.state, transition.actions
             self.reason = transition.reason

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import pytest
 
@@ -66,3 +68,10 @@ def test_data_sets_of_ray_are_known_by_their_module() -> None:
     theirs = type("Dataset", (), {"__module__": "ray.data.dataset"})()
     data = {"train": theirs, "valid": {"x": [1, 2]}}
     assert available_clusters(None, data).ray_datasets == ("train",)
+
+
+def test_a_ray_that_another_thread_imports_now_is_not_initialised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    assert not available_clusters(plain, None).ray_is_initialized

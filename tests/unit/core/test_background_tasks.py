@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from polytrain.common.events import AgentLost, Event
+from polytrain.common.errors import FailureKind
+from polytrain.common.events import AgentLost, Event, Failed
 from polytrain.run.background_tasks import BackgroundTask, BackgroundTasks
 
 SECONDS = 30
@@ -130,3 +131,49 @@ def test_an_interrupted_run_finishes_only_what_is_being_done() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert done == [1]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_nobody_has_expected_is_a_failure_of_the_storage(at_once: bool) -> None:
+    """A rank may be waiting for that commit: it would wait for ever."""
+    woken = threading.Semaphore(0)
+
+    def stumble() -> None:
+        raise TypeError("an fsspec client's own error")
+
+    with BackgroundTasks(wake=woken.release, at_once=at_once) as background_tasks:
+        background_tasks.give(stumble, attempt=7)
+        assert woken.acquire(timeout=SECONDS), "nobody was woken"
+        [failed] = background_tasks.results()
+        done: list[int] = []
+        background_tasks.give(task(1, done), attempt=7)
+        background_tasks.finish()
+        assert done == [1]
+    assert isinstance(failed, Failed)
+    assert (failed.attempt, failed.failure.kind) == (7, FailureKind.STORAGE)
+    assert failed.failure.message == "TypeError: an fsspec client's own error"
+    assert "in stumble" in failed.failure.traceback
+
+
+def test_an_interrupt_is_no_failure() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        BackgroundTasks(wake=lambda: None, at_once=True) as background_tasks,
+    ):
+        background_tasks.give(interrupted)
+
+
+def test_what_no_attempt_needs_fails_none(caplog: pytest.LogCaptureFixture) -> None:
+    """Such as the deletion of an old checkpoint."""
+
+    def stumble() -> None:
+        raise TypeError("an fsspec client's own error")
+
+    with BackgroundTasks(wake=lambda: None, at_once=True) as background_tasks:
+        background_tasks.give(stumble)
+        assert list(background_tasks.results()) == []
+    assert "an fsspec client's own error" in caplog.text
+    assert "in stumble" in caplog.text

@@ -33,7 +33,7 @@ def test_nothing_needs_ray() -> None:
     [
         ({"ray_is_initialized": True}, "on Ray: Ray is initialised"),
         ({"ray_address": "10.0.0.1:6379"}, "on Ray: there is a cluster at 10.0.0.1:6379"),
-        ({"ray_datasets": ("train",)}, "on Ray: the data set 'train' is Ray's"),
+        ({"ray_datasets": ("train",)}, "on Ray: 'train' is a Ray data set"),
         ({"function_uses_ray": True}, "on Ray: the training function uses Ray"),
     ],
 )
@@ -46,8 +46,8 @@ def test_ray_is_used_where_it_is_there_or_needed(change: dict[str, Any], reason:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"use_gpu": True}, "Ray gives out GPU"),
-        ({"resources_per_worker": {"TPU": 1}}, "Ray gives out TPU"),
+        ({"use_gpu": True}, "workers request GPU, which only Ray assigns"),
+        ({"resources_per_worker": {"TPU": 1}}, "workers request TPU, which only Ray assigns"),
         ({"placement_strategy": "STRICT_SPREAD"}, "STRICT_SPREAD needs several nodes"),
     ],
 )
@@ -73,7 +73,7 @@ def test_what_one_machine_can_give_needs_no_ray(options: dict[str, Any]) -> None
 
 
 def test_ray_is_used_where_it_is_asked_for() -> None:
-    assert str(choose_cluster(scaling(cluster="ray"), ALONE)) == "on Ray: as asked for"
+    assert str(choose_cluster(scaling(cluster="ray"), ALONE)) == "on Ray: cluster='ray'"
 
 
 @pytest.mark.parametrize(

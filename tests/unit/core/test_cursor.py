@@ -14,7 +14,8 @@ from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import DataChangedError, DataPosition, StreamPosition
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.plan.stream_partitioner import Segment
-from polytrain.data.shards.opening import in_plan
+from polytrain.data.shards.opening import in_plan, in_stream
+from polytrain.testing.shards import shard_of
 
 PLAN = Plan(rows=100, shards=2, shuffle=True)
 
@@ -47,7 +48,7 @@ def test_an_iteration_that_is_left_early_is_over() -> None:
 
 
 def test_the_first_iteration_after_a_restart_goes_on() -> None:
-    again = Cursor(in_plan("train", cursor(4, 60).position.to_plain(), PLAN))
+    again = Cursor(in_plan("train", cursor(4, 60).position.to_plain(), PLAN, {}))
     assert again.next_start == 60
     with again.epoch() as epoch:
         assert (epoch.number, epoch.start) == (4, 60)
@@ -58,16 +59,56 @@ def test_the_first_iteration_after_a_restart_goes_on() -> None:
 
 def test_of_two_iterations_at_once_the_later_counts() -> None:
     one = cursor()
-    with one.epoch() as outer:
-        outer.given(10)
-        with one.epoch() as inner:
-            inner.given(5)
-            outer.given(50)
-            assert stands(one) == (1, 5)
-        assert stands(one) == (2, 0)
-        outer.given(60)
-        assert stands(one) == (2, 0)
+    outer = one.next_epoch()
+    outer.given(10)
+    inner = one.next_epoch()
+    inner.given(5)
+    outer.given(50)
+    assert stands(one) == (1, 5)
+    inner.end()
     assert stands(one) == (2, 0)
+    outer.given(60)
+    outer.end()
+    assert stands(one) == (2, 0)
+
+
+def shard_of_ten(**options: Any) -> Any:
+    return shard_of({"x": list(range(10))}, **options).iter_batches(batch_size=2)
+
+
+def test_a_loop_does_not_go_on_after_one_within_it() -> None:
+    """Whatever its position were, some rows would be left out after a restart."""
+    batches = shard_of_ten()
+    inner = []
+
+    def nested() -> None:
+        for _ in batches:
+            inner.append(sum(len(batch["x"]) for batch in batches))
+
+    with pytest.raises(RuntimeError, match=r"within a loop over the same one.*under another name"):
+        nested()
+    assert inner == [10]
+
+
+def test_a_loop_does_not_end_after_one_within_its_last_step() -> None:
+    batches = shard_of_ten(remainder="keep")
+
+    def nested() -> None:
+        for number, _ in enumerate(batches):
+            if number == 4:
+                next(iter(batches))
+
+    with pytest.raises(RuntimeError, match="within a loop over the same one"):
+        nested()
+
+
+def test_an_iterator_may_be_left_behind() -> None:
+    batches = shard_of_ten()
+    tried = iter(batches)
+    next(tried)
+    assert [len(batch["x"]) for batch in batches] == [2] * 5
+    with pytest.raises(RuntimeError, match="within a loop over the same one"):
+        next(tried)
 
 
 @given(
@@ -85,17 +126,13 @@ def test_a_position_survives_a_manifest(
     assert DataPosition.from_plain(json.loads(json.dumps(position.to_plain()))) == position
 
 
-def test_canonical_shards_are_those_of_the_checkpoint() -> None:
-    again = in_plan("train", cursor(0, 10).position.to_plain(), replace(PLAN, shards=7))
-    assert again.plan == PLAN
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"rows": 101}, "rows=100 then, 101 now"),
         ({"seed": 1}, "seed=0 then, 1 now"),
         ({"shuffle": False}, "shuffle=True then, False now"),
+        ({"shards": 7}, "shards=2 then, 7 now"),
     ],
 )
 def test_inside_an_epoch_the_order_can_not_be_changed(change: dict[str, int], told: str) -> None:
@@ -103,9 +140,9 @@ def test_inside_an_epoch_the_order_can_not_be_changed(change: dict[str, int], to
     with pytest.raises(
         DataChangedError, match=f"row 10 of epoch 3 of the data set 'train'.*{told}"
     ):
-        in_plan("train", cursor(3, 10).position.to_plain(), now)
-    between_epochs = in_plan("train", cursor(3, 0).position.to_plain(), now)
-    assert between_epochs.plan == replace(now, shards=2)
+        in_plan("train", cursor(3, 10).position.to_plain(), now, {})
+    between_epochs = in_plan("train", cursor(3, 0).position.to_plain(), now, {})
+    assert between_epochs.plan == now
     assert between_epochs.epoch == 3
 
 
@@ -128,11 +165,25 @@ def test_a_stream_remembers_each_world_that_read_the_epoch() -> None:
     assert again.position.legs == (Segment(2, 30),)
     with again.epoch() as epoch:
         epoch.given(7)
-        assert again.position.to_plain() == {"epoch": 0, "legs": [[2, 30], [3, 7]]}
-    assert again.position.to_plain() == {"epoch": 1, "legs": []}
+        assert again.position.to_plain() == {"epoch": 0, "legs": [[2, 30], [3, 7]], "data": {}}
+    assert again.position.to_plain() == {"epoch": 1, "legs": [], "data": {}}
+
+
+def test_inside_an_epoch_a_stream_can_not_be_another_one() -> None:
+    steps = {"steps of the pipeline": "abc"}
+    one = Cursor(in_stream("train", None, 2, steps))
+    with one.epoch() as epoch:
+        epoch.given(30)
+        plain = json.loads(json.dumps(one.position.to_plain()))
+    assert in_stream("train", plain, 3, steps).legs == (Segment(2, 30),)
+    other = {"steps of the pipeline": "abd"}
+    with pytest.raises(DataChangedError, match=r"epoch 0 of .*'train'.*other steps of the pipe"):
+        in_stream("train", plain, 3, other)
+    between_epochs = json.loads(json.dumps(one.position.to_plain()))
+    assert in_stream("train", between_epochs, 3, other).epoch == 1
 
 
 def test_a_stream_can_not_go_on_as_a_table() -> None:
     stream = StreamPosition(world_size=2, start=5).to_plain()
     with pytest.raises(DataChangedError, match="'train' was a stream"):
-        in_plan("train", stream, PLAN)
+        in_plan("train", stream, PLAN, {})

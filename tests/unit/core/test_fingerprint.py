@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import polytrain.data.fingerprint
-from polytrain.data.fingerprint import fingerprint
+from polytrain.data.fingerprint import fingerprint, marks
 from polytrain.data.sources.describe import describe
 
 VALUES: dict[str, tuple[pa.DataType, Any, Any]] = {
@@ -53,7 +53,8 @@ def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 def of(kind: pa.DataType, values: list[Any]) -> str:
     table = pa.table({"x": pa.array(values, kind)})
-    return fingerprint(describe("train", table))
+    source = describe("train", table)
+    return fingerprint(source, marks(source))
 
 
 @pytest.mark.usefixtures("large")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import tracemalloc
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from polytrain.run.actions import Conclude
 from polytrain.run.history import RunHistory, read_history
 from polytrain.run.journal import JOURNAL, Journal
 from polytrain.run.ledger import Ledger
+from polytrain.run.resume import previous_run
 from polytrain.storage.location import Location
 
 
@@ -51,13 +55,14 @@ def report(journal: Journal, *steps: int, **metrics: Any) -> None:
 
 
 def steps(run_history: RunHistory) -> list[int]:
-    assert all(step == metrics["step"] for step, metrics in run_history.history)
-    return [step for step, _ in run_history.history]
+    told = run_history.history.steps().tolist()
+    assert told == [metrics["step"] for metrics in run_history.history]
+    return told
 
 
 def by(run_history: RunHistory) -> list[str]:
     """Who has reported what stands in the history."""
-    return [metrics["by"] for _, metrics in run_history.history]
+    return [metrics["by"] for metrics in run_history.history]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def by(run_history: RunHistory) -> list[str]:
     ["", "\n\n", "no JSON\n", '{"event": "Opened"}\n', "[1]\n3\nnull\n", '{"time": 1, "token": 1'],
 )
 def test_what_no_driver_has_opened_is_no_run(journal: str) -> None:
-    assert read_history(journal) is None
+    assert read_history([journal.encode()]) is None
 
 
 def test_a_run_that_went_well(written: Written) -> None:
@@ -127,7 +132,7 @@ def test_a_run_that_is_started_over_has_no_past(written: Written) -> None:
     first.concluded(Conclude(succeeded=True, reason="every rank finished"))
     written.driver(anew=True, backend="another")
     told = written.read()
-    assert (told.history, told.launches, told.succeeded) == ([], 0, None)
+    assert (told.history, told.launches, told.succeeded) == ((), 0, None)
     assert (told.since_token, told.identity) == (2, {"backend": "another"})
     assert told.metrics == {}
 
@@ -155,6 +160,7 @@ def test_a_driver_whose_run_was_taken_says_nothing_more(written: Written) -> Non
 def test_torn_lines_are_passed_over(written: Written, torn: str) -> None:
     first = written.driver(anew=True)
     report(first, 1, 2)
+    first.sync()
     content = written.file.read_bytes()
     match torn:
         case "in a line":
@@ -178,5 +184,121 @@ def test_torn_lines_are_passed_over(written: Written, torn: str) -> None:
     ids=["format 1", "a later one"],
 )
 def test_a_journal_of_another_format_is_refused(line: str) -> None:
-    with pytest.raises(RunFormatError, match=r"format (1|99); .* reads format 2\. .*RunConfig"):
-        read_history(line + "\n")
+    with pytest.raises(RunFormatError, match=r"format (1|99); .* reads format 3\. .*RunConfig"):
+        read_history([line.encode()])
+
+
+def test_a_long_history_takes_little_room(written: Written) -> None:
+    """8 bytes for each number, and a part of the file at a time."""
+    count = 100_000
+    driver = written.driver(anew=True)
+    report(driver, *range(count), loss=0.5)
+    driver.sync()
+    assert written.file.stat().st_size < 50 * count
+    written.read()
+    tracemalloc.start()
+    told = written.read()
+    kept, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(told.history) == count
+    assert kept < 2 * 8 * count * 1.25
+    assert peak - kept < 20e6
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 4095, 4096, 4097, 9000])
+def test_a_driver_that_is_killed_loses_no_report(written: Written, count: int) -> None:
+    """Neither what is in the journal for good, nor what isn't yet."""
+    report(written.driver(anew=True), *range(1, count + 1))
+    assert steps(written.read()) == list(range(1, count + 1))
+    second = written.driver()
+    report(second, count + 1)
+    assert steps(written.read()) == list(range(1, count + 2))
+
+
+def test_a_driver_that_dies_between_drafts_and_lines_reports_nothing_twice(
+    written: Written,
+) -> None:
+    report(driver := written.driver(anew=True), *range(1, 41))
+    [drafts] = written.file.parent.glob("*.drafts-*")
+    kept = drafts.read_bytes()
+    driver.sync()
+    report(driver, 41, 42)
+    drafts.write_bytes(kept + drafts.read_bytes())
+    assert steps(written.read()) == list(range(1, 43))
+    written.driver()
+    assert steps(written.read()) == list(range(1, 43))
+
+
+def test_a_driver_that_dies_while_it_writes_many_reports_loses_none(written: Written) -> None:
+    report(driver := written.driver(anew=True), *range(1, 41))
+    [drafts] = written.file.parent.glob("*.drafts-*")
+    kept, before = drafts.read_bytes(), written.file.stat().st_size
+    driver.sync()
+    drafts.write_bytes(kept)
+    whole = written.file.read_bytes()
+    for end in range(before, len(whole), 101):
+        written.file.write_bytes(whole[:end])
+        assert steps(written.read()) == list(range(1, 41))
+    written.driver()
+    assert steps(written.read()) == list(range(1, 41))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"times": "AAAA"},
+        {"times": "no base64"},
+        {"times": ""},
+        {"columns": [{"name": "step"}]},
+        {"columns": [{"name": "step", "kind": "json", "runs": [[19, 0]], "values": [1, 2]}]},
+        {"steps": 3},
+        {"count": 10**12},
+    ],
+    ids=str,
+)
+def test_damaged_reports_are_told_and_spoil_no_others(
+    written: Written, damage: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = written.driver(anew=True)
+    report(driver, *range(1, 21))
+    driver.sync()
+    opened, line = written.file.read_text().splitlines()
+    damaged = json.dumps({**json.loads(line), **damage})
+    written.file.write_text(f"{opened}\n{damaged}\n")
+    report(driver, 21)
+    assert steps(written.read()) == [21]
+    assert "reports in the journal are damaged" in caplog.text
+
+
+NUMBERS = {"loss": math.nan, "inf": math.inf, "low": -math.inf, "deep": {"of": [1.0, math.nan]}}
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_every_reader_of_json_takes_a_journal(written: Written, count: int) -> None:
+    """RFC 8259 has neither NaN nor infinities."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    driver = written.driver(anew=True, missing=math.nan)
+    report(driver, *range(count), **NUMBERS)
+    driver.sync()
+    for line in written.file.read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
+    told = written.read()
+    assert math.isnan(told.identity["missing"])
+    assert [repr(metrics) for metrics in told.history] == [
+        repr({"step": step, **NUMBERS}) for step in range(count)
+    ]
+
+
+def test_a_journal_is_read_again_only_if_somebody_has_written_to_it(written: Written) -> None:
+    driver = written.driver(anew=True)
+    report(driver, 1)
+    storage = Location.of(written.file.parent).open()
+    first = previous_run(storage)
+    assert previous_run(storage, known=first) is first
+    report(driver, 2)
+    second = previous_run(storage, known=first)
+    assert second.history is not None
+    assert steps(second.history) == [1, 2]

@@ -1,7 +1,8 @@
 """A run's journal under random deaths: drivers that are killed anywhere, fenced off, started over.
 
 The model is what somebody would write down who watches the run and believes only what has reached
-the disk. What a driver has synced survives its machine; of the rest the file may end at any byte.
+the disk. What a driver has synced survives its machine; of the rest the file may end at any byte,
+and drafts may be gone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from polytrain.common.events import AgentsPlaced, Reported
 from polytrain.policy.failure import FailurePolicy
 from polytrain.run.actions import Conclude
-from polytrain.run.history import read_history
+from polytrain.run.history import RunHistory, read_history
 from polytrain.run.journal import JOURNAL, Journal
 from polytrain.run.ledger import Ledger
 from polytrain.run.states import State, Training
@@ -47,6 +48,20 @@ class Known:
     succeeded: bool | None = None
 
 
+def as_known(told: RunHistory | None, known: Known | None) -> Known | None:
+    """What a journal tells; of the checkpoints it doesn't."""
+    if told is None:
+        return None
+    return Known(
+        identity=told.identity,
+        since_token=told.since_token,
+        launches=told.launches,
+        history=tuple(told.history.since(0)),
+        committed=0 if known is None else known.committed,
+        succeeded=told.succeeded,
+    )
+
+
 class Run(RuleBasedStateMachine):
     """A run, its drivers one after another, and what becomes of their lines."""
 
@@ -60,10 +75,11 @@ class Run(RuleBasedStateMachine):
         """What its trainers have reported last; None while there are none."""
 
         self.fenced_off: list[Journal] = []
-        self.known: list[tuple[int, Known | None]] = [(0, None)]
-        """Size of the journal → what one knows who has read so much of it."""
+        self.known: list[Known | None] = [None]
+        """What one knew after each line since the last sync."""
 
         self.synced = 0
+        """Size of the journal then."""
 
     def teardown(self) -> None:
         for journal in (*self.fenced_off, *filter(None, [self.driver])):
@@ -73,22 +89,22 @@ class Run(RuleBasedStateMachine):
     @property
     def now(self) -> Known:
         """What is known now, of a run that has been opened."""
-        known = self.known[-1][1]
+        known = self.known[-1]
         assert known is not None
         return known
 
     def wrote(self, known: Known | None, *, synced: bool = False) -> None:
         """The driver has written something from which this follows."""
-        size = self.file.stat().st_size
-        self.known.append((size, known))
+        self.known.append(known)
         if synced:
-            self.synced = size
+            self.known = [known]
+            self.synced = self.file.stat().st_size
 
     @precondition(lambda self: self.driver is None)
     @rule(anew=st.booleans(), options=st.integers(0, 3))
     def a_driver_begins(self, anew: bool, options: int) -> None:
         self.leases += 1
-        before = self.known[-1][1]
+        before = self.known[-1]
         self.driver = Journal(
             Location.of(self.directory, retry_s=0).open(), token=self.leases, ledger=Ledger()
         )
@@ -112,14 +128,15 @@ class Run(RuleBasedStateMachine):
         self.wrote(replace(now, history=history, launches=now.launches + 1))
 
     @precondition(lambda self: self.step is not None)
-    @rule(text=st.text(max_size=5))
-    def rank_0_reports(self, text: str) -> None:
+    @rule(text=st.text(max_size=5), count=st.sampled_from([1, 1, 1, 17]))
+    def rank_0_reports(self, text: str, count: int) -> None:
         assert self.driver is not None
         assert self.step is not None
-        self.step += 1
-        metrics = self.new_metrics(text)
-        self.driver.reported(Reported(attempt=0, rank=0, step=self.step, metrics=metrics))
-        self.wrote(replace(self.now, history=(*self.now.history, (self.step, metrics))))
+        for _ in range(count):
+            self.step += 1
+            metrics = self.new_metrics(text)
+            self.driver.reported(Reported(attempt=0, rank=0, step=self.step, metrics=metrics))
+            self.wrote(replace(self.now, history=(*self.now.history, (self.step, metrics))))
 
     @precondition(lambda self: self.step is not None)
     @rule()
@@ -174,38 +191,44 @@ class Run(RuleBasedStateMachine):
                 journal.reported(Reported(attempt=0, rank=0, step=step, metrics=metrics))
             case "concluded":
                 journal.concluded(Conclude(succeeded=True, reason="late"))
-        self.wrote(self.known[-1][1])
+        self.wrote(self.known[-1])
 
     @precondition(lambda self: self.leases > 0)
-    @rule(lost=st.integers(0, 600))
-    def the_machine_crashes(self, lost: int) -> None:
+    @rule(lost=st.integers(0, 600), are_drafts_lost=st.booleans())
+    def the_machine_crashes(self, lost: int, are_drafts_lost: bool) -> None:
         """All drivers were on it."""
         for journal in (*self.fenced_off, *filter(None, [self.driver])):
             journal.__exit__(None, None, None)
         self.driver = self.step = None
         self.fenced_off.clear()
         end = max(self.synced, self.file.stat().st_size - lost)
+        if end < self.file.stat().st_size or are_drafts_lost:
+            for drafts in self.directory.glob("*.drafts-*"):
+                drafts.unlink()
         os.truncate(self.file, end)
-        # A line that lacks nothing but its end is one.
-        self.known = [(size, known) for size, known in self.known if size - 1 <= end]
+        told = as_known(self.read(), self.known[-1])
+        assert told in self.known
+        self.known = self.known[: len(self.known) - self.known[::-1].index(told)]
+
+    def read(self) -> RunHistory | None:
+        return read_history(Location.of(self.directory).open().read_log(JOURNAL))
 
     def new_metrics(self, text: str) -> dict[str, Any]:
         self.reports += 1
-        return {"number": self.reports, "nested": {"text": text}}
+        metrics = {"number": self.reports, "nested": {"text": text}}
+        return {**metrics, "loss": 1 / self.reports} if self.reports % 3 else metrics
 
     @invariant()
     def the_journal_tells_what_is_known(self) -> None:
-        known = self.known[-1][1]
-        told = read_history(self.file.read_bytes().decode() if self.file.exists() else "")
+        known = self.known[-1]
+        told = self.read()
         if known is None:
             assert told is None
             return
         assert told is not None
-        assert tuple(told.history) == known.history
-        assert (told.launches, told.succeeded) == (known.launches, known.succeeded)
-        assert (told.identity, told.since_token) == (known.identity, known.since_token)
+        assert as_known(told, known) == known
         # Neither gaps nor duplicates, and nothing is lost that a checkpoint stands for.
-        steps = [step for step, _ in told.history]
+        steps = told.history.steps().tolist()
         assert steps == list(range(1, len(steps) + 1))
         assert len(steps) >= known.committed
 

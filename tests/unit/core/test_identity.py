@@ -134,7 +134,7 @@ def test_with_or_without_a_training_function_is_another_run(before: bool) -> Non
     found = changes(was, now)
     [problem] = found.values()
     assert problem.field == "train_loop_per_worker"
-    was = "begun with a training function" if before else "begun with none"
+    was = "started with a training function" if before else "started with none"
     assert was in problem.what
 
 
@@ -239,7 +239,7 @@ def test_other_content_than_a_finished_run_had_is_named(
 
 def test_a_changed_value_of_the_configuration_is_told() -> None:
     told = changed_content(config={"lr": 0.2, "layers": [3, 4]})["train_loop_config"]
-    assert told == "the run was begun with {'lr': 0.1}, now it is {'lr': 0.2}"
+    assert told == "the run was started with {'lr': 0.1}, now it is {'lr': 0.2}"
 
 
 def test_a_function_within_the_configuration_counts() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from polytrain.common.errors import Failure, FailureKind
 from polytrain.common.events import AgentsPlaced, Event, Exited, Failed, Offered, Reported
@@ -104,7 +105,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
     assert [{k: v for k, v in line.items() if k not in ("token", "time")} for line in written] == [
         {
             "event": "Opened",
-            "format": 2,
+            "format": 3,
             "anew": True,
             "identity": {"backend": "reference"},
             "world_size": 2,
@@ -118,8 +119,8 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "world_size": 2,
         },
         {"event": "Started", "attempt": 0},
-        {"event": "Reported", "step": 41, "metrics": {"loss": 0.5, "text": "a\nb\u2028é"}},
-        {"event": "Reported", "step": 42, "metrics": {}, "stalled_s": 0.25},
+        {"event": "Reported", "n": 0, "step": 41, "metrics": {"loss": 0.5, "text": "a\nb\u2028é"}},
+        {"event": "Reported", "n": 1, "step": 42, "metrics": {}, "stalled_s": 0.25},
         {
             "event": "Concluded",
             "succeeded": False,
@@ -149,3 +150,19 @@ def test_a_line_that_a_dying_driver_has_torn_spoils_no_other(tmp_path: Path) -> 
     assert json.loads(last)["token"] == 2
     with pytest.raises(ValueError, match="char"):
         json.loads(torn)
+
+
+def test_what_is_in_memory_alone_is_bounded_by_syncs() -> None:
+    """A run in object storage may make no checkpoints, and millions of reports."""
+    location = Location.of("runs", MemoryFileSystem(), retry_s=0)
+    with Journal(location.open(), token=1, ledger=Ledger()) as journal:
+        journal.opened(anew=True, identity={}, world_size=1)
+        assert not journal.wants_sync
+        step = 0
+        while not journal.wants_sync:
+            step += 1
+            metrics = {"text": "x" * 1000}
+            journal.reported(Reported(attempt=0, rank=0, step=step, metrics=metrics))
+        assert 4_000 < step < 9_000
+        journal.sync()
+        assert not journal.wants_sync

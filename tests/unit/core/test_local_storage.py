@@ -135,3 +135,92 @@ def test_a_directory_that_others_delete_while_it_is_listed_isnt_there(
 
     monkeypatch.setattr("os.scandir", others_come_first)
     assert storage.list("checkpoints") == {"checkpoints/2/model": 2}
+
+
+class Failing:
+    """A call of the system that fails in between, and works for everybody else's files."""
+
+    def __init__(self, call: Callable[..., Any], *, directory: Path, at: int = 0) -> None:
+        self._call = call
+        self._directory = str(directory)
+        self._left = at
+
+    def __call__(self, descriptor: int, *arguments: Any) -> Any:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").startswith(self._directory):
+            return self._call(descriptor, *arguments)
+        self._left -= 1
+        if self._left == -1:
+            raise OSError(errno.EIO, "Input/output error")
+        if self._left >= 0 and arguments:
+            # Some of it: the error comes with the rest.
+            return self._call(descriptor, arguments[0][:7])
+        return self._call(descriptor, *arguments)
+
+
+def content(storage: LocalStorage) -> str:
+    return b"".join(storage.read_log("journal")).decode()
+
+
+def test_a_log_goes_on_after_an_error_in_the_middle_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path / "run", retry_s=30)
+    with storage.open_log("journal", series="1") as log:
+        log.write('{"line": 1}\n')
+        monkeypatch.setattr("os.write", Failing(os.write, directory=tmp_path, at=1))
+        log.write('{"line": "two é"}\n')
+        log.write('{"line": 3}\n')
+    assert (
+        b"".join(storage.read_log("journal")).decode()
+        == '{"line": 1}\n{"line": "two é"}\n{"line": 3}\n'
+    )
+
+
+def test_a_log_is_synced_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = LocalStorage(tmp_path / "run", retry_s=30)
+    with storage.open_log("journal", series="1") as log:
+        log.write("line\n")
+        monkeypatch.setattr("os.fsync", Failing(os.fsync, directory=tmp_path))
+        log.sync()
+
+
+def test_what_could_not_be_appended_comes_before_the_next_line(
+    storage: LocalStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody repeats it here; whoever writes on after the error loses nothing."""
+    with storage.open_log("journal", series="1") as log:
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", Failing(os.write, directory=tmp_path, at=1))
+            with pytest.raises(OSError, match="Input/output error"):
+                log.write("first line\n")
+        log.write("second line\n")
+    assert content(storage) == "first line\nsecond line\n"
+
+
+def test_a_draft_is_repeated_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = LocalStorage(tmp_path / "run", retry_s=30)
+    with storage.open_log("journal", series="1") as log:
+        log.write("line\n")
+        log.draft("draft 1\n")
+        monkeypatch.setattr("os.write", Failing(os.write, directory=tmp_path, at=1))
+        log.draft("draft 2, longer\n")
+        assert content(storage) == "line\n\ndraft 1\ndraft 2, longer\n"
+
+
+def test_the_drafts_of_a_writer_that_is_gone_are_kept(storage: LocalStorage) -> None:
+    gone = storage.open_log("journal", series="1")
+    gone.write("one\n")
+    gone.draft("draft\n")
+    with storage.open_log("journal", series="2") as log:
+        log.write("two\n")
+        # It wasn't gone.
+        gone.draft("late\n")
+        gone.write("later\n")
+        log.draft("draft 2\n")
+        assert content(storage) == "one\ndraft\ntwo\nlater\n\ndraft 2\n"
+        # One that was still paused before it had opened the log takes nothing from a later one.
+        with storage.open_log("journal", series="1"):
+            assert content(storage) == "one\ndraft\ntwo\nlater\n\ndraft 2\n"
+    gone.__exit__(None, None, None)

@@ -1,6 +1,6 @@
 """The state machine under random faults: a simulated group of workers, driven by hypothesis.
 
-The group keeps what a real one promises: what one rank says arrives in order, a killed trainer's
+The group keeps what a real one promises: what one rank says arrives in order, a killed worker's
 exit is told once, an agent that is lost says nothing more, and who is to stop does so after its
 next report. Everything else is left to chance.
 """
@@ -42,7 +42,7 @@ from polytrain.run.actions import (
     Leave,
     SendRoster,
 )
-from polytrain.run.machine import begin, step
+from polytrain.run.machine import begin, note, step
 from polytrain.run.states import Concluded, State
 from polytrain_plugins import Offer
 
@@ -53,8 +53,8 @@ MOST = 4
 """Ranks that a group may have."""
 
 
-class SimulatedTrainer:
-    """A trainer whose life is a list of things to say; it waits where a real one would."""
+class SimulatedWorker:
+    """A worker whose life is a list of things to say; it waits where a real one would."""
 
     def __init__(self, rank: int, attempt: int) -> None:
         self.rank = rank
@@ -65,7 +65,7 @@ class SimulatedTrainer:
         self._said = 0
         self._has_stopped = False
         told: dict[str, Any] = {"attempt": attempt, "rank": rank}
-        self._life: list[Event] = [
+        self._life: list[Event | Reported] = [
             Offered(**told, offer=Offer(details={"of": [attempt, rank]})),
             Joined(**told),
             *(Reported(**told, step=n, metrics={}) for n in range(1, STEPS + 1)),
@@ -81,7 +81,7 @@ class SimulatedTrainer:
             return self.has_roster
         return self.may_leave if isinstance(upcoming, Exited) else not self._has_stopped
 
-    def go_on(self) -> Event:
+    def next_event(self) -> Event | Reported:
         """Say the next thing."""
         if self.is_to_stop and isinstance(self._life[self._said - 1], Reported):
             self._has_stopped = True
@@ -107,11 +107,11 @@ class SimulatedGroup:
 
         self.stops = 0
         self._sizes = deque((world_size, *sizes))
-        self.lines: list[deque[Event]] = [deque() for _ in range(MOST)]
+        self.lines: list[deque[Event | Reported]] = [deque() for _ in range(MOST)]
         """What each rank has said and nobody has heard yet."""
 
-        self.placed: deque[Event] = deque()
-        self.trainers: dict[int, SimulatedTrainer] = {}
+        self.placed: deque[Event | Reported] = deque()
+        self.workers: dict[int, SimulatedWorker] = {}
         """Those that are alive, by rank."""
 
         self.agents = set[int]()
@@ -124,19 +124,23 @@ class SimulatedGroup:
         """Everything that may happen next, faults aside."""
         lines = [line for line in (self.placed, *self.lines) if line]
         heard = [lambda line=line: self.hear(line) for line in lines]
-        ready = [trainer for trainer in self.trainers.values() if trainer.is_ready]
-        return [*heard, *(lambda trainer=trainer: self.advance(trainer) for trainer in ready)]
+        ready = [worker for worker in self.workers.values() if worker.is_ready]
+        return [*heard, *(lambda worker=worker: self.advance(worker) for worker in ready)]
 
-    def hear(self, line: deque[Event]) -> None:
+    def hear(self, line: deque[Event | Reported]) -> None:
         """One event reaches the machine."""
-        self._follow(step(self.state, line.popleft()))
+        event = line.popleft()
+        if isinstance(event, Reported):
+            self.state = note(self.state, event) or self.state
+        else:
+            self._follow(step(self.state, event))
 
-    def advance(self, trainer: SimulatedTrainer) -> None:
-        """A trainer does the next thing."""
-        event = trainer.go_on()
+    def advance(self, worker: SimulatedWorker) -> None:
+        """A worker does the next thing."""
+        event = worker.next_event()
         if isinstance(event, Exited):
-            del self.trainers[trainer.rank]
-        self.lines[trainer.rank].append(event)
+            del self.workers[worker.rank]
+        self.lines[worker.rank].append(event)
 
     def want(self, drain: str, node: str) -> None:
         """Somebody wants the attempt to end."""
@@ -147,27 +151,27 @@ class SimulatedGroup:
 
     def strike(self, fault: str, rank: int) -> None:
         """Something goes wrong on a rank, if there is anything left of it."""
-        trainer = self.trainers.get(rank)
+        worker = self.workers.get(rank)
         if fault == "agent" and rank in self.agents and not self.placed:
             self.agents.remove(rank)
-            self.trainers.pop(rank, None)
+            self.workers.pop(rank, None)
             self.lines[rank].append(AgentLost(rank=rank, reason="node died"))
-        elif fault == "kill" and trainer is not None:
-            self._exit(trainer, killed=False)
-        elif fault == "exception" and trainer is not None:
+        elif fault == "kill" and worker is not None:
+            self._exit(worker, killed=False)
+        elif fault == "exception" and worker is not None:
             failure = Failure(
                 kind=FailureKind.USER_ERROR,
                 rank=rank,
                 # Never the same twice: that would rightly end the run at once.
-                message=f"ValueError: {trainer.attempt}",
+                message=f"ValueError: {worker.attempt}",
             )
-            self.lines[rank].append(Failed(attempt=trainer.attempt, failure=failure))
-            self._exit(trainer, killed=False)
+            self.lines[rank].append(Failed(attempt=worker.attempt, failure=failure))
+            self._exit(worker, killed=False)
 
-    def _exit(self, trainer: SimulatedTrainer, *, killed: bool) -> None:
-        del self.trainers[trainer.rank]
-        self.lines[trainer.rank].append(
-            Exited(attempt=trainer.attempt, rank=trainer.rank, how="is gone", killed=killed)
+    def _exit(self, worker: SimulatedWorker, *, killed: bool) -> None:
+        del self.workers[worker.rank]
+        self.lines[worker.rank].append(
+            Exited(attempt=worker.attempt, rank=worker.rank, how="is gone", killed=killed)
         )
 
     def _follow(self, transition: Any) -> None:
@@ -182,35 +186,35 @@ class SimulatedGroup:
             case EndAttempt(root=root):
                 self.free_restarts += root is None or root.kind is FailureKind.PREEMPTED
             case Drain(attempt=attempt):
-                for trainer in self.trainers.values():
-                    assert trainer.attempt == attempt
-                    trainer.is_to_stop = True
+                for worker in self.workers.values():
+                    assert worker.attempt == attempt
+                    worker.is_to_stop = True
             case Launch(attempt=attempt):
-                assert not self.trainers, "a trainer of the generation before is alive"
+                assert not self.workers, "a worker of an earlier attempt is alive"
                 charged = len(self.launched) - self.free_restarts
                 assert charged <= self.max_failures, "no failure was left"
                 assert attempt == len(self.launched)
                 self.launched.append(attempt)
-                self.trainers = {r: SimulatedTrainer(r, attempt) for r in sorted(self.agents)}
+                self.workers = {r: SimulatedWorker(r, attempt) for r in sorted(self.agents)}
             case SendRoster(attempt=attempt, offers=offers):
                 told = [offer.details["of"] for offer in offers]
                 assert told == [[attempt, rank] for rank in range(self.world_size)]
-                for trainer in self.trainers.values():
-                    trainer.has_roster = True
+                for worker in self.workers.values():
+                    worker.has_roster = True
             case Kill(attempt=attempt):
-                for trainer in list(self.trainers.values()):
-                    assert trainer.attempt == attempt
-                    self._exit(trainer, killed=True)
+                for worker in list(self.workers.values()):
+                    assert worker.attempt == attempt
+                    self._exit(worker, killed=True)
             case Leave():
-                for trainer in self.trainers.values():
-                    trainer.may_leave = True
+                for worker in self.workers.values():
+                    worker.may_leave = True
             case Conclude():
-                assert not self.trainers, "the run is over and a trainer is alive"
+                assert not self.workers, "the run is over and a worker is alive"
                 assert self.concluded is None, "the run is over twice"
                 self.concluded = action
 
     def _place(self, avoid: frozenset[str]) -> None:
-        assert not self.trainers, "a trainer of the generation before is alive"
+        assert not self.workers, "a worker of an earlier attempt is alive"
         self.world_size = self._sizes.popleft() if len(self._sizes) > 1 else self._sizes[0]
         self.agents = set(range(self.world_size))
         for rank, line in enumerate(self.lines):
@@ -284,7 +288,7 @@ def test_a_run_survives_as_many_failures_as_it_may(
     group = SimulatedGroup(world_size, max_failures=len(killed))
     struck = 0
     while choices := group.choices():
-        everybody_lives = len(group.trainers) == world_size == len(group.agents)
+        everybody_lives = len(group.workers) == world_size == len(group.agents)
         if everybody_lives and struck < len(killed) and group.launched == [*range(struck + 1)]:
             group.strike(fault, killed[struck] % world_size)
             struck += 1

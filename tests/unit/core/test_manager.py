@@ -42,6 +42,7 @@ class Kept:
             world_size=2,
             token=attempt_id.token,
         )
+        self.manager.launched(2)
 
     @property
     def store(self) -> CheckpointStore:
@@ -170,10 +171,10 @@ def test_a_checkpoint_outlives_a_sweep_and_the_rest_does_not(tmp_path: Path) -> 
     assert every.manager.newest_intact() is not None
 
 
-def test_the_parts_of_a_dead_generation_are_forgotten(tmp_path: Path) -> None:
+def test_the_parts_of_a_dead_attempt_are_forgotten(tmp_path: Path) -> None:
     every = every_rank(tmp_path)
     every.take(every.part(0, rank=0))
-    every.manager.forget_parts()
+    every.manager.launched(2)
     every.attempt_id = AttemptId(token=1, attempt=1)
     number = every.manager.next_number
     assert number == 1, "a number isn't used twice"
@@ -191,7 +192,7 @@ def test_a_checkpoint_that_was_dropped_never_comes_to_be(tmp_path: Path, other: 
     every = every_rank(tmp_path)
     if other == "before":
         every.take(every.part(0, rank=1))
-    every.manager.drop(0)
+    assert every.manager.drop(0, attempt=0) is None
     if other == "after":
         every.take(every.part(0, rank=1))
     assert every.manager.newest_intact() is None
@@ -245,7 +246,7 @@ def spoil(info: CheckpointInfo, how: str) -> str:
             return "model-0 has 0 bytes instead of 6"
         case "changed":
             file.write_text("9 of 9")
-            return "model-0 has another content than was written"
+            return "model-0 differs from what was committed"
         case "torn":
             manifest = Path(info.path, MANIFEST_NAME)
             manifest.write_text(manifest.read_text()[:100])
@@ -328,3 +329,18 @@ def test_what_a_storage_cannot_tell_is_read_again_on_distrust() -> None:
     assert one.manager.newest_intact() == first
     assert [info.path for info in one.manager.best()] == [first.path]
     assert second.path.startswith("memory://")
+
+
+def test_more_ranks_than_before_need_not_write_where_one_wrote(tmp_path: Path) -> None:
+    one = Kept(tmp_path)
+    one.manager.merges_files = True
+    one.manager.launched(1)
+    one.save(0)
+    assert one.manager.launched(2) == {0}
+    every = Kept(tmp_path / "every")
+    every.manager.merges_files = True
+    for rank in (1, 0):
+        every.manager.expect(rank, 0)
+    assert every.take(every.part(0)) is None
+    assert every.take(every.part(0, rank=1)) is not None
+    assert every.manager.launched(3) == {0, 1, 2}, "all ranks wrote, so all will"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polytrain.checkpoint.manifest import (
+    FORMAT,
     MANIFEST_NAME,
     AttemptId,
     Manifest,
@@ -67,6 +69,16 @@ def test_a_loss_that_is_not_a_number_is_kept() -> None:
     read = parse_manifest(manifest.to_json()).metrics
     assert math.isnan(read["loss"])
     assert read["worst"] == math.inf
+
+
+def test_every_reader_of_json_takes_a_manifest() -> None:
+    """RFC 8259 has neither NaN nor infinities."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
+    manifest = replace(MANIFEST, metrics={"loss": math.nan, "of": [-math.inf]})
+    json.loads(manifest.to_json(), parse_constant=refuse)
 
 
 @given(end=st.integers(0, len(MANIFEST.to_json()) - 1))
@@ -237,3 +249,22 @@ def test_another_directory_is_none_of_the_runs(name: str) -> None:
 def test_of_two_attempts_that_of_the_later_driver_is_later(attempts: list[AttemptId]) -> None:
     by_numbers = sorted(attempts, key=lambda attempt_id: (attempt_id.token, attempt_id.attempt))
     assert sorted(attempts) == by_numbers
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"number": "../../3"},
+        {"attempt_id": {"token": "../2", "attempt": 1}},
+        {"attempt_id": {"token": 2, "attempt": "1/../.."}},
+        {"files": [{"name": "model.pt", "size": 10, "sha256": "ab", "rank": "0/../../etc"}]},
+        {"files": [{"name": "../model.pt", "size": 10, "sha256": "ab", "rank": 0}]},
+        {"files": [{"name": ["model.pt"], "size": 10, "sha256": "ab", "rank": 0}]},
+    ],
+)
+def test_what_becomes_part_of_a_path_is_a_number_or_a_name(changes: Mapping[str, object]) -> None:
+    """Whoever writes a manifest can write its hash, too."""
+    body = {**json.loads(MANIFEST.to_json())["manifest"], **changes}
+    digest = hashlib.sha256(json.dumps([FORMAT, body], sort_keys=True).encode()).hexdigest()
+    with pytest.raises(ValueError, match=r"isn't used as a path|not a manifest"):
+        parse_manifest(json.dumps({"format": FORMAT, "sha256": digest, "manifest": body}))

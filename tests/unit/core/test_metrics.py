@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polytrain
-from polytrain.common.errors import NotInTrainerError
+from polytrain.common.errors import NotInWorkerError
 from polytrain.workers.messages import FrameBuffer, pack
 from polytrain.workers.metrics import plain_metrics
 
@@ -138,5 +138,5 @@ def test_outside_a_training_function_nothing_can_be_reported(
     call: Any, request: pytest.FixtureRequest
 ) -> None:
     name = request.node.callspec.id
-    with pytest.raises(NotInTrainerError, match=rf"{name}\(\) works only inside a training func"):
+    with pytest.raises(NotInWorkerError, match=rf"{name}\(\) works only inside a training func"):
         call()

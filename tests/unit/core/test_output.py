@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from polytrain.common.output import Output
-from polytrain.ui.progress import WorkerOutput
+from polytrain.ui.progress import ProgressLine, WorkerOutput
+from polytrain_plugins import Outcome, RunInfo
 
 Captured = pytest.CaptureFixture[str]
 
@@ -17,13 +23,13 @@ def wrote(text: str, *, rank: int = 0, stream: str = "stdout") -> Output:
 
 
 def test_every_line_has_its_rank_in_front(tmp_path: Path, capsys: Captured) -> None:
-    with WorkerOutput(tmp_path / "logs") as output:
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
         output.write(wrote("one\ntwo\n", rank=3))
     assert capsys.readouterr().out == "(rank 3) one\n(rank 3) two\n"
 
 
 def test_streams_stay_apart(tmp_path: Path, capsys: Captured) -> None:
-    with WorkerOutput(tmp_path / "logs") as output:
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
         output.write(wrote("result\n"))
         output.write(wrote("warning\n", stream="stderr"))
     captured = capsys.readouterr()
@@ -31,7 +37,7 @@ def test_streams_stay_apart(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_a_line_is_shown_when_it_is_whole(tmp_path: Path, capsys: Captured) -> None:
-    with WorkerOutput(tmp_path / "logs") as output:
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
         output.write(wrote("los"))
         output.write(wrote("other rank\n", rank=1))
         output.write(wrote("to stderr\n", stream="stderr"))
@@ -43,7 +49,7 @@ def test_a_line_is_shown_when_it_is_whole(tmp_path: Path, capsys: Captured) -> N
 def test_a_line_without_an_end_is_shown_when_its_writer_is_gone(
     tmp_path: Path, capsys: Captured
 ) -> None:
-    with WorkerOutput(tmp_path / "logs") as output:
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
         output.write(wrote("last words"))
         output.flush()
         assert capsys.readouterr().out == "(rank 0) last words\n"
@@ -53,7 +59,7 @@ def test_a_line_without_an_end_is_shown_when_its_writer_is_gone(
 
 
 def test_what_is_muted_goes_to_the_log_alone(tmp_path: Path, capsys: Captured) -> None:
-    with WorkerOutput(tmp_path / "logs") as output:
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
         output.write(wrote("shown\n"))
         output.muted = True
         output.write(wrote("noise of a broken collective\nand more"))
@@ -67,7 +73,7 @@ def test_what_is_muted_goes_to_the_log_alone(tmp_path: Path, capsys: Captured) -
 
 
 def test_each_rank_has_a_log_of_its_own(tmp_path: Path) -> None:
-    with WorkerOutput(tmp_path / "logs") as output:
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
         output.write(wrote("a\n", rank=0))
         output.write(wrote("b é\n", rank=11))
         output.write(wrote("c\n", rank=0, stream="stderr"))
@@ -76,6 +82,191 @@ def test_each_rank_has_a_log_of_its_own(tmp_path: Path) -> None:
 
 
 def test_nothing_written_leaves_no_log(tmp_path: Path) -> None:
-    with WorkerOutput(tmp_path / "logs"):
+    with WorkerOutput(tmp_path / "logs", retry_s=30):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bar_of_progress_is_one_line_and_all_of_it_is_in_the_log(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
+        for done in (10, 50, 100):
+            output.write(wrote(f"\r{done}%"))
+        output.write(wrote("\n"))
+    assert capsys.readouterr().out == "(rank 0) 100%\n"
+    assert (tmp_path / "logs" / "rank_0.log").read_bytes() == b"\r10%\r50%\r100%\n"
+
+
+class Broken(io.TextIOBase):
+    """A standard output whose reader is gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+def closed() -> io.TextIOBase:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stdout", [Broken(), closed(), None], ids=["broken", "closed", "none"])
+def test_a_standard_output_that_is_gone_is_told_once_and_ends_nothing(
+    stdout: io.TextIOBase | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: Captured,
+) -> None:
+    """`python train.py | head`: the run goes on, and its logs have what isn't shown."""
+    monkeypatch.setattr(sys, "stdout", stdout)
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
+        output.write(wrote("one\ntwo\n"))
+        output.write(wrote("error\n", stream="stderr"))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * (stdout is not None)
+    assert str(tmp_path / "logs") in caplog.text or stdout is None
+    assert capsys.readouterr().err == "(rank 0) error\n"
+    assert (tmp_path / "logs" / "rank_0.log").read_text() == "one\ntwo\nerror\n"
+
+
+def test_a_terminal_without_a_character_shows_its_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
+        output.write(wrote("é 50%\n"))
+    assert written.getvalue() == b"(rank 0) \\xe9 50%\n"
+    assert (tmp_path / "logs" / "rank_0.log").read_text(encoding="utf-8") == "é 50%\n"
+
+
+def test_a_log_that_cannot_be_written_is_told_once_and_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Captured
+) -> None:
+    logs = tmp_path / "logs"
+    logs.write_text("no directory")
+    with WorkerOutput(logs, retry_s=30) as output:
+        output.write(wrote("one\n"))
+        output.write(wrote("two\n"))
+        logs.unlink()
+        output.write(wrote("three\n"))
+    assert capsys.readouterr().out == "(rank 0) one\n(rank 0) two\n(rank 0) three\n"
+    [record] = caplog.records
+    assert "rank 0" in record.message
+    assert "File exists" in record.message
+    assert (logs / "rank_0.log").read_text() == (
+        "[polytrain: 8 bytes are missing here: they couldn't be written]\nthree\n"
+    )
+
+
+def test_a_log_on_a_full_disk_ends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Captured
+) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    (logs / "rank_0.log").symlink_to("/dev/full")
+    with WorkerOutput(logs, retry_s=30) as output:
+        output.write(wrote("one\n"))
+        output.write(wrote("two\n"))
+    assert capsys.readouterr().out == "(rank 0) one\n(rank 0) two\n"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "No space left" in caplog.text
+
+
+class Failing:
+    """`os.write` on a disk that fails at some calls, after it has taken a part."""
+
+    def __init__(self, at: range) -> None:
+        self._write, self._at, self._calls = os.write, at, 0
+
+    def __call__(self, descriptor: int, data: bytes) -> int:
+        if not os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
+            return self._write(descriptor, data)
+        self._calls += 1
+        if self._calls - 1 in self._at:
+            raise OSError(errno.EIO, "Input/output error")
+        return self._write(descriptor, data[:5])
+
+
+def test_a_passing_error_of_the_logs_storage_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs = tmp_path / "logs"
+    with WorkerOutput(logs, retry_s=30) as output:
+        output.write(wrote("one\n"))
+        monkeypatch.setattr("os.write", Failing(at=range(1, 2)))
+        output.write(wrote("two, three\n"))
+        output.write(wrote("four\n"))
+    assert (logs / "rank_0.log").read_text() == "one\ntwo, three\nfour\n"
+    assert "missing" not in caplog.text
+
+
+def test_an_error_that_is_there_at_the_end_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    with WorkerOutput(logs, retry_s=30) as output:
+        output.write(wrote("one\n"))
+        monkeypatch.setattr("os.write", Failing(at=range(2)))
+        output.write(wrote("two\n"))
+    assert (logs / "rank_0.log").read_text() == "one\ntwo\n"
+
+
+def test_an_error_that_lasts_costs_lines_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs, now = tmp_path / "logs", [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with WorkerOutput(logs, retry_s=30) as output:
+        output.write(wrote("one\n"))
+        monkeypatch.setattr("os.write", Failing(at=range(2)))
+        output.write(wrote("two\n"))
+        assert caplog.records == []
+        now[0] += 31
+        output.write(wrote("three\n"))
+        output.write(wrote("four\n"))
+    [record] = caplog.records
+    assert "rank 0" in record.message
+    assert "Input/output error" in record.message
+    assert (logs / "rank_0.log").read_text() == (
+        "one\n[polytrain: 10 bytes are missing here: they couldn't be written]\nfour\n"
+    )
+
+
+def test_what_waits_for_the_logs_storage_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs, now, megabyte = tmp_path / "logs", [100.0], "x" * ((1 << 20) - 1) + "\n"
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    with WorkerOutput(logs, retry_s=30) as output:
+        output.muted = True
+        with monkeypatch.context() as patch:
+            patch.setattr("os.write", Failing(at=range(99)))
+            for _ in range(40):
+                output.write(wrote(megabyte))
+    [record] = caplog.records
+    assert "rank 0" in record.message
+    note, _, kept = (logs / "rank_0.log").read_text().partition("\n")
+    assert note == f"[polytrain: {8 << 20} bytes are missing here: they couldn't be written]"
+    assert kept == 32 * megabyte
+
+
+RUN = RunInfo(name="a run", backend="reference", num_workers=2, path="/runs", cluster="")
+
+
+def test_what_is_not_on_the_terminal_is_left_alone_by_the_line_of_progress(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    """`python train.py > out.txt`: the line is on the terminal, the output in the file."""
+    terminal = io.StringIO()
+    line = ProgressLine(Console(file=terminal, force_terminal=True))
+    line.polytrain_run_started(RUN)
+    try:
+        with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
+            output.write(wrote("a result\n"))
+    finally:
+        line.polytrain_run_ended(RUN, Outcome(succeeded=True, reason="", restarts=0))
+    assert capsys.readouterr().out == "(rank 0) a result\n"
+    assert "a result" not in terminal.getvalue()
+    assert "a run: finished" in terminal.getvalue()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from itertools import permutations
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,3 +47,15 @@ def test_another_key_is_another_order() -> None:
         for key in [(0,), (1,), (-1,), (0, 0), (0, 1)]
     }
     assert len(orders) == 5
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5])
+def test_all_orders_are_equally_likely(size: int) -> None:
+    places = np.arange(size, dtype=np.uint64)
+    orders = math.factorial(size)
+    draws = 100 * orders
+    counts = Counter(tuple(Permutation(size, 7, key)(places).tolist()) for key in range(draws))
+    distance = sum((counts[order] - 100) ** 2 / 100 for order in permutations(range(size)))
+    # A chi-squared variable has its degrees of freedom as mean and half its variance.
+    freedom = orders - 1
+    assert distance < freedom + 6 * math.sqrt(2 * freedom)

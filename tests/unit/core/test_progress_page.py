@@ -34,6 +34,7 @@ JOB = WorkerJob(
     training_config=None,
     checkpoint_frequency=0,
     checkpoint_kind=CheckpointKind.ONE_RANK,
+    merges_files=False,
     max_in_flight=2,
     waits_for_commit=False,
     near_staging=None,
@@ -58,9 +59,10 @@ print("over", flush=True)
 sys.stdin.readline()
 """
 
+# It works longer than is asked for: the kernel counts user and system time in whole ticks each.
 WORKING_CHILD = """
 import subprocess, sys
-burn = "import time\\nwhile time.process_time() < 0.5: pass\\nprint('burnt', flush=True); input()"
+burn = "import time\\nwhile time.process_time() < 0.55: pass\\nprint('burnt', flush=True); input()"
 child = subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE)
 sys.stdin.readline()
 child.communicate(b"end")

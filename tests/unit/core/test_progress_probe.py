@@ -1,4 +1,4 @@
-"""What looks at a trainer add up to: quiet, idle and stopped seconds, told when they matter."""
+"""What looks at a worker add up to: quiet, idle and stopped seconds, reported when they matter."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LIMIT = 100.0
 
 
 @dataclass
-class Trainer:
-    """A trainer of which everything is known, looked at once a second."""
+class Worker:
+    """A worker of which everything is known, looked at once a second."""
 
     limit: float = LIMIT
     now: float = 1000.0
     beats: int = 0
     cpu: float = 50.0
     stage: Stage = Stage.TRAINING
-    told: list[Vitals] = field(default_factory=list)
+    events: list[Vitals] = field(default_factory=list)
     asked: int = 0
 
     def __post_init__(self) -> None:
@@ -44,91 +44,91 @@ class Trainer:
             self.now, beats=self.beats, stage=self.stage, condition=condition
         )
         if found is not None:
-            self.told.append(found)
+            self.events.append(found)
         return found
 
     def go(self, seconds: int, *, cpu: float = 0.0, stopped: bool = False) -> list[Vitals]:
-        """Look so many times; what was told."""
-        before = len(self.told)
+        """Look so many times; return the new events."""
+        before = len(self.events)
         for _ in range(seconds):
             self.look(cpu=cpu, stopped=stopped)
-        return self.told[before:]
+        return self.events[before:]
 
 
-def test_a_trainer_that_makes_progress_is_neither_told_of_nor_looked_into() -> None:
-    trainer = Trainer()
+def test_a_worker_that_makes_progress_is_not_reported() -> None:
+    worker = Worker()
     for _ in range(500):
-        trainer.beats += 1
-        trainer.look(cpu=1.0)
-    assert trainer.told == []
-    assert trainer.asked == 0
+        worker.beats += 1
+        worker.look(cpu=1.0)
+    assert worker.events == []
+    assert worker.asked == 0
 
 
-def test_one_that_waits_is_told_of_at_half_time_and_at_the_end() -> None:
-    trainer = Trainer()
-    told = trainer.go(500)
-    assert [vitals.quiet_s for vitals in told] == [50.0, 51.0, 100.0, 101.0]
+def test_one_that_waits_is_reported_at_half_time_and_at_the_end() -> None:
+    worker = Worker()
+    events = worker.go(500)
+    assert [vitals.quiet_s for vitals in events] == [50.0, 51.0, 100.0, 101.0]
     # Nobody knows what it did before it was looked at for the first time.
-    assert [vitals.idle_s for vitals in told] == [49.0, 50.0, 99.0, 100.0]
-    assert {(vitals.attempt, vitals.rank) for vitals in told} == {(3, 1)}
+    assert [vitals.idle_s for vitals in events] == [49.0, 50.0, 99.0, 100.0]
+    assert {(vitals.attempt, vitals.rank) for vitals in events} == {(3, 1)}
 
 
 def test_one_that_works_is_never_idle() -> None:
-    told = Trainer().go(500, cpu=0.02)
-    assert [vitals.quiet_s for vitals in told] == [50.0, 100.0]
-    assert all(vitals.idle_s < 10 for vitals in told)
-    assert told[-1].cpu_s > 1.9
+    events = Worker().go(500, cpu=0.02)
+    assert [vitals.quiet_s for vitals in events] == [50.0, 100.0]
+    assert all(vitals.idle_s < 10 for vitals in events)
+    assert events[-1].cpu_s > 1.9
 
 
 def test_background_threads_are_no_work() -> None:
-    assert Trainer().go(500, cpu=0.004)[-1].idle_s >= LIMIT
+    assert Worker().go(500, cpu=0.004)[-1].idle_s >= LIMIT
 
 
 def test_work_before_the_wait_only_delays_what_is_said_of_it() -> None:
-    trainer = Trainer()
-    trainer.go(40, cpu=1.0)
-    told = trainer.go(200)
-    assert told[-1].idle_s >= LIMIT
-    assert told[-1].quiet_s >= LIMIT + 39
+    worker = Worker()
+    worker.go(40, cpu=1.0)
+    events = worker.go(200)
+    assert events[-1].idle_s >= LIMIT
+    assert events[-1].quiet_s >= LIMIT + 39
 
 
-def test_progress_is_told_once_to_whoever_was_worried() -> None:
-    trainer = Trainer()
-    trainer.go(120)
-    trainer.beats += 1
-    [told] = trainer.go(20)
-    assert (told.quiet_s, told.idle_s, told.cpu_s) == (0.0, 0.0, 0.0)
+def test_progress_is_reported_once_to_whoever_was_worried() -> None:
+    worker = Worker()
+    worker.go(120)
+    worker.beats += 1
+    [latest] = worker.go(20)
+    assert (latest.quiet_s, latest.idle_s, latest.cpu_s) == (0.0, 0.0, 0.0)
 
 
-def test_a_stopped_process_is_told_of_after_ten_seconds_and_when_it_goes_on() -> None:
-    trainer = Trainer()
-    [told] = trainer.go(12, stopped=True)
-    assert told.stopped_s == 10.0
-    [told] = trainer.go(2)
-    assert told.stopped_s == 0.0
+def test_a_stopped_process_is_reported_after_ten_seconds_and_when_it_goes_on() -> None:
+    worker = Worker()
+    [latest] = worker.go(12, stopped=True)
+    assert latest.stopped_s == 10.0
+    [latest] = worker.go(2)
+    assert latest.stopped_s == 0.0
 
 
-def test_a_wait_for_the_outside_is_told_with_the_quiet() -> None:
-    trainer = Trainer()
-    trainer.go(60)
-    trainer.stage = Stage.WAITING_FOR_COMMIT
-    [told] = trainer.go(2)
-    assert told.stage is Stage.WAITING_FOR_COMMIT
+def test_a_wait_for_the_outside_is_reported_with_the_quiet() -> None:
+    worker = Worker()
+    worker.go(60)
+    worker.stage = Stage.WAITING_FOR_COMMIT
+    [latest] = worker.go(2)
+    assert latest.stage is Stage.WAITING_FOR_COMMIT
 
 
 def test_what_a_debugger_holds_is_not_idle() -> None:
-    trainer = Trainer()
+    worker = Worker()
     for _ in range(300):
-        trainer.look(traced=True)
-    assert all(vitals.idle_s == 0 for vitals in trainer.told)
+        worker.look(traced=True)
+    assert all(vitals.idle_s == 0 for vitals in worker.events)
 
 
 def test_a_machine_that_stood_still_has_not_waited() -> None:
-    """After a pause of all its processes a trainer has its full time again."""
-    trainer = Trainer()
-    trainer.go(10)
-    assert trainer.look(1000.0) is None
-    assert trainer.go(30) == []
+    """After a pause of all its processes a worker has its full time again."""
+    worker = Worker()
+    worker.go(10)
+    assert worker.look(1000.0) is None
+    assert worker.go(30) == []
 
 
 @given(
@@ -142,20 +142,20 @@ def test_a_machine_that_stood_still_has_not_waited() -> None:
 def test_nothing_is_ever_exaggerated(
     looks: list[tuple[float, bool, float, bool, bool]],
 ) -> None:
-    trainer = Trainer(limit=10.0)
-    progress = work = go = trainer.now
+    worker = Worker(limit=10.0)
+    progress = work = go = worker.now
     for after, beats, cpu, stopped, traced in looks:
-        trainer.beats += beats
-        found = trainer.look(after, cpu=cpu, stopped=stopped, traced=traced)
+        worker.beats += beats
+        found = worker.look(after, cpu=cpu, stopped=stopped, traced=traced)
         if beats:
-            progress = trainer.now
-        if beats or cpu > 0.05 + 0.005 * (trainer.now - progress) or traced:
-            work = trainer.now
+            progress = worker.now
+        if beats or cpu > 0.05 + 0.005 * (worker.now - progress) or traced:
+            work = worker.now
         if not stopped:
-            go = trainer.now
+            go = worker.now
         if found is not None:
             slack = 1e-6
-            assert found.quiet_s <= trainer.now - progress + slack
-            assert found.idle_s <= trainer.now - work + slack
-            assert found.stopped_s <= trainer.now - go + slack
+            assert found.quiet_s <= worker.now - progress + slack
+            assert found.idle_s <= worker.now - work + slack
+            assert found.stopped_s <= worker.now - go + slack
             assert found.idle_s <= found.quiet_s + slack

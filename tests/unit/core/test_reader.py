@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
+import tracemalloc
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain import DataConfig
+from polytrain import DataConfig, RunConfig, ScalingConfig
+from polytrain.common.config_checks import config_problems
+from polytrain.data.checks import tell_excess
 from polytrain.data.shards.assignment import RunDataset, holding
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.reader import RowsShard
+from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.sources.describe import describe
 from polytrain.testing.shards import shard_of
 
@@ -43,6 +49,13 @@ def shard(data: Any = TABLE, **arguments: Any) -> RowsShard:
 
 def numbers(batches: Iterable[Any], column: str = "id") -> list[list[int]]:
     return [[int(value) for value in batch[column]] for batch in batches]
+
+
+def global_batches(data: Any, world_size: int, **config: Any) -> list[list[int]]:
+    """The rows of each global batch of a new run's first epoch."""
+    world = [shard(data, world_size=world_size, rank=rank, **config) for rank in range(world_size)]
+    batches = [numbers(one.iter_batches(global_batch_size=90)) for one in world]
+    return [sorted(chain(*parts)) for parts in zip(*batches, strict=True)]
 
 
 def files(directory: Path, rows: int = 1000, row_group_size: int = 64) -> str:
@@ -177,6 +190,129 @@ def test_ranks_take_all_rows_in_equally_many_batches(
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "window"])
+@pytest.mark.parametrize("source", ["memory", "Parquet", "CSV"])
+@pytest.mark.parametrize("shards", [3, 4])
+def test_as_many_shards_are_the_same_order_on_any_number_of_workers(
+    tmp_path: Path, source: str, shuffle: Any, shards: int
+) -> None:
+    data: Any = pa.table({"id": np.arange(1000)})
+    if source == "CSV":
+        pacsv.write_csv(data, tmp_path / "a.csv")
+        data = tmp_path / "a.csv"
+    elif source == "Parquet":
+        data = files(tmp_path / "data")
+    alone, *others = (
+        global_batches(data, size, shards=shards, shuffle=shuffle) for size in (1, 2, 4, 7)
+    )
+    assert sorted(chain(*alone)) == list(range(1000))
+    assert others == [alone] * 3
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "window"])
+def test_rows_in_memory_have_the_same_order_on_any_number_of_workers(shuffle: Any) -> None:
+    table = pa.table({"id": np.arange(1000)})
+    alone, *others = (global_batches(table, size, shuffle=shuffle) for size in (1, 2, 4))
+    assert others == [alone] * 2
+
+
+def spec_of(data: Any, world_size: int, cut: int | None = None, **config: Any) -> ShardSpec:
+    dataset = RunDataset(source=describe("train", data), config=DataConfig(**config))
+    return dataset.spec(
+        world_size=world_size, whole=False, as_tables=False, only_tables=False, shards=cut
+    )
+
+
+def test_a_run_that_resumes_keeps_its_shards_unless_the_user_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    data = files(tmp_path / "data")
+    assert spec_of(data, 4).plan.shards == 4
+    assert spec_of(data, 4, cut=2).plan.shards == 2
+    assert spec_of(data, 4, cut=2, shards=8).plan.shards == 8
+    assert spec_of(pa.table({"id": [1, 2]}), 1, shards=8).plan.shards == 2, "none is empty"
+
+
+def test_what_a_worker_reads_beside_its_part_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = files(tmp_path / "data")
+    table = pa.table({"id": np.arange(1000)})
+    fine = [spec_of(data, 4), spec_of(data, 4, shards=8), spec_of(table, 4, cut=1)]
+    tell_excess(fine, 4)
+    assert caplog.messages == []
+    tell_excess([spec_of(data, 4, cut=1)], 4)
+    [told] = caplog.messages
+    assert "up to 4.0 times its part of the data set 'train'" in told
+    assert "DataConfig(shards=4)" in told
+
+
+def test_windows_that_are_small_parts_of_row_groups_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Parquet has no way into a row group but through its start."""
+    data = files(tmp_path / "data", row_group_size=300)
+    tell_excess([spec_of(data, 1, shuffle="window", window_rows=rows) for rows in (None, 100)], 1)
+    assert caplog.messages == []
+    tell_excess([spec_of(data, 1, shuffle="window", window_rows=10)], 1)
+    [told] = caplog.messages
+    assert "windows of 10 rows" in told
+    assert "row groups of up to 300 rows" in told
+    assert "about 15 times the rows" in told
+
+
+def test_files_of_few_rows_share_a_window(tmp_path: Path) -> None:
+    for part in range(30):
+        pq.write_table(pa.table({"id": np.arange(4) + 4 * part}), tmp_path / f"{part:02}.parquet")
+    assert spec_of(tmp_path, 1, shuffle="window").plan.window == 8192
+    [batch] = numbers(shard(tmp_path, shuffle="window").iter_batches(batch_size=120))
+    assert sorted(batch) == list(range(120))
+    assert any(abs(one - other) > 4 for one, other in pairwise(batch))
+
+
+def test_rows_that_are_large_keep_windows_small(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = [rng.bytes(1 << 20) for _ in range(4)]
+    for part, image in enumerate(images):
+        pq.write_table(pa.table({"image": [image], "id": [part]}), tmp_path / f"{part}.parquet")
+    assert 16 <= spec_of(tmp_path, 1, shuffle="window").plan.window <= 32, "32 MiB of 1 MiB each"
+
+
+def test_strings_are_converted_when_they_are_wanted() -> None:
+    one = shard(pa.table({"id": range(300_000), "word": [f"{n}" for n in range(300_000)]}))
+    tracemalloc.start()
+    batches = iter(one.iter_batches(batch_size=100))
+    first = next(batches)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert first["word"].tolist() == [f"{n}" for n in range(100)]
+    assert most < 2e6, "all of them would take 20 MB"
+    words = [word for batch in batches for word in batch["word"]]
+    assert words == [f"{n}" for n in range(100, 300_000)]
+
+
+@pytest.mark.parametrize("batch_size", [7, 9000])
+def test_columns_in_many_chunks_are_read_across_them(batch_size: int) -> None:
+    tables = [
+        pa.table({"word": [f"{n}", None], "flag": [True, None], "list": [[n], [n, n]], "x": [n, 0]})
+        for n in range(5000)
+    ]
+    expected = pa.concat_tables(tables).to_pydict()
+    batches = list(shard(pa.concat_tables(tables)).iter_batches(batch_size=batch_size))
+    for name in ("word", "flag", "x"):
+        assert [value for batch in batches for value in batch[name]] == expected[name]
+    assert [row.tolist() for batch in batches for row in batch["list"]] == expected["list"]
+
+
+def test_few_threads_read_ahead_however_many_shards_a_worker_has(tmp_path: Path) -> None:
+    batches = iter(shard(files(tmp_path / "data"), shards=64).iter_batches(batch_size=64))
+    first = next(batches)
+    reading = [each for each in threading.enumerate() if each.name.startswith("polytrain-read")]
+    assert 1 <= len(reading) <= 4
+    assert sum(len(batch["id"]) for batch in chain([first], batches)) == 1000
+    assert not any(each.is_alive() for each in reading)
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "window"])
 @pytest.mark.parametrize("kind", ["memory", "files"])
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 1), (3, 4), (4, 3)])
 def test_iteration_goes_on_at_exactly_that_row_on_another_number_of_workers(
@@ -308,6 +444,45 @@ def test_kept_rows_are_spread_evenly(rows: int, world_size: int, batch_size: int
     assert max(len(batch) for batches in world for batch in batches) <= batch_size
 
 
+@given(rows=st.integers(1, 60), world_size=st.integers(1, 5), batch_size=st.integers(1, 20))
+def test_only_the_last_step_leaves_a_worker_without_a_row(
+    rows: int, world_size: int, batch_size: int
+) -> None:
+    data = pa.table({"id": np.arange(rows)})
+    world = [
+        numbers(shard(data, world_size=world_size, rank=rank).iter_batches(batch_size=batch_size))
+        for rank in range(world_size)
+    ]
+    assert all(batch for batches in world for batch in batches[:-1])
+
+
+@pytest.mark.parametrize("kind", ["memory", "files read ahead", "files held"])
+@pytest.mark.parametrize("shuffle", [False, True, "window"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_padding_with_fewer_rows_than_workers(
+    tmp_path: Path, kind: str, shuffle: Any, rows: int, batch_size: int
+) -> None:
+    data: Any = pa.table({"id": np.arange(rows)})
+    if kind != "memory":
+        data = files(tmp_path / "data", rows=rows, row_group_size=1)
+    world = [
+        numbers(
+            shard(
+                data,
+                world_size=4,
+                rank=rank,
+                remainder="pad",
+                shuffle=shuffle,
+                as_tables=kind == "files held",
+            ).iter_batches(batch_size=batch_size)
+        )
+        for rank in range(4)
+    ]
+    assert {len(batch) for batches in world for batch in batches} == {batch_size}
+    assert {row for batches in world for batch in batches for row in batch} == set(range(rows))
+
+
 @pytest.mark.parametrize("how", ["the data set's policy", "drop_last"])
 def test_dropped_rows_are_counted(how: str, caplog: pytest.LogCaptureFixture) -> None:
     remainder = "drop" if how != "drop_last" else "keep"
@@ -381,7 +556,84 @@ def test_no_group_is_divided(
     assert sorted(seen) == whole == list(range(sum(sizes)))
 
 
-# Bad arguments
+@pytest.mark.parametrize(("window_rows", "groups"), [(200, 20), (50, 5), (3, 1)])
+def test_a_window_of_groups_has_as_many_rows_as_one_of_rows(
+    tmp_path: Path, window_rows: int, groups: int
+) -> None:
+    pq.write_table(grouped([10] * 100), tmp_path / "a.parquet", row_group_size=200)
+    source = describe("train", tmp_path)
+    dataset = RunDataset(
+        source=source,
+        config=DataConfig(shuffle="window", window_rows=window_rows),
+        group_starts=group_starts(source, "query"),
+    )
+    spec = dataset.spec(world_size=1, whole=False, as_tables=False, only_tables=False)
+    regions = list(spec.plan.epoch(0).of_shard(0).regions(0))
+    assert {len(region.region) for region in regions} == {groups}
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30),
+    world_size=st.integers(1, 5),
+    shards=st.integers(1, 5),
+    shuffle=st.sampled_from([False, True, "window"]),
+    batch_size=st.integers(1, 4),
+    remainder=st.sampled_from(["keep", "pad", "drop"]),
+)
+def test_the_gradient_weight_counts_the_rows_of_groups(
+    sizes: list[int],
+    world_size: int,
+    shards: int,
+    shuffle: Any,
+    batch_size: int,
+    remainder: Any,
+) -> None:
+    source = describe("train", grouped(sizes))
+    dataset = RunDataset(
+        source=source,
+        config=DataConfig(shuffle=shuffle, window_rows=3, remainder=remainder),
+        group_starts=group_starts(source, "query"),
+    )
+    spec = dataset.spec(
+        world_size=world_size, whole=False, as_tables=False, only_tables=False, shards=shards
+    )
+    table = holding(dataset, spec, world_size, 0).read()
+    world = [
+        open_shards([spec], iter([table]), {}, world_size=world_size, rank=rank)["train"]
+        for rank in range(world_size)
+    ]
+    of_ranks = [
+        [
+            (len(batch["id"]), one.gradient_weight)
+            for batch in one.iter_batches(batch_size=batch_size)
+        ]
+        for one in world
+    ]
+    for step in zip(*of_ranks, strict=True):
+        rows = sum(count for count, _ in step)
+        assert [weight for _, weight in step] == pytest.approx(
+            [count * world_size / rows for count, _ in step]
+        )
+
+
+# Arguments
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    table = pa.table({"id": np.arange(6)})
+    sizes = {"batch_size": np.int64(2), "global_batch_size": np.uint8(2)}
+    for name, size in sizes.items():
+        batches = shard(table).iter_batches(**{name: size}, prefetch_batches=np.int32(1))
+        assert numbers(batches) == [[0, 1], [2, 3], [4, 5]]
+    of_numpy: Any = np.int64(3)
+    one = shard(table, shuffle="window", seed=of_numpy, window_rows=np.int16(2))
+    other = shard(table, shuffle="window", seed=3, window_rows=2)
+    assert numbers(one.iter_batches()) == numbers(other.iter_batches())
+    position = json.dumps(one.cursor.position.to_plain())
+    assert position == json.dumps(other.cursor.position.to_plain())
+    scaling = ScalingConfig(num_workers=(np.int64(1), np.int64(2)), standby=of_numpy)
+    assert (scaling.min_workers, scaling.max_workers, scaling.standby) == (1, 2, 3)
+    assert [*config_problems(scaling, RunConfig())] == []
 
 
 @pytest.mark.parametrize(
@@ -390,6 +642,8 @@ def test_no_group_is_divided(
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": -1}, "batch_size=-1"),
         ({"batch_size": 2.5}, "batch_size=2.5"),
+        ({"batch_size": True}, "batch_size=True"),
+        ({"prefetch_batches": 1.5}, "prefetch_batches=1.5"),
         ({"global_batch_size": 0}, "global_batch_size=0"),
         ({"batch_size": 2, "global_batch_size": 4}, "give one of them"),
         ({"batch_format": "torch"}, "batch_format='torch'.*numpy.*pandas.*arrow"),
@@ -406,7 +660,8 @@ def test_bad_arguments_are_refused_before_the_first_batch(
 
 def test_memory_stays_at_a_few_row_groups(tmp_path: Path) -> None:
     """Of 667: the one that is in use, the one that is read ahead, and what is made of them."""
-    one = shard(files(tmp_path / "data", rows=200_000, row_group_size=300), shuffle="window")
+    data = files(tmp_path / "data", rows=200_000, row_group_size=300)
+    one = shard(data, shuffle="window", window_rows=300)
     row_group = 300 * 2 * 8
     before = most = pa.total_allocated_bytes()
     for _ in one.iter_batches(batch_size=100, batch_format="arrow"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.boosting.row_draws import drawn, sample_of
+from polytrain.boosting.row_draws import drawn, of_rows, sample_of
 
 ROWS = st.integers(1, 400)
 
@@ -49,3 +49,12 @@ def test_a_sample_has_rows_of_every_part_of_the_data(rows: int, size: int, seed:
     assert sample.tolist() == sorted(set(sample.tolist()))
     parts = [int(row) * len(sample) // rows for row in sample]
     assert all(abs(part - index) <= 1 for index, part in enumerate(parts))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3)], ids=["one score", "three scores"])
+def test_rows_that_are_not_drawn_have_no_gradient(shape: tuple[int, ...]) -> None:
+    partial = of_rows(lambda scores, _: (scores, 2 * scores), np.array([1, 0, 1, 0], bool))
+    gradient, hessian = partial(np.ones(shape), None)
+    assert gradient.shape == hessian.shape == shape
+    assert gradient.reshape(4, -1)[:, 0].tolist() == [1, 0, 1, 0]
+    assert hessian.reshape(4, -1)[:, -1].tolist() == [2, 0, 2, 0]

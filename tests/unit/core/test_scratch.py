@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def holder() -> Iterator[Holder]:
 
 def runs(temporary: Path) -> list[str]:
     """Tokens of the runs that have a directory on this node."""
-    return sorted(path.name for path in temporary.glob("polytrain-*/*"))
+    return sorted(path.name.removeprefix("run-") for path in temporary.glob("polytrain-*/*"))
 
 
 def test_a_directory_is_its_users_alone() -> None:
@@ -90,7 +91,7 @@ def test_what_a_killed_process_has_left_is_removed_by_the_next_run(
     assert runs(temporary) == ["dead", "living"]
     scratch = Scratch.hold("next")
     assert runs(temporary) == ["living", "next"]
-    assert (scratch.path.parent / "living" / "snapshot").exists()
+    assert (scratch.path.parent / "run-living" / "snapshot").exists()
     living.kill()
     living.wait()
     Scratch.hold("another").release()
@@ -177,3 +178,95 @@ def test_a_thing_is_done_by_one_at_a_time() -> None:
         pass
     for scratch in scratches:
         scratch.release()
+
+
+def files_below(directory: Path) -> list[str]:
+    """Everything in a directory and below, by its name relative to it."""
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+
+
+def make_valuable(directory: Path) -> list[str]:
+    """Put directories of the user's own into one; returns what `files_below` says of it."""
+    for name in (".ssh", "photos", "run-photos", "0123456789abcdef"):
+        (directory / name).mkdir(parents=True)
+        (directory / name / "valuable").write_text("mine")
+    return files_below(directory)
+
+
+def test_a_link_in_place_of_the_directory_is_refused_and_nothing_is_deleted(
+    temporary: Path,
+) -> None:
+    valuable = temporary / "home"
+    before = make_valuable(valuable)
+    link = temporary / f"polytrain-{os.getuid()}"
+    link.symlink_to(valuable)
+    with pytest.raises(PermissionError, match=f"{link.name} is a symbolic link.*TMPDIR"):
+        Scratch.hold("run")
+    assert files_below(valuable) == before
+
+
+def test_a_link_in_place_of_a_runs_directory_is_refused(temporary: Path) -> None:
+    first = Scratch.hold("run")
+    elsewhere = temporary / "elsewhere"
+    first.path.rename(elsewhere)
+    first.path.symlink_to(elsewhere)
+    with pytest.raises(PermissionError, match="is a symbolic link"):
+        Scratch.hold("run")
+
+
+def test_a_directory_that_others_may_enter_is_refused(temporary: Path) -> None:
+    home = temporary / f"polytrain-{os.getuid()}"
+    home.mkdir()
+    home.chmod(0o755)
+    with pytest.raises(PermissionError, match=f"{home.name} has mode 0755.*chmod 700.*TMPDIR"):
+        Scratch.hold("run")
+
+
+def test_only_directories_that_a_run_has_made_are_removed(temporary: Path, holder: Holder) -> None:
+    """By their name and by the mark in them: either alone isn't enough."""
+    dead = holder("dead")
+    dead.kill()
+    dead.wait()
+    home = temporary / f"polytrain-{os.getuid()}"
+    left = next(home.iterdir())
+    elsewhere = temporary / "elsewhere"
+    shutil.copytree(left, elsewhere)
+    shutil.copytree(left, home / "photos of a run")
+    make_valuable(home)
+    (home / "run-link").symlink_to(elsewhere)
+    (home / "run-file").write_text("mine")
+    (left / "link").symlink_to(home / "photos")
+    before = files_below(home), files_below(elsewhere)
+    Scratch.hold("next").release()
+    after = files_below(home), files_below(elsewhere)
+    assert not left.exists()
+    assert after == ([name for name in before[0] if not name.startswith(left.name)], before[1])
+
+
+def test_what_was_left_by_a_process_that_died_while_it_removed_is_removed(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it had marked a directory, or in the middle of removing one."""
+    remove = shutil.rmtree
+    for number in range(3):
+        scratch = Scratch.hold(f"dead-{number}")
+        for name in ("a", "restored", "z"):
+            (scratch.path / name).mkdir()
+        calls = 0
+
+        def dies(path: Path, number: int = number, **kwargs: bool) -> None:
+            nonlocal calls
+            calls += 1
+            if calls > number:
+                raise KeyboardInterrupt
+            remove(path, **kwargs)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(shutil, "rmtree", dies)
+        with pytest.raises(KeyboardInterrupt):
+            scratch.release()
+        monkeypatch.setattr(shutil, "rmtree", remove)
+        # The next one removes what this one has left.
+        assert len(runs(temporary)) == 1
+    (temporary / f"polytrain-{os.getuid()}" / "run-unmarked").mkdir()
+    Scratch.hold("next").release()
+    assert list(temporary.iterdir()) == []

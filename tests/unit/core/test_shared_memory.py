@@ -12,11 +12,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from polytrain.common.data_errors import ReadError
+from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.shards.shared_memory import (
     from_shared_memory,
     parts_to_shared_memory,
     to_shared_memory,
 )
+from polytrain.data.sources.arrays import tensors_of
 
 ROWS = 11
 TABLE = pa.table(
@@ -64,6 +67,57 @@ def of_plain_columns(values: list[int | None]) -> pa.Table:
 def test_a_table_survives_shared_memory() -> None:
     with shared(TABLE) as mapped:
         assert mapped.equals(TABLE)
+
+
+TENSORS = tensors_of(np.arange(40, dtype=np.int16).reshape(10, 2, 2))
+FLAGS = tensors_of(np.arange(40).reshape(10, 2, 2) % 3 == 0)
+
+
+@pytest.mark.parametrize("tensors", [TENSORS, FLAGS], ids=["numbers", "booleans"])
+@pytest.mark.parametrize("missing", [[], [0, 7]])
+def test_tensors_are_laid_out_part_by_part(tensors: pa.Array, missing: list[int]) -> None:
+    rows = pa.array([None if row in missing else row for row in range(10)])
+    tensors = pa.ExtensionArray.from_storage(tensors.type, tensors.storage.take(rows))
+    table = pa.table({"id": range(10), "x": tensors})
+    parts = [table.slice(0, 3), table.slice(3, 0), table.slice(3, 6), table.slice(9)]
+    with behind(parts_to_shared_memory(iter(parts), table.schema, 10)) as mapped:
+        assert mapped.equals(table)
+        assert mapped.column("x").num_chunks == 1
+        found = column_to_numpy(mapped.column("x"))
+        assert [None if row is None else row.tolist() for row in found] == [
+            None if row is None else row.tolist() for row in column_to_numpy(table.column("x"))
+        ]
+
+
+def test_tensors_that_lack_numbers_are_an_error() -> None:
+    storage = pa.array([[1, None], [3, 4]], pa.list_(pa.int64(), 2))
+    tensors = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(pa.int64(), (2,)), storage)
+    table = pa.table({"x": tensors})
+    with pytest.raises(ReadError, match="lacks some of its numbers"):
+        parts_to_shared_memory(iter([table]), table.schema, 2)
+
+
+def test_parts_with_strings_are_freed_as_they_are_put_together() -> None:
+    """In use, besides what is shared: what was read, and one column of it once more."""
+    names = ["a", "b", "c", "d"]
+
+    def parts() -> Iterator[pa.Table]:
+        for _ in range(10):
+            yield pa.table({name: pa.array(["x" * 100] * 10_000) for name in names})
+
+    schema = pa.schema([(name, pa.string()) for name in names])
+    size = 10 * 4 * 10_000 * 104
+    usual = pa.default_memory_pool()
+    counting = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(counting)
+    try:
+        descriptor = parts_to_shared_memory(parts(), schema, 100_000)
+    finally:
+        pa.set_memory_pool(usual)
+    assert size < counting.max_memory() < 1.5 * size
+    with behind(descriptor) as table:
+        assert table.num_rows == 100_000
+        assert table.column("d")[99_999].as_py() == "x" * 100
 
 
 def test_a_table_without_rows_survives_shared_memory() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ import pytest
 
 from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.sources import csv_files
+from polytrain.data.sources.csv_files import CsvPiece
 from polytrain.data.sources.describe import describe
+from polytrain.data.sources.file_version import FileVersion
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +62,7 @@ MIXED: dict[str, tuple[list[str], list[str], pa.DataType]] = {
         ["2024-03-01 12:00:00.5"],
         pa.string(),
     ),
-    "integers, then very large ones": (["1"], ["99999999999999999999"], pa.float64()),
+    "integers, then very large ones": (["1"], ["100000000000000000000"], pa.float64()),
     "very large integers, then text": (["99999999999999999999"], ["x"], pa.string()),
 }
 
@@ -74,6 +78,55 @@ def test_types_are_those_of_the_whole_file(tmp_path: Path, case: str) -> None:
     # Arrow, which holds the whole file to find out, comes to the same result.
     assert source.schema.equals(whole.schema)
     assert read(path) == whole.to_pydict()
+
+
+def test_values_between_tabs(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "x\ty", "1\ta,b", *['2\t"c\td"'] * 50, "0.5\te")
+    assert read(path) == {"x": [1.0, *[2.0] * 50, 0.5], "y": ["a,b", *["c\td"] * 50, "e"]}
+    write(path, "x\ty", *["1\ta"] * 50, "1\t2\t3")
+    with pytest.raises(SourceError, match=r"a\.tsv', line 52: 3 field.*with a tab"):
+        describe("train", path)
+
+
+def test_compressed_values_between_tabs(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv.gz").write_bytes(gzip.compress(b"x\ty\n1\ta,b\n"))
+    assert read(tmp_path) == {"x": [1], "y": ["a,b"]}
+
+
+ROUNDED = {
+    "a fraction besides": (["9007199254740993", "0.5"], []),
+    "a fraction far below": (["-9007199254740993"], ["0.5"]),
+    "a fraction far above": (["0.5"], ["9007199254740993"]),
+    "more than 64 bits": (["18446744073709551615"], []),
+    "more than 64 bits far below": (["1"], ["99999999999999999999"]),
+}
+
+
+@pytest.mark.parametrize("case", ROUNDED)
+def test_no_whole_number_is_rounded(tmp_path: Path, case: str) -> None:
+    first, last = ROUNDED[case]
+    column = [*first * 50, *last]
+    path = write(tmp_path / "a.csv", "n,x", *(f"{n},{value}" for n, value in enumerate(column)))
+    largest = max(first + last, key=len).lstrip("-")
+    with pytest.raises(SourceError, match=rf"a\.csv': the column 'x' .* round .*{largest}"):
+        describe("train", path)
+    assert describe("train", path, columns=["n"]).info.num_rows == len(column)
+
+
+@pytest.mark.parametrize(
+    "numbers", [["9007199254740992", "0.5"], ["1e300", "0.1"], ["-inf", "inf"]]
+)
+def test_numbers_that_floats_hold_are_read(tmp_path: Path, numbers: list[str]) -> None:
+    path = write(tmp_path / "a.csv", "x", *numbers)
+    assert list(map(repr, read(path)["x"])) == [repr(float(number)) for number in numbers]
+
+
+def test_no_whole_number_is_rounded_for_another_file(tmp_path: Path) -> None:
+    write(tmp_path / "a.csv", "x", "9007199254740993")
+    assert read(tmp_path) == {"x": [2**53 + 1]}
+    write(tmp_path / "b.csv", "x", "0.5")
+    with pytest.raises(SourceError, match=r"a\.csv': the column 'x' .*9007199254740993"):
+        describe("train", tmp_path)
 
 
 def test_several_columns_change_their_types(tmp_path: Path) -> None:
@@ -141,19 +194,36 @@ def test_a_line_with_other_fields(tmp_path: Path, row: str, count: int) -> None:
         describe("train", path)
 
 
+def versionless(path: Path) -> CsvPiece:
+    """As on a storage that tells neither sizes nor times."""
+    [piece] = describe("train", path).pieces
+    assert isinstance(piece, CsvPiece)
+    return replace(piece, version=FileVersion())
+
+
 @pytest.mark.parametrize("rows", [3, 9])
 def test_a_csv_file_that_has_changed(tmp_path: Path, rows: int) -> None:
     path = write(tmp_path / "a.csv", "x", *map(str, range(5)))
     [piece] = describe("train", path).pieces
+    without_version = versionless(path)
     write(path, "x", *map(str, range(rows)))
-    with pytest.raises(ReadError, match=r"a\.csv' has (fewer|more) than 5 rows.*changed"):
+    with pytest.raises(ReadError, match=r"a\.csv' has changed .*size was 12 bytes"):
         piece.read(2, 5)
+    with pytest.raises(ReadError, match=r"a\.csv' has (fewer|more) than 5 rows.*changed"):
+        without_version.read(2, 5)
+
+
+def test_rows_appended_where_a_block_ends(tmp_path: Path) -> None:
+    lines = ["x", *["10"] * 20]
+    piece = versionless(write(tmp_path / "a.csv", *lines))
+    write(tmp_path / "a.csv", *lines, "100")
+    with pytest.raises(ReadError, match=r"a\.csv' has more than 20 rows.*changed"):
+        piece.read(0, 20)
 
 
 def test_a_csv_file_with_other_values_now(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.csv", "x", "1")
-    [piece] = describe("train", path).pieces
-    write(path, "x", "red")
+    piece = versionless(write(tmp_path / "a.csv", "x", "1"))
+    write(tmp_path / "a.csv", "x", "red")
     with pytest.raises(ReadError, match=r"a\.csv' can't be read: .*red"):
         piece.read(0, 1)
 
@@ -161,7 +231,9 @@ def test_a_csv_file_with_other_values_now(tmp_path: Path) -> None:
 DESCRIBE = """
 import resource, sys
 import pyarrow as pa
+from polytrain.data.sources.csv_files import CsvPiece
 from polytrain.data.sources.describe import describe
+from polytrain.data.sources.file_version import FileVersion
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 source = describe("train", sys.argv[1])
 assert [str(field.type) for field in source.schema] == ["string", "double"], source.schema

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import pytest
 from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.sources import parquet_files
 from polytrain.data.sources.describe import Source, describe
+from polytrain.data.sources.expansion import expand
+from polytrain.data.sources.file_version import FileVersion
+from polytrain.data.sources.parquet_files import RowGroupPiece
 
 
 def read(source: Source) -> dict[str, list[Any]]:
@@ -51,10 +55,18 @@ def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.Mo
     assert read(source) == {"x": [1]}
 
 
+def test_runs_that_are_stored_beside_the_data_are_no_data(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", x=[1])
+    write(tmp_path / "run" / "checkpoints" / "predictions.parquet", x=[2])
+    (tmp_path / "run" / "journal.jsonl").write_text('{"event": "Opened"}\n')
+    write(tmp_path / "run_b.parquet", x=[3])
+    assert read(describe("train", tmp_path)) == {"x": [1, 3]}
+
+
 TREE = (
     "a.parquet",
     "b/c/d.parquet",
-    "b/e.csv",
+    "b/e.parquet",
     "b/notes.txt",
     "_temporary/f.parquet",
     ".hidden/g.parquet",
@@ -68,31 +80,131 @@ def tree(tmp_path: Path) -> Path:
     for name in TREE:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".csv":
-            path.write_text(f"x\n{name}\n")
-        else:
-            write(path, x=[name])
+        write(path, x=[name])
     return tmp_path
 
 
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        ("", ["a.parquet", "b/c/d.parquet", "b/e.csv"]),
-        ("*", ["a.parquet", "b/c/d.parquet", "b/e.csv"]),
-        ("**", ["a.parquet", "b/c/d.parquet", "b/e.csv"]),
+        ("", ["a.parquet", "b/c/d.parquet", "b/e.parquet"]),
+        ("*", ["a.parquet", "b/c/d.parquet", "b/e.parquet"]),
+        ("**", ["a.parquet", "b/c/d.parquet", "b/e.parquet"]),
         ("*.parquet", ["a.parquet"]),
-        ("**/*.parquet", ["a.parquet", "b/c/d.parquet"]),
+        ("**/*.parquet", ["a.parquet", "b/c/d.parquet", "b/e.parquet"]),
         ("b/**/d.parquet", ["b/c/d.parquet"]),
-        ("*/*", ["b/c/d.parquet", "b/e.csv"]),
-        ("[b-z]", ["b/c/d.parquet", "b/e.csv"]),
-        ("?/?.csv", ["b/e.csv"]),
+        ("*/*", ["b/c/d.parquet", "b/e.parquet"]),
+        ("[b-z]", ["b/c/d.parquet", "b/e.parquet"]),
+        ("?/?.parquet", ["b/e.parquet"]),
         ("_*/*.parquet", ["_temporary/f.parquet"]),
         ("b/_h.parquet", ["b/_h.parquet"]),
     ],
 )
 def test_directories_and_globs(tree: Path, pattern: str, expected: list[str]) -> None:
     assert read(describe("train", f"{tree}/{pattern}")) == {"x": expected}
+
+
+COPIES = (
+    "a.parquet.bak",
+    "a.parquet.tmp.1234",
+    "a.parquet~",
+    "a.csv.orig",
+    "a.parquet.crc",
+    "parquet",
+    "a.parquet.d/readme.txt",
+)
+
+
+@pytest.mark.parametrize("pattern", ["", "*", "a.*", "**"])
+def test_copies_beside_the_files_are_no_data(tmp_path: Path, pattern: str) -> None:
+    write(tmp_path / "a.parquet", x=[1])
+    for name in COPIES:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x\n2\n")
+    assert read(describe("train", f"{tmp_path}/{pattern}")) == {"x": [1]}
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "zst", "lz4", "GZ"])
+def test_compressed_files_have_two_endings(tmp_path: Path, ending: str) -> None:
+    codec = {"gz": "gzip", "zst": "zstd"}.get(ending.lower(), ending)
+    with pa.CompressedOutputStream(str(tmp_path / f"a.csv.{ending.lower()}"), codec) as file:
+        file.write(b"x\n1\n")
+    (tmp_path / f"a.csv.{ending.lower()}").rename(tmp_path / f"a.csv.{ending}")
+    assert len(expand(str(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("pattern", ["", "*", "a.*"])
+def test_files_of_two_formats_are_refused(tmp_path: Path, pattern: str) -> None:
+    """They may well be the same rows twice."""
+    write(tmp_path / "a.parquet", x=[1])
+    (tmp_path / "a.csv").write_text("x\n1\n")
+    with pytest.raises(SourceError, match=r"a\.csv' and '.*a\.parquet'") as caught:
+        describe("train", f"{tmp_path}/{pattern}")
+    assert "*.parquet" in caught.value.remedy
+    assert read(describe("train", [tmp_path / "a.parquet", tmp_path / "a.csv"])) == {"x": [1, 1]}
+
+
+@pytest.mark.parametrize(
+    ("sign", "kind"),
+    [
+        ("_delta_log/0000.json", "Delta"),
+        (".hoodie/hoodie.properties", "Hudi"),
+        ("metadata/v1.metadata.json", "Iceberg"),
+    ],
+)
+@pytest.mark.parametrize("pattern", ["", "**"])
+def test_tables_with_a_log_of_their_files_are_refused(
+    tmp_path: Path, sign: str, kind: str, pattern: str
+) -> None:
+    write(tmp_path / "t" / "day=1" / "a.parquet", x=[1])
+    (tmp_path / "t" / sign).parent.mkdir()
+    (tmp_path / "t" / sign).touch()
+    with pytest.raises(SourceError, match=rf"t'? .*{kind}'s format") as caught:
+        describe("train", f"{tmp_path}/{pattern}")
+    assert "list of files" in caught.value.remedy
+    assert read(describe("train", [tmp_path / "t" / "day=1" / "a.parquet"]))["x"] == [1]
+
+
+@pytest.mark.parametrize("pattern", ["", "*", "**", "**/*.parquet", "*/*.parquet"])
+def test_links_are_followed_once(tmp_path: Path, pattern: str) -> None:
+    data = tmp_path / "data"
+    write(data / "v1" / "a.parquet", x=[1])
+    write(tmp_path / "elsewhere" / "b.parquet", x=[2])
+    (data / "latest").symlink_to("v1")
+    (data / "v1" / "loop").symlink_to(".")
+    (data / "v1" / "up").symlink_to("..")
+    (data / "other").symlink_to(tmp_path / "elsewhere")
+    (data / "v1" / "same.parquet").symlink_to("a.parquet")
+    found = [file.place for file in expand(f"{data}/{pattern}")]
+    assert found == [f"{data}/other/b.parquet", f"{data}/v1/a.parquet"]
+
+
+def test_links_to_files_of_a_store(tmp_path: Path) -> None:
+    """Files with the same content are one file there."""
+    write(tmp_path / "blobs" / "123", x=[1])
+    (tmp_path / "data").mkdir()
+    for name in "ab":
+        (tmp_path / "data" / f"{name}.parquet").symlink_to(tmp_path / "blobs" / "123")
+    assert read(describe("train", tmp_path / "data")) == {"x": [1, 1]}
+
+
+@pytest.mark.parametrize("pattern", ["", "*.parquet"])
+def test_a_link_to_nothing_is_told(tmp_path: Path, pattern: str) -> None:
+    write(tmp_path / "a.parquet", x=[1])
+    (tmp_path / "b.parquet").symlink_to("gone.parquet")
+    with pytest.raises(SourceError, match=r"link '.*b\.parquet' leads to no file"):
+        describe("train", f"{tmp_path}/{pattern}")
+
+
+@pytest.mark.parametrize("place", ["", " ", "file://"])
+def test_an_empty_path_is_not_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    write(tmp_path / "a.parquet", x=[1])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SourceError, match="path is empty"):
+        describe("train", place)
+    assert read(describe("train", ".")) == {"x": [1]}
 
 
 def write_partitions(directory: Path) -> None:
@@ -213,7 +325,6 @@ def test_numbers_that_fit_no_common_type_are_not_rounded(tmp_path: Path) -> None
 def test_a_file_without_rows_among_others(tmp_path: Path, empty: pa.Table) -> None:
     pq.write_table(empty, tmp_path / "a.parquet")
     write(tmp_path / "b.parquet", x=[1.5], y=["s"])
-    (tmp_path / "c.csv").write_text("x,y\n")
     assert read(describe("train", tmp_path)) == {"x": [1.5], "y": ["s"]}
 
 
@@ -263,12 +374,45 @@ def test_a_parquet_file_that_has_changed(tmp_path: Path, rows: int) -> None:
         piece.read(0, 2)
 
 
+def test_pages_whose_checksum_is_wrong(tmp_path: Path) -> None:
+    values = pa.table({"x": pa.array([1.5] * 1000)})
+    path = tmp_path / "a.parquet"
+    options: dict[str, Any] = {"use_dictionary": False, "compression": "none"}
+    pq.write_table(values, path, write_page_checksum=True, **options)
+    content = bytearray(path.read_bytes())
+    content[4000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ReadError, match=r"a\.parquet.*CRC checksum"):
+        describe("train", path).pieces[0].read(0, 1000)
+
+
 def test_a_file_that_has_lost_a_column(tmp_path: Path) -> None:
+    """Also where the storage tells neither size nor time."""
     path = write(tmp_path / "a.parquet", x=[1], y=[2])
     [piece] = describe("train", path).pieces
+    assert isinstance(piece, RowGroupPiece)
+    piece = replace(piece, version=FileVersion())
     write(path, x=[1])
     with pytest.raises(ReadError, match=r"a\.parquet.*no column 'y'.*has changed"):
         piece.read(0, 1)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
+def test_a_file_that_holds_as_many_other_rows(tmp_path: Path, name: str) -> None:
+    def written(values: list[int]) -> Path:
+        frame = pd.DataFrame({"x": values})
+        path = tmp_path / name
+        if name.endswith("csv"):
+            frame.to_csv(path, index=False)
+        else:
+            frame.to_parquet(path)
+        return path
+
+    [piece] = describe("train", written([1, 2, 3])).pieces
+    assert piece.read(0, 3).to_pydict() == {"x": [1, 2, 3]}
+    os.utime(written([4, 5, 6]), ns=(0, 10**18))
+    with pytest.raises(ReadError, match=rf"{name}'.* has changed since the run began: .*modified"):
+        piece.read(0, 3)
 
 
 def test_a_file_that_is_gone(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from polytrain.common.data_errors import SourceError, TransformError
 from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.sources.describe import Source, describe
+from polytrain.testing.shards import shard_of
 
 
 @pytest.fixture
@@ -200,3 +201,42 @@ def test_no_function_at_all() -> None:
 def test_nothing_to_try_it_on(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no rows"):
         describe("train", {"x": []}, transform=doubled)
+
+
+class Squares:
+    """A map-style data set."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"x": index * index}
+
+
+def test_shuffled_items_go_through_the_function_together() -> None:
+    """Single rows would leave nothing of what it computes over some."""
+    sizes = []
+
+    def noted(batch: dict[str, Any]) -> dict[str, Any]:
+        sizes.append(len(batch["x"]))
+        return {"x": batch["x"] + 1}
+
+    shard = shard_of(Squares(), shuffle=True, transform=noted)
+    sizes.clear()
+    batches = [batch["x"] for batch in shard.iter_batches(batch_size=5)]
+    assert sizes == [5, 5, 5, 5]
+    assert sorted(np.concatenate(batches)) == [n * n + 1 for n in range(20)]
+    assert np.concatenate(batches).tolist() != sorted(np.concatenate(batches))
+
+
+def test_the_rows_of_a_failure_are_named_in_any_order() -> None:
+    def failing(batch: dict[str, Any]) -> dict[str, Any]:
+        if 361 in batch["x"]:
+            raise ZeroDivisionError("of 361")
+        return batch
+
+    shard = shard_of(Squares(), shuffle=True, transform=failing)
+    with pytest.raises(
+        TransformError, match=r"failed on rows (\d+, ){4}\d+ and 15 more of 'train'"
+    ):
+        list(shard.iter_batches(batch_size=20))

@@ -24,8 +24,14 @@ def waits_for_ever():
     print("waiting", flush=True)
     threading.Event().wait()
 
+def run_worker():
+    waits_for_ever()
+
+def calls_run_worker():
+    run_worker()
+
 be_readable(int(sys.argv[1]))
-waits_for_ever()
+calls_run_worker()
 """
 
 
@@ -68,6 +74,12 @@ def test_native_and_python_frames_are_told(waiting: subprocess.Popen[str], page:
     stacks = stacks_of(waiting.pid, page.descriptor, pausing=True)
     assert "waits_for_ever" in stacks
     assert "PyThread_acquire_lock_timed" in stacks
+
+
+def test_what_has_called_run_worker_is_left_out(waiting: subprocess.Popen[str], page: Page) -> None:
+    stacks = stacks_of(waiting.pid, page.descriptor, pausing=False)
+    assert "run_worker" in stacks
+    assert "calls_run_worker" not in stacks
 
 
 def test_frames_are_told_without_a_pause_too(waiting: subprocess.Popen[str], page: Page) -> None:

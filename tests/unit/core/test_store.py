@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.core.checkpoints import (
@@ -29,6 +32,8 @@ from polytrain.checkpoint.manifest import (
 )
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.errors import CheckpointError
+from polytrain.storage.local import LocalStorage
+from polytrain.storage.location import Location
 
 NEXT = AttemptId(token=1, attempt=1)
 
@@ -171,7 +176,7 @@ def test_a_missing_and_a_short_file_are_damage(store: CheckpointStore) -> None:
 def test_a_file_of_the_same_size_with_another_content_is_damage(store: CheckpointStore) -> None:
     made = commit(store, 0, model="weights")
     (directory_of(store, made) / "model").write_text("weightS")
-    assert store.damage(made) == ("model has another content than was written",)
+    assert store.damage(made) == ("model differs from what was committed",)
 
 
 def test_a_deleted_checkpoint_is_missing_altogether(store: CheckpointStore) -> None:
@@ -281,7 +286,7 @@ def test_a_checkpoint_is_verified(store: CheckpointStore) -> None:
     made, checkpoint = committed_checkpoint(store)
     checkpoint.verify()
     (directory_of(store, made) / "model").write_text("weightS")
-    with pytest.raises(CheckpointError, match=r"model.*another content"):
+    with pytest.raises(CheckpointError, match=r"model.*differs from what was committed"):
         checkpoint.verify()
 
 
@@ -293,3 +298,51 @@ def test_what_another_version_has_written_is_not_taken_for_damaged(
         commit(store, 0, model="weights")
     with pytest.raises(CheckpointError, match=r"another version.*format 99.*resume='never'"):
         store.find(since_token=1)
+
+
+def failing_once(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A call of a path that fails once, for the path of this name."""
+    failed = []
+
+    def maybe(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.name == name and not failed:
+            failed.append(path)
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return call(path, *arguments, **options)
+
+    return maybe
+
+
+def test_a_passing_error_of_a_directory_is_not_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where stamps are taken, nor where what was staged is cleared away."""
+    store = CheckpointStore(location=Location.of(tmp_path, retry_s=30))
+    made = commit(store, 1, model="weights")
+    stamps = store.stamps(made)
+    staged = stage(store, 2, model="weights")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", failing_once(Path.stat, "model"))
+        assert store.stamps(made) == stamps
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "glob", failing_once(Path.glob, "staging"))
+        store.clear_staging(before=AttemptId(token=9, attempt=0))
+    assert not staged.exists()
+
+
+def test_a_commit_whose_files_are_swept_meanwhile_is_none(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver was paused before it wrote the manifest, and its successor cleaned up."""
+    made = manifest(0, store_part(store, 0, 0, model="weights"))
+    write = LocalStorage.write
+
+    def write_late(storage: LocalStorage, path: str, data: bytes) -> None:
+        store.sweep(before=AttemptId(token=2, attempt=0))
+        write(storage, path, data)
+
+    monkeypatch.setattr(LocalStorage, "write", write_late)
+    with pytest.raises(CheckpointError, match=r"were deleted .*model is missing"):
+        store.commit(made)
+    assert store.find(since_token=0).manifests == ()
+    assert store.find(since_token=0).damaged == {}

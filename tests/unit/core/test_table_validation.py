@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.unit.core.stumps import Stumps
 
 from polytrain.boosting.numbers import floats, plainly_typed
-from polytrain.boosting.table_validation import (
-    Labels,
-    Rule,
-    finite,
-    is_constant,
-    refuse,
-    required,
-    weights,
-)
+from polytrain.boosting.table_rules import Labels, Rule, finite, required, weights
+from polytrain.boosting.table_validation import is_constant, refuse, validated
 from polytrain.common.errors import BadDataError
 
 NAN, INF = float("nan"), float("inf")
@@ -127,13 +122,62 @@ def test_a_constant_is_one_over_all_ranks() -> None:
     assert not is_constant(column(1, 0), gather=lambda mine: [mine])
 
 
+def checked(table: dict[str, Any], *, is_logging_rank: bool = True) -> pa.Table:
+    """A data set "valid" after the checks; "train" is the same with its columns the other way."""
+    tables = {"train": pa.table(dict(reversed(table.items()))), "valid": pa.table(table)}
+    return validated(
+        tables,
+        Stumps(label="y", weight="w", begin="s"),
+        labels=Labels(objective="o", low=0),
+        rules=finite(pa.schema({"x": pa.float64()}), "Stumps"),
+        gather=lambda mine: [mine],
+        is_logging_rank=is_logging_rank,
+    )["valid"]
+
+
+GOOD = {"x": [1, 2], "w": [1, 1], "s": [0, 0], "y": [0, 3], "d": pa.nulls(2)}
+
+
+def test_tables_have_the_columns_of_train_in_types_that_frameworks_know() -> None:
+    table = checked(GOOD)
+    assert table.column_names == ["d", "y", "s", "w", "x"]
+    assert table.schema.field("d").type == pa.float64()
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "field"),
+    [
+        ("x", [INF, 1.0], "datasets['train']"),
+        ("w", [-1, 1], "weight"),
+        ("s", [NAN, 1], "begin"),
+        ("y", [-1, 1], "label"),
+        ("y", [None, 1], "label"),
+    ],
+)
+def test_every_column_has_its_rules(column: str, values: list[Any], field: str) -> None:
+    with pytest.raises(BadDataError) as told:
+        checked({**GOOD, column: values})
+    assert told.value.problems[0].field == field
+    assert f"column '{column}'" in str(told.value)
+
+
+def test_one_rank_warns_of_labels_that_are_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        checked(GOOD)
+        checked({**GOOD, "y": [3, 3]}, is_logging_rank=False)
+        assert caplog.messages == []
+        checked({**GOOD, "y": [3, 3]})
+    [message] = caplog.messages
+    assert "the same label in the column 'y'" in message
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
         (pa.array([True, None]), [1, NAN]),
         (pa.array([1, None], pa.int8()), [1, NAN]),
         (pa.array([2, None], pa.decimal128(4, 2)), [2, NAN]),
-        (pa.array([2.5, None], pa.float16()), [2.5, NAN]),
+        (pa.array([np.float16(2.5), None], pa.float16()), [2.5, NAN]),
         (pa.array([None, None]), [NAN, NAN]),
         (pa.array([7, None, 7]).dictionary_encode(), [7, NAN, 7]),
         (pa.array([2**63], pa.uint64()), [2.0**63]),

@@ -1,4 +1,4 @@
-"""How busy a trainer was in a window: what it did, and what kept it, but no wait for others."""
+"""How busy a worker was in a window: what it did, and what kept it, but no wait for others."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ WINDOW = 10.0
 
 
 @dataclass
-class Trainer:
-    """A trainer of which everything is known."""
+class Worker:
+    """A worker of which everything is known."""
 
     now: float = 1000.0
     beats: int = 0
     busy: float = 50.0
     asked: int = 0
-    told: list[Load] = field(default_factory=list)
+    events: list[Load] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.meter = UtilizationProbe(attempt=3, rank=1, window_s=WINDOW, now=self.now)
@@ -47,62 +47,62 @@ class Trainer:
 
         load = self.meter.look(self.now, beats=self.beats, is_held=is_held, busy_s=busy_s)
         if load is not None:
-            self.told.append(load)
+            self.events.append(load)
 
     def go(self, looks: int, *, busy: float = 0.0, is_held: bool = False) -> None:
         for _ in range(looks):
             self.look(0.25, busy=0.25 * busy, is_held=is_held)
 
 
-def test_a_window_is_told_once_when_it_is_over() -> None:
-    trainer = Trainer()
+def test_a_window_is_reported_once_when_it_is_over() -> None:
+    worker = Worker()
     for _ in range(3):
-        trainer.beats += 1
-        trainer.go(40, busy=0.75)
-    assert [(load.attempt, load.rank, load.window) for load in trainer.told] == [
+        worker.beats += 1
+        worker.go(40, busy=0.75)
+    assert [(load.attempt, load.rank, load.window) for load in worker.events] == [
         (3, 1, 0),
         (3, 1, 1),
         (3, 1, 2),
     ]
-    assert [load.busy for load in trainer.told] == [pytest.approx(0.75)] * 3
+    assert [load.busy for load in worker.events] == [pytest.approx(0.75)] * 3
     # The kernel is asked for times at the borders only.
-    assert trainer.asked == 4
+    assert worker.asked == 4
 
 
-def test_what_keeps_a_trainer_from_running_is_no_wait_for_others() -> None:
-    trainer = Trainer()
-    trainer.beats += 1
-    trainer.go(10, busy=1.0)
-    trainer.go(30, is_held=True)
-    assert trainer.told[0].busy == pytest.approx(1.0)
+def test_what_keeps_a_worker_from_running_is_no_wait_for_others() -> None:
+    worker = Worker()
+    worker.beats += 1
+    worker.go(10, busy=1.0)
+    worker.go(30, is_held=True)
+    assert worker.events[0].busy == pytest.approx(1.0)
 
 
-def test_nothing_is_told_of_a_window_without_progress() -> None:
-    trainer = Trainer()
-    trainer.go(40, busy=1.0)
-    trainer.beats += 1
-    trainer.go(40, busy=1.0)
-    assert [load.window for load in trainer.told] == [1]
+def test_nothing_is_reported_a_window_without_progress() -> None:
+    worker = Worker()
+    worker.go(40, busy=1.0)
+    worker.beats += 1
+    worker.go(40, busy=1.0)
+    assert [load.window for load in worker.events] == [1]
 
 
 def test_a_machine_that_stood_still_has_measured_nothing() -> None:
-    trainer = Trainer()
-    trainer.beats += 1
-    trainer.look(5 * WINDOW)
-    assert trainer.told == []
-    trainer.beats += 1
-    trainer.go(40, busy=0.5)
-    assert [load.window for load in trainer.told] == [5]
+    worker = Worker()
+    worker.beats += 1
+    worker.look(5 * WINDOW)
+    assert worker.events == []
+    worker.beats += 1
+    worker.go(40, busy=0.5)
+    assert [load.window for load in worker.events] == [5]
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 15), st.floats(0, 1), st.booleans())))
 def test_a_share_is_a_share(looks: list[tuple[float, float, bool]]) -> None:
-    trainer = Trainer()
+    worker = Worker()
     for after, busy, held in looks:
-        trainer.beats += 1
-        trainer.look(after, busy=busy * after, is_held=held)
-    assert all(0 <= load.busy <= 1 for load in trainer.told)
-    windows = [load.window for load in trainer.told]
+        worker.beats += 1
+        worker.look(after, busy=busy * after, is_held=held)
+    assert all(0 <= load.busy <= 1 for load in worker.events)
+    windows = [load.window for load in worker.events]
     assert windows == sorted(set(windows))
 
 

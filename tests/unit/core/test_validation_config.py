@@ -195,7 +195,7 @@ def test_a_directory_that_is_no_run_is_not_written_over(problems: Any, tmp_path:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "precious").touch()
     problem = problems.of(lambda: trainer_in(tmp_path, "mine").fit()).only("RunConfig.name")
-    assert "there already" in problem.what
+    assert "exists already" in problem.what
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["precious"]
 
 
@@ -215,7 +215,7 @@ def test_an_autoscaler_may_bring_the_nodes_that_are_not_there_yet() -> None:
     [standby] = cluster_problems(scaling, alive, {"CPU": 5.0})
     assert standby.remedy == "Use standby=0"
     [workers] = cluster_problems(scaling, alive, {"CPU": 3.0})
-    assert "5 is more than the cluster's autoscaler can bring" in workers.what
+    assert "5 is more than the cluster's autoscaler can add" in workers.what
     [device] = cluster_problems(ScalingConfig(num_workers=1, use_gpu=True), alive, {"CPU": 9.0})
     assert "1 CPU and 1 GPU" in device.what
 
@@ -227,7 +227,7 @@ def test_a_strategy_that_the_nodes_make_impossible_is_refused(strategy: str, rem
     scaling = ScalingConfig(num_workers=3, placement_strategy=strategy)  # type: ignore[arg-type]
     [problem] = cluster_problems(scaling, [{"CPU": 2.0}, {"CPU": 2.0}])
     assert problem.field == "ScalingConfig.placement_strategy"
-    assert problem.what.startswith(f"{strategy} wants")
+    assert problem.what.startswith(f"{strategy} needs")
     assert remedy in problem.remedy
     assert list(cluster_problems(scaling, [{"CPU": 3.0}, {"CPU": 1.0}, {"CPU": 1.0}])) == []
 

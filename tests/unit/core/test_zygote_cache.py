@@ -72,8 +72,8 @@ def test_one_that_is_gone_or_stands_still_is_replaced(blow: signal.Signals) -> N
     zygote = warm_zygote(SPEC, "node")
     pid = pid_of(zygote)
     # It has begun to serve: what it is asked from now on, it answers.
-    zygote.connection.request(["forget"])
-    assert zygote.connection.has_forgotten()
+    zygote.connection.request(["reset"])
+    assert zygote.connection.was_reset()
     os.kill(pid, blow)
     keep(zygote)
     assert left_by_a_run() != pid

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+import threading
+from pathlib import Path
+
+import pytest
 
 from polytrain.common.processes import peer_of
-from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, preloaded_name
+from polytrain.workers.messages import SocketChannel
+from polytrain.workers.processes import zygote
+from polytrain.workers.processes.client import (
+    ZygoteConnection,
+    ZygoteSpec,
+    preloaded_name,
+    zygote_name,
+)
 
 SLOW_TO_END = """
 import os, resource, socket, sys
@@ -57,8 +69,110 @@ def test_what_another_zygote_has_learned_is_left_alone() -> None:
     with socket.socket(socket.AF_UNIX) as left_behind:
         left_behind.bind(preloaded_name(name))
         left_behind.listen()
-        zygote = ZygoteConnection.open(spec)
+        connection = ZygoteConnection.open(spec)
         try:
             assert ZygoteConnection.to_preloaded(spec) is None
         finally:
-            zygote.close()
+            connection.close()
+
+
+def spec_named(name: str) -> ZygoteSpec:
+    return ZygoteSpec(name=name, environment={}, modules=(), path=tuple(sys.path))
+
+
+def seem_to_be_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all other processes those of another user."""
+    me = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
+
+
+def test_nothing_is_sent_to_another_users_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may have an abstract address, and /proc/net/unix shows everybody's."""
+    spec = spec_named(f"\0{secrets.token_hex(8)}")
+    heard = []
+    with socket.socket(socket.AF_UNIX) as impostor:
+        impostor.bind(spec.name)
+        impostor.listen()
+
+        def listen() -> None:
+            connection, _ = impostor.accept()
+            with connection:
+                heard.append(connection.recv(1 << 16))
+
+        listening = threading.Thread(target=listen)
+        listening.start()
+        me = os.getuid()
+        seem_to_be_another_user(monkeypatch)
+        with pytest.raises(PermissionError, match=rf"user {me}\b.*this is user {me + 1}\b"):
+            ZygoteConnection.open(spec)
+        listening.join(timeout=30)
+    assert heard == [b""]
+
+
+def test_users_have_zygotes_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver and a raylet of two users: neither is connected to the other's."""
+    own = zygote_name("token", "node")
+    assert own == zygote_name("token", "node")
+    seem_to_be_another_user(monkeypatch)
+    assert zygote_name("token", "node") != own
+
+
+def test_an_address_tells_neither_the_run_nor_the_node() -> None:
+    """Who knows the addresses on one node doesn't know those on others."""
+    address = zygote_name("the-token", "the-node")
+    assert "the-token" not in address
+    assert "the-node" not in address
+    longest = preloaded_name(zygote_name("a" * 16, "b" * 56) + "c" * 8)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(longest)
+
+
+def test_what_a_zygote_is_told_is_not_in_its_command_line() -> None:
+    """Everybody can read it."""
+    spec = spec_named(f"\0{secrets.token_hex(8)}")
+    connection = ZygoteConnection.open(spec)
+    try:
+        connection.request(["reset"])
+        assert SocketChannel(connection.socket).receive() == ["was reset"]
+        command = Path(f"/proc/{connection.pid}/cmdline").read_text()
+    finally:
+        connection.close()
+    assert "polytrain.workers.processes.zygote" in command
+    assert spec.name[1:] not in command
+
+
+def test_an_address_that_nobody_answers_at_is_not_tried_for_ever() -> None:
+    """A process that has it, and doesn't listen."""
+    spec = spec_named(f"\0{secrets.token_hex(8)}")
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(spec.name)
+        with pytest.raises(ConnectionError, match=r"doesn.t answer within 0\.05 s"):
+            ZygoteConnection.open(spec, within_s=0.05)
+
+
+def test_a_zygote_turns_another_users_process_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as ours:
+        listener.bind(f"\0{secrets.token_hex(8)}")
+        listener.listen()
+        ours.connect(listener.getsockname())
+        seem_to_be_another_user(monkeypatch)
+        # This process has children that aren't a zygote's.
+        monkeypatch.setattr(zygote, "kill_children_except", lambda spared: None)
+        # It ends at once: nobody is its client.
+        zygote.Zygote(listener, "").serve()
+        assert ours.recv(1) == b""
+
+
+def test_a_zygote_starts_beside_files_that_are_called_like_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it has the driver's `sys.path`, the working directory is the first place in its own."""
+    for name in ("json", "socket", "subprocess", "pickle", "tempfile"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not that one')")
+    monkeypatch.chdir(tmp_path)
+    connection = ZygoteConnection.open(spec_named(f"\0{secrets.token_hex(8)}"))
+    try:
+        connection.request(["reset"])
+        assert SocketChannel(connection.socket).receive() == ["was reset"]
+    finally:
+        connection.close()

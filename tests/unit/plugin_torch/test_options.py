@@ -19,7 +19,7 @@ def test_usual_options_have_no_problem() -> None:
     assert list(Torch(process_group="nccl").problems(replace(JOB, use_gpu=True))) == []
 
 
-@pytest.mark.parametrize("timeout", [0, -1.5])
+@pytest.mark.parametrize("timeout", [0, -1.5, float("inf"), float("nan"), "10", True])
 def test_a_timeout_is_a_time(timeout: float) -> None:
     [problem] = Torch(timeout_s=timeout).problems(JOB)
     assert problem.field == "timeout_s"

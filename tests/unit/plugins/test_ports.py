@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polytrain_plugins import held_port
+from polytrain_plugins import held_port, ports
 
 
 def can_listen(port: int) -> bool:
@@ -49,6 +49,23 @@ def test_held_ports_differ() -> None:
     with ExitStack() as stack:
         numbers = [stack.enter_context(held_port()).number for _ in range(20)]
     assert len(set(numbers)) == 20
+
+
+def test_a_shared_port_is_held_once_and_can_be_bound_by_its_framework(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two worlds with one port would connect to each other's ranks."""
+    with held_port() as free:
+        number = free.number
+    monkeypatch.setattr(ports, "_FIRST", number)
+    monkeypatch.setattr(ports, "_LAST", number + 200)
+    with ExitStack() as stack:
+        held = [stack.enter_context(held_port(shared=True)).number for _ in range(100)]
+        assert len(set(held)) == 100
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", held[0]))
+            server.listen()
 
 
 def test_no_outgoing_connection_is_ever_given_such_a_port() -> None:

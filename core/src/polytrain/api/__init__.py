@@ -1,1 +1,1 @@
-"""What a user calls: a trainer is made, run, and leaves a result."""
+"""What a user calls: makes a trainer, runs it and returns a result."""

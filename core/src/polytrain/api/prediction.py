@@ -1,4 +1,4 @@
-"""Predictions of a model for any data set, by as many workers as there is room for."""
+"""Predictions of a model for any data set, in this process or by workers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError
+from polytrain.common.plain_values import is_whole
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.sources.describe import Source, computed, describe
 from polytrain_plugins import Backend, InvalidJobError, Problem, UnsupportedCapabilityError
@@ -22,7 +23,7 @@ Predictions = np.ndarray[Any, Any]
 
 
 class Predictor:
-    """A model, loaded once, that predicts part after part."""
+    """A model that is loaded once and predicts several parts."""
 
     def __init__(self, backend: Backend, directory: Path, options: Mapping[str, Any]) -> None:
         self._engine = backend.engine()
@@ -38,7 +39,7 @@ class Predictor:
 class _Job:
     backend: Backend
     files: Mapping[str, bytes]
-    """The checkpoint's, by their paths in it."""
+    """The checkpoint's files, by path."""
 
     options: Mapping[str, Any]
 
@@ -58,13 +59,13 @@ class _Worker:
         self._predictor = job.predictor()
 
     def predicted(self, rows: Any) -> Predictions:
-        """The predictions for a table, or for rows that are still to be read."""
+        """The predictions for a table, or for rows that have to be read."""
         return self._predictor.predicted(rows if isinstance(rows, pa.Table) else rows())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Rows that are read where they are predicted."""
+    """Rows that are read by the process that predicts them."""
 
     source: Source
     rows: range
@@ -124,7 +125,7 @@ def _by_actors(job: _Job, parts: list[_Part], num_workers: int | None) -> Iterat
             pool = ActorPool(actors)
             yield from pool.map(lambda a, part: a.predicted.remote(_sent(part)), parts)
         except RayTaskError as error:
-            # What the framework has said, to be caught as what it is.
+            # The framework's own exception, so that it can be caught by its type.
             raise error.cause from error
         finally:
             for each in actors:
@@ -132,12 +133,12 @@ def _by_actors(job: _Job, parts: list[_Part], num_workers: int | None) -> Iterat
 
 
 def _sent(part: _Part) -> Any:
-    """What a worker gets: rows that lie in this process, or what it finds them with."""
+    """What a worker gets: the rows, if they are in this process, or where to read them."""
     return part() if part.source.in_memory else part
 
 
 def _described(data: Any, num_workers: Any) -> Source:
-    if num_workers is not None and (not isinstance(num_workers, int) or num_workers < 0):
+    if num_workers is not None and (not is_whole(num_workers) or num_workers < 0):
         raise InvalidJobError(
             (
                 Problem(

@@ -1,4 +1,4 @@
-"""What a user asks for, and everything that is wrong with it. Nothing is started to find out."""
+"""A user's request, and everything that is wrong with it. The checks start nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from polytrain.api.validation import (
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
 from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
-from polytrain.common.config_checks import config_problems, wrong_type
+from polytrain.common.config_checks import config_problems
+from polytrain.common.constraints import wrong_type
 from polytrain.common.errors import CheckpointError
 from polytrain.data.checks import described, grouped
 from polytrain.data.shards.assignment import RunDataset
@@ -26,13 +27,14 @@ from polytrain.policy.cluster import AvailableClusters, choose_cluster, local_pr
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
+from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.ray_address import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user asked for, besides the backend."""
+    """The arguments of `Trainer`, except the backend."""
 
     training_function: Callable[..., Any] | None
     training_config: Mapping[str, Any] | None
@@ -77,7 +79,7 @@ def checked(
     """
     problems = list(config_problems(request.scaling, request.run))
     if problems:
-        # What follows reads the configuration; what is wrong with it has been said.
+        # The following checks read the configuration; replace what is wrong with defaults.
         storage = getattr(request.run, "storage_path", None)
         run = RunConfig(storage_path=storage if isinstance(storage, str | Path) else None)
         request = replace(request, scaling=ScalingConfig(), run=run)
@@ -97,7 +99,7 @@ def checked(
         job = job_of(request, datasets)
         problems += backend_problems(backend, job)
         if not problems:
-            # Reads a column, and asks a backend whose options are known to be right.
+            # This reads a column, and needs a backend with valid options.
             datasets, wrong_groups = grouped(
                 datasets, backend.demand(job), num_workers=job.num_workers
             )
@@ -106,11 +108,11 @@ def checked(
 
 
 def start_of(request: Request) -> StartingPoint:
-    """What the run is to begin with if it is new.
+    """The starting point of a new run.
 
     Raises:
-        OSError: it can't be read.
-        ValueError: it isn't what was committed.
+        OSError: the checkpoint can't be read.
+        ValueError: its files aren't those that were committed.
     """
     given = request.restore_from
     if given is None:
@@ -132,7 +134,7 @@ def _start_problems(request: Request) -> Iterable[Problem]:
 
 
 def damage_problems(start: StartingPoint) -> Iterable[Problem]:
-    """Whether what a run is begun with is what was committed; reads all of it."""
+    """Yield a problem if the starting checkpoint is damaged; reads all of its files."""
     try:
         verify(start)
     except (OSError, CheckpointError) as error:
@@ -148,12 +150,12 @@ def _unreadable_start(error: Exception) -> Problem:
 
 
 def storage_problems_of(request: Request, location: Location) -> Iterable[Problem]:
-    """Whether the run can be kept at this location."""
+    """Yield why a run can't be stored at this location."""
     return storage_problems(location, num_workers=request.scaling.max_workers)
 
 
 def resume_problems(resume: Any) -> Iterable[Problem]:
-    """Whether it is one of the answers that `Trainer.fit` takes."""
+    """Yield a problem if it isn't a value that `Trainer.fit` takes."""
     if resume not in ("auto", "never"):
         yield Problem(
             field="resume",
@@ -163,10 +165,13 @@ def resume_problems(resume: Any) -> Iterable[Problem]:
 
 
 def cluster_problems_now(request: Request) -> Iterable[Problem]:
-    """Problems that show before anything is started: on this machine, or on a running Ray."""
+    """Problems that show before any worker starts: on this machine, or on a running Ray."""
     scaling = request.scaling
     if scaling.num_workers == 0:
         return ()
+    refused = tuple(system_problems())
+    if refused:
+        return refused
     around = surroundings_of(request)
     if choose_cluster(scaling, around).is_local:
         return local_problems(scaling, around)
@@ -181,12 +186,12 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
 
 
 def surroundings_of(request: Request) -> AvailableClusters:
-    """What is there for the request's workers."""
+    """The clusters that the request's workers could use."""
     return available_clusters(request.training_function, request.datasets)
 
 
 def job_of(request: Request, datasets: tuple[RunDataset, ...]) -> Job:
-    """What the backend is told of the request."""
+    """The request, as the backend gets it."""
     names = map(str, request.datasets) if isinstance(request.datasets, Mapping) else ()
     known = {dataset.name: dataset.source.info for dataset in datasets}
     return Job(
@@ -199,7 +204,7 @@ def job_of(request: Request, datasets: tuple[RunDataset, ...]) -> Job:
 
 
 def location_of(config: RunConfig, backend: Backend | None) -> Location:
-    """Where the run is to be kept, under a new name if it has none."""
+    """The run's location; it gets a new name if it has none."""
     runs = Location.of(
         config.storage_path or "~/polytrain_results",
         config.storage_filesystem,

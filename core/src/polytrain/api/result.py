@@ -1,8 +1,8 @@
-"""What a run leaves behind."""
+"""The result of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,11 +31,11 @@ class Result:
     """The outcome of `Trainer.fit`."""
 
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """What rank 0 reported last."""
+    """The last report of rank 0."""
 
-    history: tuple[Mapping[str, Any], ...] = ()
-    """Every report of rank 0 that led to this result, in order. What was reported after the
-    checkpoint that a restart went on from was done again, and stands here once."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """Every report of rank 0 that led to this result, in order. Steps that a restart repeated are
+    here once. Millions of them take 8 bytes for each number; `list(history)` takes far more."""
 
     checkpoint: Checkpoint | None = None
     """The newest committed checkpoint."""
@@ -53,7 +53,7 @@ class Result:
     """Where the time went."""
 
     finished: bool = True
-    """False if it was stopped before its end, or has none yet: `fit()` resumes it."""
+    """False if the run was stopped before its end, or hasn't ended: `fit()` resumes it."""
 
     error: TrainingFailedError | None = None
     """Why the run failed; None if it didn't."""
@@ -69,15 +69,15 @@ class Result:
         backend: Backend | None = None,
         checkpoint_config: CheckpointConfig | None = None,
     ) -> Result:
-        """The result of a run as its directory tells of it, whether or not it has ended.
+        """Read the result of a run from its directory, whether or not the run has ended.
 
-        Nothing is started for this, Ray neither, and nothing that is stored is executed.
+        This starts nothing, not even Ray, and runs no stored code.
 
         Args:
             path: `Result.path` of the run.
             filesystem: as `RunConfig.storage_filesystem`.
-            backend: of the run, for `load_model`; made from the journal by default.
-            checkpoint_config: says how `best_checkpoints` are ranked; the newer first by default.
+            backend: of the run, for `load_model`; by default made from the journal.
+            checkpoint_config: how `best_checkpoints` are ranked; by default the newer first.
 
         Raises:
             RunNotFoundError: there is no run.
@@ -87,7 +87,7 @@ class Result:
         run_history = read_history(location.open().read_log(JOURNAL))
         if run_history is None:
             raise RunNotFoundError(
-                f"There is no run in {location.address}: it has no {JOURNAL}. Pass a run's own "
+                f"There is no run in {location.address}: it has no {JOURNAL}. Pass the run's own "
                 "directory, storage_path/name."
             )
         config = CheckpointConfig() if checkpoint_config is None else checkpoint_config
@@ -109,17 +109,17 @@ class Result:
     def predict(
         self, data: Any, *, num_workers: int | None = None, **options: Any
     ) -> np.ndarray[Any, Any]:
-        """What the model of the newest checkpoint predicts, for a backend that can.
+        """Predict rows with the model of the newest checkpoint, if the backend can.
 
-        Few rows are predicted in this process, many by workers on the cluster, which read them
-        where they are. A worker that is lost is replaced.
+        Few rows are predicted in this process. Many rows are read and predicted by workers on the
+        cluster; a lost worker is replaced.
 
         Args:
-            data: whatever a data set may be. Columns are found by their names, categories are the
-                model's, and columns that it doesn't know are left alone.
-            num_workers: workers at once, of one CPU each; as many as there is room for by default,
-                0 for this process.
-            options: as for the framework's own method, such as XGBoost's `output_margin=True`.
+            data: everything that a data set may be. Columns are found by name, categories are the
+                model's, and columns that the model doesn't know are ignored.
+            num_workers: number of workers, with one CPU each; by default one for each free CPU.
+                0 predicts in this process.
+            options: passed to the framework's method, such as XGBoost's `output_margin=True`.
 
         Returns:
             An array whose first axis is the rows, in their order.
@@ -128,7 +128,7 @@ class Result:
             CheckpointError: if there is no checkpoint, or no backend to load it with.
             InvalidJobError: the data can't be read.
             UnsupportedCapabilityError: the backend doesn't predict.
-            ValueError: a column that the model needs isn't there.
+            ValueError: a column that the model needs is missing.
         """
         backend, checkpoint = self._kept()
         with checkpoint.as_directory() as directory:
@@ -180,7 +180,7 @@ def recorded(
     config: CheckpointConfig,
     backend: Backend | None,
 ) -> Result:
-    """The result of a run as it has been written down.
+    """The result of a run, from its journal.
 
     Raises:
         OSError: the storage can't be read.
@@ -197,7 +197,7 @@ def recorded(
 
     return Result(
         metrics=run_history.metrics,
-        history=tuple(metrics for _, metrics in run_history.history),
+        history=run_history.history,
         checkpoint=checkpoint(newest) if newest else None,
         best_checkpoints=tuple((checkpoint(m), m.metrics) for m in ranked(found.manifests, config)),
         path=location.address,
@@ -210,7 +210,7 @@ def recorded(
 
 
 def newest_intact(store: CheckpointStore, found: Found) -> Manifest | None:
-    """The newest checkpoint whose files are what was committed; reads them."""
+    """The newest checkpoint whose files are those that were committed; reads all of them."""
     return next((m for m in reversed(found.manifests) if not store.damage(m)), None)
 
 

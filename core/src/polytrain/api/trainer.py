@@ -1,4 +1,4 @@
-"""The front door: what a user asks for is checked, built and handed over."""
+"""`make_trainer` and `Trainer`: they check a job, build the run and start it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from polytrain.api.validation import missing_options, unknown_options
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.common.errors import TrainingFailedError
-from polytrain.data.checks import position_problems, ready
-from polytrain.data.fingerprint import fingerprint
+from polytrain.common.plain_values import plain, with_plain_fields
+from polytrain.data.checks import position_problems, ready, tell_excess
+from polytrain.data.fingerprint import fingerprint, marks
 from polytrain.policy.cluster import choose_cluster
 from polytrain.run.fit import Run, run_to_end, storage_needed
 from polytrain.run.history import RunHistory
 from polytrain.run.identity import content_differences, differences, identity_of
 from polytrain.run.lease import Lease, leased
-from polytrain.run.resume import checkpoint_manager, previous_history
+from polytrain.run.resume import PreviousRun, checkpoint_manager, previous_run
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, load_backend
@@ -64,8 +65,8 @@ def make_trainer(
     The other arguments are those of `Trainer`.
 
     Raises:
-        RegistryError: if the backend can't be had.
-        InvalidJobError: if anything is wrong with the arguments; it lists all of it.
+        RegistryError: if the backend isn't installed or can't be imported.
+        InvalidJobError: if anything is wrong with the arguments; it lists every problem.
     """
     given: Any = backend
     if not isinstance(given, str):
@@ -85,7 +86,7 @@ def make_trainer(
         names = {problem.field for problem in unknown}
         known = {name: value for name, value in options.items() if name not in names}
         request = Request.of(train_loop_per_worker, **arguments)
-        _, others = checked(None if missing else cls(**known), request)
+        _, others = checked(None if missing else cls(**plain(known)), request)
         raise InvalidJobError((*unknown, *missing, *others))
     return Trainer(cls(**options), train_loop_per_worker, **arguments)
 
@@ -95,20 +96,20 @@ class Trainer:
 
     Args:
         backend: the framework and its options, for example `XGBoost(params=…)`.
-        train_loop_per_worker: the training function; every worker calls it. Without one, a backend
-            that can trains from its options.
+        train_loop_per_worker: the training function; every worker calls it. If omitted, the
+            backend trains from its options, if it can.
         train_loop_config: what the training function is called with. If omitted, a function that
             needs an argument is called with an empty dict, any other without arguments.
-        datasets: name to data: files, tables, frames, arrays, data sets of other libraries. Every
+        datasets: data by name: files, tables, frames, arrays, data sets of other libraries. Every
             row is in exactly one worker's shard.
-        dataset_config: name of a data set to what is read of it, and in which order.
-        scaling_config: how many workers, and what each gets.
+        dataset_config: by name of a data set, which columns are read, and in which order.
+        scaling_config: how many workers, and the resources of each.
         run_config: name, storage, failures, checkpoints, observers.
-        restore_from: a checkpoint that the run begins with, or its directory: the model, and, if
-            polytrain has made it, the place in the data.
+        restore_from: the checkpoint from which a new run starts, or its directory: the model, and,
+            if polytrain has made it, the place in the data.
 
     Raises:
-        InvalidJobError: if anything is wrong with the arguments; it lists all of it.
+        InvalidJobError: if anything is wrong with the arguments; it lists every problem.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Trainer:
         given: Any = backend
         if not isinstance(given, Backend):
             _raise_if_any((_no_backend(given),))
-        self._backend = backend
+        self._backend = backend = with_plain_fields(backend)
         self._request = Request.of(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
@@ -140,41 +141,45 @@ class Trainer:
         _raise_if_any(problems)
 
     def fit(self, *, resume: Literal["auto", "never"] = "auto") -> Result:
-        """Train, and return what came of it.
+        """Train, and return the result.
 
-        A run of the same name in the same storage is resumed, from its newest checkpoint, at
-        whatever number of workers; if it is finished, its result is returned.
+        If there is a run of the same name in the same storage, `fit` resumes it from its newest
+        checkpoint, on any number of workers. If that run is finished, `fit` returns its result.
 
-        Ctrl-C, or SIGTERM, lets the run make its next checkpoint and stops it there: the result
-        says so, and `fit()` goes on with it. A second one stops it at once.
+        After Ctrl-C or SIGTERM the run makes its next checkpoint and stops. The result then has
+        `finished=False`, and `fit()` resumes the run. A second signal stops it at once.
 
-        Workers are on this machine, without Ray, where nothing needs a cluster
-        (`ScalingConfig.cluster`). Ray is used as it is when it is initialised; otherwise it is
-        initialised as `ray.init()` would, and shut down again.
+        If nothing needs a cluster, workers run on this machine without Ray
+        (`ScalingConfig.cluster`). If Ray is initialised, it is used as it is; otherwise `fit`
+        initialises it as `ray.init()` would, and shuts it down again.
 
         Args:
-            resume: "never" starts a run of this name over. Its earlier checkpoints stay where they
-                are, and don't count any more.
+            resume: "never" starts a run of this name over. Its earlier checkpoints stay in the
+                directory and are ignored.
 
         Raises:
-            InvalidJobError: if the job can't be run here; nothing was started.
+            InvalidJobError: if the job can't run here; no worker was started.
             RunOwnedError: if another driver works on the run.
-            TrainingFailedError: if training failed and was not, or no more, restarted.
+            TrainingFailedError: if training failed and wasn't restarted (again).
             KeyboardInterrupt: on the second Ctrl-C, after everything has been released.
         """
         began = time.time()
         request, location = self._request, location_of(self._request.run, self._backend)
         _raise_if_any((*resume_problems(resume), *storage_problems_of(request, location)))
+        self._datasets = tuple(replace(it, marks=marks(it.source)) for it in self._datasets)
         identity = self._identity()
         with contextlib.ExitStack() as stack:
             with storage_needed(location):
-                past = self._past(location, identity, resume)
-                if past is None or not past.succeeded:
+                known = None if resume == "never" else previous_run(location.open())
+                history = self._history(location, identity, known)
+                if history is None or not history.succeeded:
                     no_retry = replace(location, retry_s=0)
                     lease = stack.enter_context(leased(location.open(), no_retry.open()))
-                    # Whose it was until now may have written more.
-                    past = self._past(location, identity, resume)
-                if past is not None and past.succeeded:
+                    if known is not None:
+                        # The previous owner may have written since.
+                        known = previous_run(location.open(), known=known)
+                        history = self._history(location, identity, known)
+                if history is not None and history.succeeded:
                     logger.warning(
                         "Nothing was trained: the run in %s is finished, and this is its result. "
                         "RunConfig(if_finished='new') trains again under this name; another "
@@ -182,10 +187,10 @@ class Trainer:
                         location.address,
                     )
                     config = request.run.checkpoint_config
-                    return recorded(location, past, config=config, backend=self._backend)
+                    return recorded(location, history, config=config, backend=self._backend)
             # Released before the lease is.
             cluster = stack.enter_context(contextlib.ExitStack())
-            run = self._run(location, identity, lease, past, began, cluster)
+            run = self._run(location, identity, lease, history, began, cluster)
             result = result_of(run, run_to_end(run, cluster))
         if result.error is not None:
             raise result.error from _root_exception(result.error)
@@ -197,46 +202,46 @@ class Trainer:
             function=self._request.training_function,
             config=self._request.training_config,
             datasets={dataset.name: dataset.config for dataset in self._datasets},
-            fingerprints={dataset.name: fingerprint(dataset.source) for dataset in self._datasets},
+            fingerprints={it.name: fingerprint(it.source, it.marks) for it in self._datasets},
         )
 
-    def _past(
-        self, location: Location, identity: Mapping[str, Any], resume: str
+    def _history(
+        self, location: Location, identity: Mapping[str, Any], known: PreviousRun | None
     ) -> RunHistory | None:
-        """What there is of the run to resume; None if nothing is."""
-        past = None if resume == "never" else previous_history(location.open())
-        if past is None:
+        """The history of the run to resume; None if there is none."""
+        history = None if known is None else known.history
+        if history is None:
             return None
-        if past.succeeded:
-            return self._finished(location, past, identity)
+        if history.succeeded:
+            return self._finished(location, history, identity)
         _raise_if_any(
             tuple(
                 differences(
-                    past.identity, identity, mutable_on_resume=self._backend.mutable_on_resume
+                    history.identity, identity, mutable_on_resume=self._backend.mutable_on_resume
                 )
             )
         )
-        return past
+        return history
 
     def _finished(
-        self, location: Location, past: RunHistory, identity: Mapping[str, Any]
+        self, location: Location, history: RunHistory, identity: Mapping[str, Any]
     ) -> RunHistory | None:
-        """A finished run, if it is the one that is asked for; None if it is to be trained again."""
+        """The finished run, if its result is returned; None if it is trained again."""
         wanted = self._request.run.if_finished
         if wanted == "error":
             _raise_if_any((_is_finished(location),))
         if wanted is None:
-            # A run that is to be longer isn't the one that is finished: nothing may change.
-            changed = tuple(differences(past.identity, identity, mutable_on_resume=()))
-            _raise_if_any(changed or tuple(content_differences(past.identity, identity)))
-        return None if wanted == "new" else past
+            # A longer run is a different run: no option may differ.
+            changed = tuple(differences(history.identity, identity, mutable_on_resume=()))
+            _raise_if_any(changed or tuple(content_differences(history.identity, identity)))
+        return None if wanted == "new" else history
 
     def _run(
         self,
         location: Location,
         identity: Mapping[str, Any],
         lease: Lease,
-        past: RunHistory | None,
+        history: RunHistory | None,
         began: float,
         cluster: contextlib.ExitStack,
     ) -> Run:
@@ -246,10 +251,11 @@ class Trainer:
             manager = checkpoint_manager(
                 self._backend,
                 config=request.run,
+                is_declarative=request.training_function is None,
                 location=location,
                 world_size=max(1, request.scaling.max_workers),
                 lease=lease,
-                past=past,
+                past=history,
                 origin=origin,
             )
             start = manager.start()
@@ -276,13 +282,14 @@ class Trainer:
             location=location,
             identity=identity,
             lease=lease,
-            past=past,
+            past=history,
             manager=manager,
             start=start,
             began=began,
         )
         field = f"datasets, for the run in {location.address}" if start.own else "restore_from"
         _raise_if_any(tuple(position_problems(run.specs, start.positions, field=field)))
+        tell_excess(run.specs, run.world_size)
         return run
 
 
@@ -327,12 +334,12 @@ def _raise_if_any(problems: tuple[Problem, ...]) -> None:
 
 
 def _root_exception(error: TrainingFailedError) -> BaseException | None:
-    """The user's own exception, where it could travel."""
+    """The user's own exception, if it could be pickled."""
     pickled = error.failures[0].error if error.failures else None
     if pickled is None:
         return None
     try:
         cause: BaseException = pickle.loads(pickled)
-    except Exception:  # its class may not exist in this process; the text is in the error already
+    except Exception:  # its class may not exist in this process; the error has its text
         return None
     return cause

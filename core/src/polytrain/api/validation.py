@@ -12,7 +12,7 @@ from typing import Any
 import cloudpickle
 
 from polytrain.common.config import ScalingConfig
-from polytrain.common.config_checks import wrong_type
+from polytrain.common.constraints import wrong_type
 from polytrain.policy.scaling import Fit, largest_fit
 from polytrain_plugins import Backend, Device, Job, Problem
 
@@ -64,7 +64,7 @@ def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[
         if config is not None:
             yield Problem(
                 field="train_loop_config",
-                what="there is no training function that could take it",
+                what="there is no training function to pass it to",
                 remedy="Pass train_loop_per_worker too, or leave it out",
             )
         return
@@ -83,11 +83,11 @@ def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[
 
 
 def config_of(function: Any, config: Any) -> Any:
-    """What a training function is called with: an empty config if it needs one and none is given.
+    """The config that a training function gets: an empty one if it needs one and none is given.
 
     Args:
-        function: what the user passed as one.
-        config: what the user passed as `train_loop_config`; None stands for nothing.
+        function: what the user passed as training function.
+        config: what the user passed as `train_loop_config`; None if nothing.
     """
     if config is not None or not callable(function):
         return config
@@ -95,10 +95,10 @@ def config_of(function: Any, config: Any) -> Any:
 
 
 def _accepts(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Whether it can be called with these arguments; true if that can't be known."""
+    """Whether it can be called with these arguments; True if its signature is unknown."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some callables of C don't tell
+    except (TypeError, ValueError):  # some callables in C have no signature
         return True
     try:
         signature.bind(*arguments)
@@ -156,7 +156,7 @@ def _culprits(value: Any) -> Iterator[str]:
 
 
 def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
-    """What the backend itself has to say, and whether its framework and devices are there."""
+    """The backend's own problems, and whether its framework and devices are available."""
     for module, command in backend.requires.items():
         if importlib.util.find_spec(module) is None:
             yield Problem(
@@ -169,7 +169,7 @@ def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
     if (
         job.use_gpu
         and Device.GPU not in backend.capabilities.devices
-        # Who says so in other words knows why.
+        # A backend that reports it itself gives a better reason.
         and not any(problem.field == field for problem in problems)
     ):
         yield Problem(
@@ -185,20 +185,20 @@ def cluster_problems(
     node_totals: Sequence[Mapping[str, float]],
     autoscaler_totals: Mapping[str, float] | None = None,
 ) -> Iterator[Problem]:
-    """Whether the cluster could hold the workers if nothing else ran on it.
+    """Yield a problem if the workers wouldn't fit on the cluster even if nothing else ran there.
 
     Args:
-        scaling: what the user wants.
-        node_totals: each living node's resources in all.
-        autoscaler_totals: what the cluster has at its largest, over all nodes; None if it doesn't
-            grow by itself.
+        scaling: the user's.
+        node_totals: each living node's total resources.
+        autoscaler_totals: resources of the cluster at its largest, over all nodes; None without an
+            autoscaler.
     """
     least = scaling.min_workers
     if autoscaler_totals is not None:
         fit = largest_fit([autoscaler_totals], scaling.resources)
         if least + scaling.standby > fit.workers:
-            yield _too_many(scaling, fit, "the cluster's autoscaler can bring")
-        # Which nodes these will be is the autoscaler's business.
+            yield _too_many(scaling, fit, "the cluster's autoscaler can add")
+        # The autoscaler chooses the nodes.
         return
     fit = largest_fit(node_totals, scaling.resources)
     if least + scaling.standby > fit.workers:
@@ -232,14 +232,14 @@ def _strategy_problem(
     if scaling.placement_strategy == "STRICT_SPREAD" and workers > able:
         return Problem(
             field="ScalingConfig.placement_strategy",
-            what=f"STRICT_SPREAD wants {workers} nodes for {workers} workers, and {able} of the "
+            what=f"STRICT_SPREAD needs {workers} nodes for {workers} workers, and {able} of the "
             f"cluster's {len(held)} can hold one",
             remedy="Use 'SPREAD', which takes as many nodes as there are",
         )
     if scaling.placement_strategy == "STRICT_PACK" and workers > max(held):
         return Problem(
             field="ScalingConfig.placement_strategy",
-            what=f"STRICT_PACK wants all {workers} workers on one node, and no node can hold more "
+            what=f"STRICT_PACK needs all {workers} workers on one node, and no node can hold more "
             f"than {max(held)}",
             remedy="Use 'PACK', which takes as few nodes as it can",
         )

@@ -1,1 +1,1 @@
-"""What tree boosters share: table validation, categories, sampling, estimators."""
+"""What tree boosters share: options, table validation, categories, sampling, estimators."""

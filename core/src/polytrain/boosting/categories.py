@@ -1,4 +1,4 @@
-"""Columns of categories: the same list of them on every rank."""
+"""Category columns: every rank uses the same list of categories."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from polytrain_plugins import is_category
 
 Gather = Callable[[Any], list[Any]]
-"""Everybody's piece, by rank. Every rank calls it, with whatever can be pickled."""
+"""Gathers a picklable object from every rank, by rank. Every rank calls it."""
 
 
 def agreed_categories(
@@ -21,39 +21,39 @@ def agreed_categories(
     also: Collection[str],
     gather: Gather,
 ) -> dict[str, pa.Array]:
-    """The categories of every column that has some, over all data sets and ranks.
+    """Agree on the categories of every category column, over all data sets and ranks.
 
-    Where everybody has the same list of them, as a pandas column brings it along, it is that list;
-    otherwise they are sorted.
+    If all ranks have the same list, as with a pandas column, that list is kept. Otherwise the
+    categories are sorted.
 
     Args:
         tables: a rank's shard "train", and the other data sets.
-        features: the columns to look at. Strings are categories, and columns with a list of them.
-        also: those that are categories although they are numbers.
-        gather: of all ranks.
+        features: the feature columns. Strings and dictionary columns are categories.
+        also: numeric columns to treat as categories.
+        gather: gathers an object from all ranks.
     """
     mine = {
         name: [each for table in tables.values() for each in _lists(table.column(name))]
         for name in features
         if name in also or is_category(tables["train"].schema.field(name).type)
     }
-    everybodys = gather(mine)
-    return {name: _agreed([each for lists in everybodys for each in lists[name]]) for name in mine}
+    by_rank = gather(mine)
+    return {name: _agreed([each for lists in by_rank for each in lists[name]]) for name in mine}
 
 
 def codes_of(column: pa.ChunkedArray, categories: pa.Array) -> pa.Array:
-    """The position of every value in the list of categories, int32; null where it has none."""
+    """Return each value's position in the list of categories, int32; null if it isn't there."""
     if len(categories) == 0:
-        # Of no type, maybe.
+        # The list may have no type.
         return pa.nulls(len(column), pa.int32())
-    combined = column.combine_chunks()
-    if pa.types.is_dictionary(combined.type):
-        combined = combined.dictionary_decode()
-    return pc.index_in(combined.cast(categories.type), value_set=categories)
+    if pa.types.is_dictionary(column.type):
+        # Before chunks are combined: one chunk's index type may not hold all categories.
+        column = column.cast(column.type.value_type)
+    return pc.index_in(column.combine_chunks().cast(categories.type), value_set=categories)
 
 
 def encoded(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:
-    """The table with its columns of categories as Arrow's dictionaries, all with the same list."""
+    """Return the table with category columns as Arrow dictionaries that share one list each."""
     for name, values in categories.items():
         codes = codes_of(table.column(name), values)
         encoded_column = pa.DictionaryArray.from_arrays(codes, values)
@@ -62,10 +62,10 @@ def encoded(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:
 
 
 def selected(table: pa.Table, features: Sequence[str]) -> pa.Table:
-    """The columns that a model needs, in its order.
+    """Return the columns that a model needs, in its order.
 
     Raises:
-        ValueError: some of them aren't there.
+        ValueError: columns are missing.
     """
     missing = [name for name in features if name not in table.column_names]
     if missing:
@@ -82,9 +82,9 @@ def _agreed(lists: Sequence[pa.Array]) -> pa.Array:
         values = sorted({value for each in lists for value in each.to_pylist()})
     kind = pa.string() if pa.types.is_large_string(lists[0].type) else lists[0].type
     if len({each.type for each in lists}) > 1 and any(map(_has_floats, lists)):
-        # Whole numbers in one data set may be others elsewhere.
+        # A column may have whole numbers in one data set and floats in another.
         kind = pa.float64()
-    # Made anew: XGBoost takes no list that was cut out of another.
+    # A new array: XGBoost doesn't take a slice of another one.
     return pa.array(values, kind)
 
 
@@ -93,7 +93,7 @@ def _has_floats(values: pa.Array) -> bool:
 
 
 def _lists(column: pa.ChunkedArray) -> list[pa.Array]:
-    """The lists of categories of a column's chunks; of one without lists, what it has, sorted."""
+    """Return the category lists of a column's chunks; of a plain column its sorted values."""
     if not pa.types.is_dictionary(column.type):
         return [_without_missing(pc.unique(column)).sort()]
     lists: list[pa.Array] = []
@@ -105,7 +105,7 @@ def _lists(column: pa.ChunkedArray) -> list[pa.Array]:
 
 
 def _without_missing(values: pa.Array) -> pa.Array:
-    """The values that are some: neither null nor NaN."""
+    """Return the values without nulls and NaN."""
     if pa.types.is_floating(values.type):
         return values.filter(pc.invert(pc.is_nan(values)), null_selection_behavior="drop")
     return values.drop_null()

@@ -1,15 +1,16 @@
-"""Estimators as scikit-learn knows them, trained by a backend on any number of workers.
+"""scikit-learn estimators that a booster trains on any number of workers.
 
-A backend's own estimators say by which options it is told what they have been given.
+The estimators of a booster define which backend trains, and how to read its models.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -29,8 +30,8 @@ except ImportError as error:
     raise ImportError("Estimators need scikit-learn: pip install 'scikit-learn>=1.6'") from error
 
 from polytrain.api.trainer import make_trainer
+from polytrain.boosting.booster import Booster
 from polytrain.common.config import RunConfig, ScalingConfig
-from polytrain_plugins import load_backend
 
 LABEL, WEIGHT, QUERY = "polytrain label", "polytrain weight", "polytrain query"
 """Columns beside the features."""
@@ -39,14 +40,8 @@ Values = np.ndarray[Any, Any]
 EvalSet = tuple[Any, ...]
 
 
-class BackendEstimator(BaseEstimator):
-    """What estimators of all backends have in common."""
-
-    backend_name: ClassVar[str]
-    """Who trains."""
-
-    query_option: ClassVar[str]
-    """The backend's option that names the column of queries."""
+class BackendEstimator(BaseEstimator, ABC):
+    """The base class of all boosters' estimators."""
 
     def __init__(
         self,
@@ -61,11 +56,12 @@ class BackendEstimator(BaseEstimator):
         """
         Args:
             n_estimators: boosting rounds.
-            early_stopping_rounds: stop when the last of `eval_set` hasn't improved for so many.
-            categorical: columns of numbers that are categories; strings always are.
-            scaling_config: how many workers, and of what; one by default.
-            run_config: where the run is kept; nothing is kept by default but the model.
-            params: the framework's own parameters, as its native interface has them.
+            early_stopping_rounds: stop when the last of `eval_set` hasn't improved for this many
+                rounds.
+            categorical: numeric columns to treat as categories; strings always are.
+            scaling_config: the number of workers and their resources; one worker by default.
+            run_config: where to store the run; by default only the model is kept.
+            params: the framework's own parameters, as in its native interface.
         """
         self.n_estimators = n_estimators
         self.early_stopping_rounds = early_stopping_rounds
@@ -75,7 +71,7 @@ class BackendEstimator(BaseEstimator):
         self._params = params
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The estimator's parameters, the framework's own among them."""
+        """Return the parameters of the estimator and of the framework."""
         return {**super().get_params(deep), **self._params}
 
     def set_params(self, **params: Any) -> Self:
@@ -91,22 +87,31 @@ class BackendEstimator(BaseEstimator):
         self.model_.save_model(path)
 
     def load_model(self, path: str | os.PathLike[str]) -> Self:
-        """Take the model of a file that `save_model`, or the framework, has written.
+        """Load the model from a file that `save_model` or the framework wrote.
 
-        As of the framework's own estimators, the names of classes aren't in the file: those of a
-        classifier are 0, 1, … afterwards.
+        As with the framework's own estimators, the file doesn't hold class names: the classes of a
+        loaded classifier are 0, 1, ….
         """
         self.model_ = self.read_model(os.fspath(path))
         self.n_features_in_ = len(self.model_features(self.model_))
         return self
 
-    def read_model(self, path: str) -> Any:
-        """The framework's model in a file."""
-        raise NotImplementedError
+    @property
+    @abstractmethod
+    def backend(self) -> type[Booster]:
+        """The backend that trains."""
 
+    @abstractmethod
+    def read_model(self, path: str) -> Any:
+        """Read the framework's model from a file."""
+
+    @abstractmethod
     def model_features(self, model: Any) -> list[str]:
-        """The names of a model's features, in their order."""
-        raise NotImplementedError
+        """Return the names of a model's features, in their order."""
+
+    def apply(self, X: Any) -> Values:
+        """Return the leaf of each row in each tree; shape `[rows, trees]`."""
+        return self._predicted(X, pred_leaf=True)
 
     @property
     def _evaluations(self) -> dict[str, dict[str, list[float]]]:
@@ -142,7 +147,7 @@ class BackendEstimator(BaseEstimator):
             options["weight"] = WEIGHT
         if query is not None:
             columns[QUERY] = column_or_1d(query)
-            options[self.query_option] = QUERY
+            options[self.backend.query_option] = QUERY
         datasets = {"train": _with_columns(features, columns)}
         for number, (others, *beside) in enumerate(eval_sets):
             table = self._table(others, reset=False)
@@ -156,7 +161,7 @@ class BackendEstimator(BaseEstimator):
                 place = stack.enter_context(tempfile.TemporaryDirectory(prefix="polytrain-"))
                 config = RunConfig(storage_path=place, progress=False)
             self.result_ = make_trainer(
-                self.backend_name,
+                self.backend.name,
                 params={**params, **self._params},
                 num_boost_round=self.n_estimators,
                 label=LABEL,
@@ -166,7 +171,7 @@ class BackendEstimator(BaseEstimator):
                 datasets=datasets,
                 scaling_config=self.scaling_config or ScalingConfig(num_workers=1),
                 run_config=config,
-            ).fit(resume="never")  # a run of this name was of another fit, and of other data
+            ).fit(resume="never")  # an earlier run of this name had other data
             self.model_ = self.result_.load_model()
         return self
 
@@ -174,16 +179,16 @@ class BackendEstimator(BaseEstimator):
         check_is_fitted(self, "model_")
         table = self._table(rows, reset=False)
         trained_by = self.result_.backend if hasattr(self, "result_") else None
-        backend = trained_by or load_backend(self.backend_name)()
+        backend = trained_by or self.backend()
         values: Values = backend.engine().predict(self.model_, table, **options)
         return values
 
     def _table(self, rows: Any, *, reset: bool) -> pa.Table:
-        """The features as the backend takes them; those of a frame keep their names and types."""
-        # Of the class: a LazyFrame would be computed for an answer of its own.
+        """Return the features as a table; columns of a frame keep their names and types."""
+        # Asks the class: a LazyFrame would compute its columns.
         if hasattr(type(rows), "columns"):
             table = _table_of(rows)
-            # The framework may have changed names in a model that was loaded: it says what lacks.
+            # A loaded model may have changed names: the framework reports what is missing.
             if reset or hasattr(self, "result_"):
                 validate_data(self, rows, skip_check_array=True, reset=reset)
             return table
@@ -209,8 +214,8 @@ class BackendRegressor(RegressorMixin, BackendEstimator):
         Args:
             X: a frame, or an array of shape `[rows, features]`.
             y: the numbers to predict, shape `[rows]`.
-            sample_weight: how much each row counts, shape `[rows]`.
-            eval_set: pairs of such rows and numbers to evaluate on.
+            sample_weight: the weight of each row, shape `[rows]`.
+            eval_set: pairs of rows and numbers to evaluate on.
         """
         features, label = self._table(X, reset=True), _numbers(y)
         check_consistent_length(X, label)
@@ -218,16 +223,16 @@ class BackendRegressor(RegressorMixin, BackendEstimator):
         return self._fit(features, label, params={}, sample_weight=sample_weight, eval_sets=pairs)
 
     def predict(self, X: Any) -> Values:
-        """The predicted numbers, shape `[rows]`."""
+        """Return the predicted numbers, shape `[rows]`."""
         return self._predicted(X)
 
 
 class BackendClassifier(ClassifierMixin, BackendEstimator):
-    """Predicts which of some classes."""
+    """Predicts classes."""
 
+    @abstractmethod
     def class_params(self, classes: int) -> Mapping[str, Any]:
-        """The framework's parameters for so many classes, 2 or more."""
-        raise NotImplementedError
+        """Return the framework's parameters for this number of classes, 2 or more."""
 
     def fit(
         self, X: Any, y: Any, *, sample_weight: Any = None, eval_set: Sequence[EvalSet] = ()
@@ -237,8 +242,8 @@ class BackendClassifier(ClassifierMixin, BackendEstimator):
         Args:
             X: a frame, or an array of shape `[rows, features]`.
             y: the classes, of any type, shape `[rows]`.
-            sample_weight: how much each row counts, shape `[rows]`.
-            eval_set: pairs of such rows and classes to evaluate on.
+            sample_weight: the weight of each row, shape `[rows]`.
+            eval_set: pairs of rows and classes to evaluate on.
         """
         features, label = self._table(X, reset=True), column_or_1d(y, warn=True)
         check_consistent_length(X, label)
@@ -247,7 +252,7 @@ class BackendClassifier(ClassifierMixin, BackendEstimator):
         self.n_classes_ = len(self.classes_)
         if len(self.classes_) < 2:
             raise ValueError(
-                f"y has one class, {self.classes_[0]!r}: there is nothing to tell it from"
+                f"y has one class, {self.classes_[0]!r}. Pass rows of two or more classes"
             )
         pairs = [(others, self._codes(names)) for others, names in eval_set]
         params = self.class_params(len(self.classes_))
@@ -265,24 +270,24 @@ class BackendClassifier(ClassifierMixin, BackendEstimator):
         self.classes_ = np.arange(self.n_classes_)
         return self
 
+    @abstractmethod
     def model_classes(self, model: Any) -> int:
-        """How many classes a model tells apart; 0 or 1 if it has one score for two."""
-        raise NotImplementedError
+        """Return the number of a model's classes; 0 or 1 if it has one score for two classes."""
 
     def _codes(self, names: Any) -> Values:
         unknown = sorted({*names} - {*self.classes_})
         if unknown:
-            raise ValueError(f"eval_set has a class that y hasn't: {unknown[0]!r}.")
+            raise ValueError(f"eval_set has a class that y doesn't have: {unknown[0]!r}.")
         codes: Values = np.searchsorted(self.classes_, names).astype(float)
         return codes
 
     def predict_proba(self, X: Any) -> Values:
-        """The classes' probabilities, shape `[rows, classes]`, in the order of `classes_`."""
+        """Return class probabilities, shape `[rows, classes]`, in the order of `classes_`."""
         chances = self._predicted(X)
         return np.column_stack([1 - chances, chances]) if chances.ndim == 1 else chances
 
     def predict(self, X: Any) -> Values:
-        """The most probable classes, shape `[rows]`."""
+        """Return the most probable classes, shape `[rows]`."""
         chosen = np.argmax(self.predict_proba(X), axis=1)
         classes: Values = self.classes_[chosen]
         return classes
@@ -290,6 +295,10 @@ class BackendClassifier(ClassifierMixin, BackendEstimator):
 
 class BackendRanker(BackendEstimator):
     """Predicts an order within queries."""
+
+    @abstractmethod
+    def ranking_params(self) -> Mapping[str, Any]:
+        """Return the framework's parameters for ranking."""
 
     def fit(
         self,
@@ -304,28 +313,25 @@ class BackendRanker(BackendEstimator):
 
         Args:
             X: a frame, or an array of shape `[rows, features]`.
-            y: how relevant each row is to its query, shape `[rows]`.
-            qid: the query of each row, shape `[rows]`; the rows of a query lie together.
-            sample_weight: how much each row counts, shape `[rows]`.
-            eval_set: triples of such rows, relevances and queries to evaluate on.
+            y: the relevance of each row to its query, shape `[rows]`.
+            qid: the query of each row, shape `[rows]`; rows of a query must be consecutive.
+            sample_weight: the weight of each row, shape `[rows]`.
+            eval_set: triples of rows, relevances and queries to evaluate on.
         """
         features, label = self._table(X, reset=True), _numbers(y)
         check_consistent_length(X, label, qid)
-        triples = [(others, _numbers(of_them), ids) for others, of_them, ids in eval_set]
+        triples = [(rows, _numbers(relevances), ids) for rows, relevances, ids in eval_set]
         return self._fit(
             features,
             label,
-            params=self.ranking_params,
+            params=self.ranking_params(),
             sample_weight=sample_weight,
             eval_sets=triples,
             query=qid,
         )
 
-    ranking_params: ClassVar[Mapping[str, Any]]
-    """The framework's parameters for ranking."""
-
     def predict(self, X: Any) -> Values:
-        """Scores, shape `[rows]`: the higher, the earlier in its query."""
+        """Return scores, shape `[rows]`: higher scores come first in their query."""
         return self._predicted(X)
 
 
@@ -335,7 +341,7 @@ def _table_of(frame: Any) -> pa.Table:
     if isinstance(frame, pd.DataFrame):
         return pa.Table.from_pandas(frame, preserve_index=False)
     if hasattr(frame, "__arrow_c_stream__"):
-        # Of polars, for one.
+        # For example polars.
         return pa.table(frame)
     raise TypeError(
         f"X is a {type(frame).__module__}.{type(frame).__qualname__}, which isn't a table in "

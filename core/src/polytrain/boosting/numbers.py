@@ -1,4 +1,4 @@
-"""Columns as numbers, whatever Arrow's type for them is."""
+"""Converts Arrow columns to numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 def floats(column: pa.ChunkedArray) -> Numbers:
-    """float64, shape `[rows]`; NaN where there is no value. No copy, if it is that already."""
+    """Return a column as float64, shape `[rows]`, NaN for nulls; without a copy if possible."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     numbers: Numbers = column.cast(pa.float64(), safe=False).to_numpy()
@@ -20,8 +20,8 @@ def floats(column: pa.ChunkedArray) -> Numbers:
 
 
 def plainly_typed(table: pa.Table, columns: Collection[str]) -> pa.Table:
-    """The table with these columns in types that frameworks know, where there is one that holds
-    the same numbers: for half-precision numbers, decimals, and columns without any value."""
+    """Return the table with half-precision numbers, decimals and columns of nulls in these columns
+    converted to types that frameworks know."""
     chosen = set(columns)
     for index, field in enumerate(table.schema):
         kind = _known(field.type) if field.name in chosen else None

@@ -1,10 +1,11 @@
-"""Random rows by their number in the whole data set: how the rows are split makes no difference.
+"""Random rows by their number in the whole data set, so that the split makes no difference.
 
-Pure. Everybody can draw for the rows that they have, and comes to what one process would.
+Pure. Each rank draws for its own rows, with the same result as one process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,23 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Rates = np.ndarray[Any, np.dtype[np.float64]]
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
+Objective = Callable[[Any, Any], tuple[Any, Any]]
+"""A user's objective: scores and a data set to gradient and hessian, by row."""
+
 _PER_BLOCK = 8
-"""Single-precision numbers from each value of Philox's counter."""
+"""Single-precision numbers for each value of Philox's counter."""
 
 
 def sample_of(rows: int, size: int, seed: int) -> Positions:
-    """A stratified sample: one row from each of `size` parts that are as long as each other.
+    """Draw a stratified sample: one row from each of `size` equal parts.
 
     Args:
-        rows: of the whole data set.
-        size: of the sample, at most.
-        seed: of the draw.
+        rows: number of rows of the whole data set.
+        size: maximum size of the sample.
+        seed: seed of the draw.
 
     Returns:
-        The rows' numbers, int64, ascending, each once; all of them if there are no more.
+        Distinct row numbers, int64, ascending; all rows if there are at most `size`.
     """
     if rows <= size:
         return np.arange(rows)
@@ -35,23 +39,39 @@ def sample_of(rows: int, size: int, seed: int) -> Positions:
 
 
 def drawn(rate: float | Rates, *, seed: int, round_: int, first: int, rows: int) -> Mask:
-    """Which of the rows are in a round's sample, each by its chance.
+    """Draw the rows of a round's sample, each with its probability.
 
     The numbers are Philox's, whose counter can be set: Salmon et al., "Parallel random numbers: as
     easy as 1, 2, 3", SC 2011.
 
     Args:
-        rate: the chance, or one for each row.
-        seed: of all rounds.
+        rate: the probability, or one for each row.
+        seed: seed of all rounds.
         round_: number of the round, from 0.
         first: number of the first row in the whole data set.
-        rows: how many to draw for.
+        rows: number of rows to draw for.
 
     Returns:
-        Of shape `[rows]`.
+        A mask of shape `[rows]`.
     """
     block, skipped = divmod(first, _PER_BLOCK)
     generator = np.random.Philox(key=np.array([seed, round_], dtype=np.uint64))
     generator.advance(block)
     numbers = np.random.Generator(generator).random(skipped + rows, dtype=np.float32)
     return numbers[skipped:] < rate
+
+
+def of_rows(objective: Objective, rows: Mask) -> Objective:
+    """Return an objective in which only some rows count.
+
+    Args:
+        objective: the user's objective, whose gradients may ignore weights.
+        rows: mask of the drawn rows, of shape `[rows]`.
+    """
+
+    def partial(scores: Any, train: Any) -> tuple[Any, Any]:
+        found = (np.asarray(each) for each in objective(scores, train))
+        gradient, hessian = (each * rows.reshape(-1, *[1] * (each.ndim - 1)) for each in found)
+        return gradient, hessian
+
+    return partial

@@ -1,38 +1,70 @@
-"""One sample of all ranks' rows, the same on every rank however the rows are split."""
+"""One sample of all ranks' rows, the same on every rank for every split of the rows."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polytrain.boosting.booster import Booster
 from polytrain.boosting.categories import Gather
 from polytrain.boosting.row_draws import sample_of
 
 
-def agreed_sample(
-    mine: pa.Table, *, first_row: int, rows: int, size: int, seed: int, gather: Gather
-) -> pa.Table:
-    """A sample of the whole data set. In an order of its own where it is all rows.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowNumbers:
+    """The numbers of a rank's rows in the whole data set."""
+
+    first_row: int
+    """Number of the rank's first row."""
+
+    first_query: int
+    """Number of the rank's first query."""
+
+    total_rows: int
+    """Rows of the whole data set."""
+
+
+def agreed_numbers(*, rows: int, queries: int, rank: int, gather: Gather) -> RowNumbers:
+    """Number the rows of all ranks, in the order of ranks.
 
     Args:
-        mine: a rank's rows; columns of numbers, or of Arrow's dictionaries with equal lists.
-        first_row: number of the first of them in the whole data set.
-        rows: of the whole data set.
-        size: rows of the sample, at most. If there are no more, it is all of them.
-        seed: of the draw.
-        gather: of all ranks.
+        rows: number of this rank's rows.
+        queries: number of this rank's queries; 0 without queries.
+        rank: this rank.
+        gather: gathers an object from all ranks, each of which calls this function.
     """
-    chosen = sample_of(rows, size, seed)
-    low, high = np.searchsorted(chosen, [first_row, first_row + len(mine)])
-    parts = gather(mine.take(pa.array(chosen[low:high] - first_row)))
+    counts = np.array(gather([rows, queries]))
+    first_row, first_query = counts[:rank].sum(axis=0).tolist()
+    total = int(counts[:, 0].sum())
+    return RowNumbers(first_row=first_row, first_query=first_query, total_rows=total)
+
+
+def agreed_sample(
+    mine: pa.Table, numbers: RowNumbers, options: Booster, *, gather: Gather
+) -> pa.Table:
+    """Return the rows to make bins from. If these are all rows, they are sorted.
+
+    Args:
+        mine: this rank's rows; columns of numbers, or Arrow dictionaries with equal lists.
+        numbers: the numbers of these rows.
+        options: the size of the sample, and the seed.
+        gather: gathers an object from all ranks.
+    """
+    rows, size = numbers.total_rows, options.bin_sample_rows
+    chosen = sample_of(rows, size, options.seed)
+    first = numbers.first_row
+    low, high = np.searchsorted(chosen, [first, first + len(mine)])
+    parts = gather(mine.take(pa.array(chosen[low:high] - first)))
     sample = pa.concat_tables(parts).combine_chunks()
-    # A part of the rows depends on their order anyway.
+    # Sorted only if it is all rows: a smaller sample depends on their order anyway.
     return sample.take(_order(sample)) if rows <= size else sample
 
 
 def _order(table: pa.Table) -> pa.Array:
-    """Of rows by their values, the last column's first."""
+    """Return the order of rows by their values, the last column first."""
     keys = pa.Table.from_arrays(
         [_sortable(column) for column in reversed(table.columns)],
         names=[str(number) for number in range(table.num_columns)],
@@ -42,6 +74,6 @@ def _order(table: pa.Table) -> pa.Array:
 
 def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
-        # All have the same lists.
+        # All chunks have the same list.
         return pa.chunked_array([chunk.indices for chunk in column.chunks], pa.int32())
     return column

@@ -1,74 +1,83 @@
-"""Values that can't be trained on: found before anybody trains, and told to all ranks alike.
+"""Finds values that can't be trained on before training, and raises the same error on all ranks.
 
-A framework checks the rows of one rank, in its own words, while the others wait; or it takes what
-is wrong, and ends in a model that is.
+A framework itself checks the rows of one rank while the others wait, or accepts wrong values and
+trains a wrong model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+import logging
+from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from polytrain.boosting.booster import Booster
 from polytrain.boosting.categories import Gather
-from polytrain.boosting.numbers import Numbers, floats
+from polytrain.boosting.numbers import floats, plainly_typed
+from polytrain.boosting.table_rules import Labels, Rule, required, weights
 from polytrain.common.errors import BadDataError
 from polytrain_plugins import Problem
 
-Mask: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
-
-_LARGEST = float(np.finfo(np.float32).max)
-"""Beyond it a number is infinite to both boosters, which have single-precision labels."""
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """Values of a column, on one rank or on all, that break a rule."""
+def validated(
+    tables: Mapping[str, pa.Table],
+    options: Booster,
+    *,
+    labels: Labels | None,
+    rules: Sequence[Rule] = (),
+    gather: Gather,
+    is_logging_rank: bool,
+) -> dict[str, pa.Table]:
+    """Return the tables with the columns of "train", in its order, in types that frameworks know.
 
-    rows: int = 0
-    example: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """What no row of a column may be like."""
-
-    option: str | None
-    """The option that names the column; None for a feature."""
-
-    column: str
-    find: Callable[[pa.ChunkedArray], Found]
-    what: str
-    """Of the column, as in "the column 'y' has no value"."""
-
-    remedy: str
-    only_if_all: bool = False
-    """It is allowed for some rows, and not for all of them."""
-
-
-def refuse(tables: Mapping[str, pa.Table], rules: Sequence[Rule], *, gather: Gather) -> None:
-    """Look at all values that there are rules for.
+    Logs a warning if all rows have the same label.
 
     Args:
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
-        rules: the same ones on every rank.
-        gather: of all ranks, each of which calls this.
+        options: the options, which name the columns.
+        labels: the labels that the objective takes; None if no check is needed here.
+        rules: further rules of the framework.
+        gather: gathers an object from all ranks, each of which calls this function.
+        is_logging_rank: whether this rank logs the warning.
 
     Raises:
-        BadDataError: on every rank, the same one, if a row of any breaks a rule.
+        BadDataError: on every rank, if a row of any rank breaks a rule.
+    """
+    label = options.label
+    assert label is not None
+    names = tables["train"].column_names
+    features = options.features_of(names)
+    tables = {name: plainly_typed(table.select(names), features) for name, table in tables.items()}
+    refuse(tables, [*_rules_of(options, label, labels), *rules], gather=gather)
+    if is_constant(tables["train"].column(label), gather=gather) and is_logging_rank:
+        logger.warning(
+            "All rows of 'train' have the same label in the column %r: a model learns nothing.",
+            label,
+        )
+    return tables
+
+
+def refuse(tables: Mapping[str, pa.Table], rules: Sequence[Rule], *, gather: Gather) -> None:
+    """Check all values that have rules.
+
+    Args:
+        tables: a rank's shard "train"; on rank 0, all rows of every other data set.
+        rules: the rules, the same on every rank.
+        gather: gathers an object from all ranks, each of which calls this function.
+
+    Raises:
+        BadDataError: the same on every rank, if a row of any rank breaks a rule.
     """
     mine = {
         name: (len(table), [rule.find(table.column(rule.column)) for rule in rules])
         for name, table in tables.items()
     }
-    everybodys = gather(mine)
+    by_rank = gather(mine)
     problems = []
-    for name in everybodys[0]:
-        parts = [each[name] for each in everybodys if name in each]
+    for name in by_rank[0]:
+        parts = [each[name] for each in by_rank if name in each]
         rows = sum(rows for rows, _ in parts)
         for rule, *found in zip(rules, *(found for _, found in parts), strict=True):
             broken = sum(each.rows for each in found)
@@ -80,133 +89,22 @@ def refuse(tables: Mapping[str, pa.Table], rules: Sequence[Rule], *, gather: Gat
 
 
 def is_constant(column: pa.ChunkedArray, *, gather: Gather) -> bool:
-    """Whether all rows of all ranks have the same number. Every rank calls it."""
+    """Return whether all rows of all ranks have the same number. Every rank calls it."""
     numbers = floats(column)
     ends = gather((float(numbers.min()), float(numbers.max())) if len(numbers) else None)
     return len({end for pair in ends if pair is not None for end in pair}) == 1
 
 
-def required(option: str, column: str) -> list[Rule]:
-    """Every row has a number, and none that is infinite."""
-    return [
-        Rule(
-            option=option,
-            column=column,
-            find=_finding(np.isnan, examples=False),
-            what="has no value (null or NaN)",
-            remedy="Leave such rows out, or give them a value",
-        ),
-        Rule(
-            option=option,
-            column=column,
-            find=_finding(_is_infinite),
-            what="is infinite, or too large for single precision",
-            remedy="Leave such rows out, or scale the column",
-        ),
-    ]
-
-
-def weights(option: str, column: str) -> list[Rule]:
-    """Weights of rows."""
-    return [
-        *required(option, column),
-        Rule(
-            option=option,
-            column=column,
-            find=_finding(lambda numbers: numbers < 0),
-            what="is negative",
-            remedy="Give weights of 0 or more",
-        ),
-        Rule(
-            option=option,
-            column=column,
-            find=_finding(lambda numbers: numbers == 0, examples=False),
-            what="is 0",
-            remedy="Give some rows a weight above 0: without one nothing can be learned",
-            only_if_all=True,
-        ),
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
-    """What an objective takes as labels."""
-
-    objective: str
-    low: float
-    high: float = float("inf")
-    whole: bool = False
-
-    def __str__(self) -> str:
-        kind = "whole numbers" if self.whole else "numbers"
-        if self.high == float("inf"):
-            return f"{kind} from {self.low:g}"
-        if self.whole and self.high - self.low == 1:
-            return f"{self.low:g} and {self.high:g}"
-        return f"{kind} from {self.low:g} to {self.high:g}"
-
-    def rule(self, option: str, column: str) -> Rule:
-        """That every label is one of them."""
-        return Rule(
-            option=option,
-            column=column,
-            find=_finding(self._is_other),
-            what=f"is no label for the objective {self.objective!r}, which takes {self}",
-            remedy="Change these labels, or choose another objective",
-        )
-
-    def _is_other(self, numbers: Numbers) -> Mask:
-        other: Mask = (numbers < self.low) | (numbers > self.high)
-        return other | (np.floor(numbers) != numbers) if self.whole else other
-
-
-def finite(features: pa.Schema, framework: str) -> list[Rule]:
-    """No feature is infinite. Those that can be are looked at without a copy.
-
-    Of whole numbers in "train", another data set may have numbers of any kind.
-    """
-    return [
-        Rule(
-            option=None,
-            column=field.name,
-            find=_infinite_features,
-            what=f"is infinite, or too large for single precision, which {framework} refuses",
-            remedy="Replace it by a number, or by NaN where the value is not known",
-        )
-        for field in features
-        if pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
-    ]
-
-
-def _finding(
-    broken: Callable[[Numbers], Mask], *, examples: bool = True
-) -> Callable[[pa.ChunkedArray], Found]:
-    """What looks for the rows of which this is true; NaN is for another rule."""
-
-    def find(column: pa.ChunkedArray) -> Found:
-        numbers = floats(column)
-        mask = broken(numbers)
-        if examples:
-            mask &= ~np.isnan(numbers)
-        rows = int(np.count_nonzero(mask))
-        example = float(numbers[np.argmax(mask)]) if rows and examples else None
-        return Found(rows=rows, example=example)
-
-    return find
-
-
-def _is_infinite(numbers: Numbers) -> Mask:
-    mask: Mask = np.abs(numbers) > _LARGEST
-    return mask
-
-
-def _infinite_features(column: pa.ChunkedArray) -> Found:
-    if not pa.types.is_floating(column.type):
-        return Found()
-    ends = pc.min_max(column).as_py()
-    if ends["min"] is None or (ends["min"] >= -_LARGEST and ends["max"] <= _LARGEST):
-        return Found()
-    return _finding(_is_infinite)(column)
+def _rules_of(options: Booster, label: str, labels: Labels | None) -> list[Rule]:
+    """Return the rules for the columns that aren't features."""
+    rules = required("label", label)
+    if labels is not None:
+        rules.append(labels.rule("label", label))
+    if options.weight is not None:
+        rules += weights("weight", options.weight)
+    if options.score_column is not None:
+        rules += required(options.score_option, options.score_column)
+    return rules
 
 
 def _problem(rule: Rule, dataset: str, rows: str, examples: Sequence[float]) -> Problem:

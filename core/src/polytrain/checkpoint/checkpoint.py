@@ -23,15 +23,15 @@ class Checkpoint:
     """The directory, or its address."""
 
     filesystem: Any = field(default=None, repr=False)
-    """What the path is a path on, if it is neither of this machine nor an address: a
-    `pyarrow.fs.FileSystem` or one of fsspec's."""
+    """The file system of the path, if it is not a local path or an address: a
+    `pyarrow.fs.FileSystem` or an fsspec file system."""
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Checkpoint:
-        """A checkpoint of the files that lie in a directory now, to be handed to `report`.
+        """Make a checkpoint of the files in a directory, to pass to `report`.
 
         Raises:
-            CheckpointError: if there is no such directory.
+            CheckpointError: there is no such directory.
         """
         if not Path(path).is_dir():
             raise CheckpointError(
@@ -42,13 +42,13 @@ class Checkpoint:
 
     @contextmanager
     def as_directory(self) -> Iterator[str]:
-        """The files as a local directory, to read from and not to change.
+        """Yield the files as a local directory. Read from it; don't change it.
 
-        Inside a training function, and where the files lie on this machine, that is the checkpoint
-        itself; otherwise a copy, which is deleted at the end.
+        Inside a training function, and if the files are on this machine, this is the checkpoint
+        itself. Otherwise it is a copy, which is deleted at the end.
 
         Raises:
-            CheckpointError: it isn't there, or isn't what was committed.
+            CheckpointError: the checkpoint is missing, or differs from what was committed.
         """
         location = Location.of(self.path, self.filesystem)
         if location.is_local:
@@ -65,20 +65,20 @@ class Checkpoint:
             yield str(files)
 
     def to_directory(self, path: str | Path) -> str:
-        """Copy the files into a directory, which is made if it isn't there, and return its path.
+        """Copy the files into a directory, create it if needed, and return its path.
 
         Raises:
-            CheckpointError: it isn't there, or isn't what was committed.
+            CheckpointError: the checkpoint is missing, or differs from what was committed.
         """
         with self.as_directory() as directory:
             shutil.copytree(directory, path, dirs_exist_ok=True)
         return str(path)
 
     def verify(self) -> None:
-        """Read all of the files, and compare them with what was committed.
+        """Read all files, and compare them with what was committed.
 
         Raises:
-            CheckpointError: they differ, or aren't there.
+            CheckpointError: files differ or are missing.
         """
         try:
             verify(self._found())

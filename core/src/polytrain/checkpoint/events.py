@@ -1,4 +1,4 @@
-"""How a checkpoint comes to be: parts are staged and stored, and it is committed."""
+"""The events of a checkpoint: ranks stage parts, agents store them, the driver commits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polytrain.checkpoint.manifest import Manifest, StoredFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStaged:
-    """A worker process has handed its part of a checkpoint over to its agent."""
+    """A worker process has staged its part of a checkpoint for its agent."""
 
     attempt: int
     rank: int
@@ -19,12 +19,12 @@ class PartStaged:
     """The checkpoint's number in the run."""
 
     waits: bool
-    """Whether it makes no other before this one is committed."""
+    """Whether the worker process waits for the commit before it reports another checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartStored:
-    """One rank's part of a checkpoint lies in its final place; nothing is committed yet."""
+    """The agent has stored one rank's part of a checkpoint. Nothing is committed yet."""
 
     attempt: int
     rank: int
@@ -32,14 +32,14 @@ class PartStored:
     step: int
     metrics: Mapping[str, Any]
     positions: Mapping[str, Any]
-    """Data set → where the rank stood in it, as plain values."""
+    """Data set → the rank's position in it, as plain values."""
 
     files: tuple[StoredFile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartVoid:
-    """One rank's part of a checkpoint isn't any more what was reported."""
+    """The files of one rank's part have changed since the rank reported them."""
 
     attempt: int
     rank: int
@@ -53,18 +53,10 @@ class Committed:
 
     manifest: Manifest
     stamps: Mapping[str, tuple[int, ...]]
-    """What changes whenever one of its files does."""
+    """File → values that change whenever the file changes."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FilesIgnored:
-    """A rank has reported a checkpoint where only rank 0's is kept."""
-
-    attempt: int
-    rank: int
-    step: int
-    names: tuple[str, ...]
-    """Of its files, relative to the reported directory."""
+    ranks: frozenset[int] = frozenset()
+    """The ranks whose parts are in the checkpoint."""
 
 
 CheckpointEvent = PartStaged | PartStored | PartVoid | Committed

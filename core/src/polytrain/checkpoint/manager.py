@@ -9,19 +9,23 @@ from datetime import UTC, datetime
 from typing import Any
 
 from polytrain.checkpoint.events import Committed, PartStored
-from polytrain.checkpoint.manifest import AttemptId, Manifest, merged
+from polytrain.checkpoint.manifest import AttemptId, Manifest, directory_name, merged
 from polytrain.checkpoint.starting_point import StartingPoint, from_manifest
 from polytrain.checkpoint.store import CheckpointStore, Found
 from polytrain.common.config import CheckpointConfig
 from polytrain.policy.retention import expendable, ranked
+from polytrain.storage.failure import storage_errors
 from polytrain_plugins import CheckpointInfo, CheckpointKind
 
 logger = logging.getLogger(__name__)
 
+_REMEMBERED = 256
+"""Checkpoints with which a late part is compared; ranks that train together are closer."""
+
 
 @dataclass(slots=True, kw_only=True)
 class CheckpointManager:
-    """Knows what is committed, and when a checkpoint has all its parts."""
+    """Keeps the committed checkpoints, and notices when a new one has all its parts."""
 
     store: CheckpointStore
     config: CheckpointConfig
@@ -30,22 +34,37 @@ class CheckpointManager:
     versions: Mapping[str, str]
     world_size: int
     token: int
-    """Number of this driver's lease on the run."""
+    """Fencing token of this driver's lease on the run."""
+
+    merges_files: bool = False
+    """Whether files that other ranks report are added to rank 0's."""
 
     origin: StartingPoint = field(default_factory=StartingPoint)
-    """What the run itself began with."""
+    """The starting point of the run itself."""
 
     checkpoints: list[Manifest] = field(default_factory=list)
-    """The committed ones, the oldest first."""
+    """The committed checkpoints, oldest first."""
 
     _next_number: int = 0
     _damaged: list[str] = field(default_factory=list)
+    _writers: set[int] = field(default_factory=set)
+    """Ranks whose parts a checkpoint of this attempt needs."""
+
     _parts: dict[int, dict[int, PartStored]] = field(default_factory=dict)
+    """Number → rank → part, of incomplete checkpoints and of the last complete one."""
+
+    _staged: dict[int, set[int]] = field(default_factory=dict)
+    """Number → ranks that have staged a part which isn't stored yet."""
+
+    _files_of_rank_0: dict[int, Mapping[str, str]] = field(default_factory=dict)
+    """Number → name → SHA-256, of the newest checkpoints of this attempt."""
+
+    _last_complete: int = -1
     _stamps: dict[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
-    """Directory → what tells whether its files are still those whose hashes are known."""
+    """Directory → stamps that show whether its files have changed since they were verified."""
 
     def take_over(self, found: Found) -> None:
-        """Go on with what earlier drivers have left."""
+        """Resume with the checkpoints of earlier drivers."""
         self.checkpoints = list(found.manifests)
         self._next_number = max((m.number + 1 for m in found.manifests), default=0)
         for directory, wrong in found.damaged.items():
@@ -53,46 +72,145 @@ class CheckpointManager:
 
     @property
     def next_number(self) -> int:
-        """Number of the next checkpoint that nobody has begun."""
+        """Number of the next checkpoint."""
         return self._next_number
 
-    def forget_parts(self) -> None:
-        """Drop what a dead attempt has left unfinished."""
-        self._parts.clear()
+    def launched(self, world_size: int) -> frozenset[int]:
+        """Start an attempt, and drop the unfinished checkpoints of the previous one.
 
-    def drop(self, number: int) -> None:
-        """A checkpoint won't come to be."""
+        Returns:
+            The ranks whose parts a checkpoint is known to need.
+        """
+        self.world_size = world_size
+        self._parts.clear()
+        self._staged.clear()
+        self._files_of_rank_0.clear()
+        self._last_complete = -1
+        everybody = set(range(world_size))
+        self._writers = {0}
+        if self.kind is CheckpointKind.EVERY_RANK:
+            self._writers = everybody
+        elif self.merges_files and self.checkpoints:
+            newest = self.checkpoints[-1]
+            wrote = {0, *(file.rank for file in newest.files)}
+            if newest.world_size > 1 and wrote == set(range(newest.world_size)):
+                self._writers = everybody
+            elif newest.world_size == world_size:
+                self._writers = wrote
+        return frozenset(self._writers)
+
+    def expect(self, rank: int, number: int) -> None:
+        """Note that a rank has staged its part: the checkpoint isn't complete without it."""
+        if number > self._last_complete:
+            self._staged.setdefault(number, set()).add(rank)
+
+    def give_up(self, rank: int) -> list[Manifest]:
+        """Expect nothing more of a rank; return the manifests of what is complete without it."""
+        manifests = []
+        for number in sorted(each for each, ranks in self._staged.items() if rank in ranks):
+            self._staged[number].discard(rank)
+            if number in self._parts and (manifest := self._completed(number)) is not None:
+                manifests.append(manifest)
+        return manifests
+
+    def stored_files(self, number: int) -> Mapping[str, str] | None:
+        """Name → SHA-256 of the files that rank 0 has stored for a checkpoint; None if unknown."""
+        return self._files_of_rank_0.get(number)
+
+    def ranks_of(self, number: int) -> frozenset[int]:
+        """The ranks whose parts of a checkpoint are stored."""
+        return frozenset(self._parts.get(number, {}))
+
+    def ranks_that_add_nothing(self, number: int) -> frozenset[int]:
+        """The ranks whose part of a checkpoint is compared with rank 0's, and the same."""
+        parts = self._parts.get(number, {})
+        return frozenset(rank for rank, part in parts.items() if not part.files)
+
+    def is_committed(self, number: int, attempt: int) -> bool:
+        """Whether a checkpoint of an attempt was committed."""
+        if number < self._last_complete:
+            return True
+        directory = directory_name(number, AttemptId(token=self.token, attempt=attempt))
+        return any(manifest.directory == directory for manifest in self.checkpoints)
+
+    def drop(self, number: int, attempt: int) -> str | None:
+        """Drop a checkpoint that can't be committed, or that was committed without all its files.
+
+        Returns:
+            Its directory, for the caller to delete, if it was committed.
+        """
         self._parts.pop(number, None)
+        self._staged.pop(number, None)
+        directory = directory_name(number, AttemptId(token=self.token, attempt=attempt))
+        for manifest in self.checkpoints:
+            if manifest.directory == directory:
+                self.checkpoints.remove(manifest)
+                return manifest.directory
+        return None
 
     def add(self, part: PartStored) -> Manifest | None:
-        """Take one rank's part; return what to commit if that was the last one missing.
+        """Take one rank's part; return the manifest to commit if it was the last missing part.
+
+        If files are merged, the same checkpoint may be returned again: another rank's part of the
+        first checkpoint may arrive after rank 0's part is committed.
 
         Raises:
-            ValueError: the parts of several ranks don't make one directory; the message says why.
+            ValueError: the ranks' parts don't fit into one directory; the message says why.
         """
-        self._next_number = max(self._next_number, part.checkpoint + 1)
-        parts = self._parts.setdefault(part.checkpoint, {})
-        parts[part.rank] = part
-        needed = self.world_size if self.kind is CheckpointKind.EVERY_RANK else 1
-        if len(parts) < needed:
+        number = part.checkpoint
+        self._next_number = max(self._next_number, number + 1)
+        self._staged.get(number, set()).discard(part.rank)
+        adds_files = self.merges_files and part.rank != 0 and bool(part.files)
+        if part.rank == 0:
+            self._files_of_rank_0[number] = {file.name: file.sha256 for file in part.files}
+            _forget_the_oldest(self._files_of_rank_0)
+        if number < self._last_complete:
+            if adds_files:
+                name = part.files[0].name
+                raise ValueError(
+                    f"rank {part.rank} reported {name!r} for checkpoint {number} only after the "
+                    f"run had committed checkpoint {self._last_complete} without a file of this "
+                    "rank. Set CheckpointConfig(written_by='every_rank') so that every checkpoint "
+                    "waits for the files of all ranks, or written_by='rank_0' to keep rank 0's "
+                    "alone"
+                )
             return None
-        return self._manifest(self._parts.pop(part.checkpoint))
+        if adds_files:
+            self._writers.add(part.rank)
+        self._parts.setdefault(number, {})[part.rank] = part
+        if number == self._last_complete and not adds_files:
+            return None
+        return self._completed(number)
+
+    def _completed(self, number: int) -> Manifest | None:
+        """The manifest of a checkpoint, if it has all its parts."""
+        parts = self._parts[number]
+        if not self._writers <= parts.keys() or self._staged.get(number):
+            return None
+        manifest = self._manifest(parts)
+        for known in (self._parts, self._staged):
+            for older in [earlier for earlier in known if earlier < number]:
+                del known[older]
+        self._last_complete = number
+        return manifest
 
     def commit(self, manifest: Manifest) -> Committed:
-        """Make a checkpoint of what was stored. Touches only the storage.
+        """Commit the stored files as a checkpoint. Touches only the storage.
 
         Raises:
-            CheckpointError: the files aren't there.
-            OSError: the storage refused.
+            CheckpointError: files are missing.
+            OSError: the storage failed.
         """
         return Committed(manifest=manifest, stamps=self.store.commit(manifest))
 
     def committed(self, committed: Committed) -> tuple[CheckpointInfo, list[str]]:
-        """Note a commit; return the checkpoint, and the directories to delete now.
+        """Note a commit; return the checkpoint, and the directories that can now be deleted.
 
-        Only now: until the newer one is committed the older may be all that there is.
+        Older checkpoints are kept until a newer one is committed.
         """
         manifest = committed.manifest
+        if self.checkpoints and self.checkpoints[-1].directory == manifest.directory:
+            self.checkpoints.pop()
         self.checkpoints.append(manifest)
         self._stamps[manifest.directory] = committed.stamps
         doomed = [*self._damaged, *self.superseded()]
@@ -100,9 +218,9 @@ class CheckpointManager:
         return self._info(manifest), doomed
 
     def superseded(self) -> list[str]:
-        """The directories of checkpoints that needn't be kept, which don't count from now on.
+        """Remove the checkpoints that retention doesn't keep, and return their directories.
 
-        The newest must be known to be intact.
+        The newest checkpoint must be known to be intact.
         """
         old = expendable(self.checkpoints, self.config)
         for manifest in old:
@@ -111,29 +229,30 @@ class CheckpointManager:
         return [manifest.directory for manifest in old]
 
     def start(self) -> StartingPoint:
-        """What the next attempt resumes from: the newest checkpoint that verifies.
+        """Return the starting point of the next attempt: the newest checkpoint that verifies.
 
-        Those that don't are warned about, and left out from now on.
+        Checkpoints that don't verify are logged as warnings and dropped.
 
         Raises:
-            OSError: the storage can't be read.
+            StorageError: the storage can't be read.
         """
-        manifest = self._newest_intact()
+        with storage_errors():
+            manifest = self._newest_intact()
         if manifest is None:
             return self.origin
         return from_manifest(manifest, self.store.location_of(manifest.directory), own=True)
 
     def newest_intact(self) -> CheckpointInfo | None:
-        """The newest committed checkpoint that verifies."""
+        """Return the newest committed checkpoint that verifies."""
         manifest = self._newest_intact()
         return self._info(manifest) if manifest else None
 
     def distrust(self) -> None:
-        """Read everything again before it is used: something wasn't what it should be."""
+        """Verify every checkpoint again before its next use: something didn't match."""
         self._stamps.clear()
 
     def best(self) -> list[CheckpointInfo]:
-        """The committed checkpoints, from best to worst."""
+        """Return the committed checkpoints, from best to worst."""
         return [self._info(manifest) for manifest in ranked(self.checkpoints, self.config)]
 
     def _newest_intact(self) -> Manifest | None:
@@ -142,7 +261,7 @@ class CheckpointManager:
             known = self._stamps.get(manifest.directory)
             if known and self.store.stamps(manifest) == known:
                 return manifest
-            # Taken before: a change while the files are read must not pass for none.
+            # Taken before the files are read, so that a change during the reading is noticed.
             stamps = self.store.stamps(manifest)
             damage = self.store.damage(manifest)
             if not damage:
@@ -155,29 +274,38 @@ class CheckpointManager:
     def _put_aside(self, directory: str, wrong: str) -> None:
         self._damaged.append(directory)
         logger.warning(
-            "%s is no checkpoint and is left out: %s.",
+            "The checkpoint %s is damaged and is left out: %s.",
             self.store.location_of(directory).address,
             wrong,
         )
 
     def _manifest(self, parts: dict[int, PartStored]) -> Manifest:
         first = parts[min(parts)]
+        for part in parts.values():
+            if self.merges_files and part.step != first.step:
+                raise ValueError(
+                    f"ranks {first.rank} and {part.rank} reported checkpoint {part.checkpoint} at "
+                    f"different steps, {first.step} and {part.step}. Report it at the same step on "
+                    "all ranks, or set CheckpointConfig(written_by='rank_0') to keep rank 0's alone"
+                )
+        files = merged({rank: part.files for rank, part in parts.items()})
+        by_rank_0 = self.kind is CheckpointKind.ONE_RANK and all(file.rank == 0 for file in files)
         return Manifest(
             number=first.checkpoint,
             attempt_id=AttemptId(token=self.token, attempt=first.attempt),
             step=first.step,
             metrics=first.metrics,
             backend=self.backend,
-            written_by=self.kind.value,
+            written_by=(CheckpointKind.ONE_RANK if by_rank_0 else CheckpointKind.EVERY_RANK).value,
             versions=self.versions,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             world_size=self.world_size,
             positions=self._positions(parts),
-            files=merged({rank: part.files for rank, part in parts.items()}),
+            files=files,
         )
 
     def _positions(self, parts: dict[int, PartStored]) -> Mapping[str, Any]:
-        """Where the ranks stood in the data: at the same rows, as far as they train together."""
+        """Return the position in the data, which is the same on ranks that train together."""
         first = parts[min(parts)]
         for part in parts.values():
             if part.positions != first.positions:
@@ -195,3 +323,8 @@ class CheckpointManager:
     def _info(self, manifest: Manifest) -> CheckpointInfo:
         path = self.store.location_of(manifest.directory).address
         return CheckpointInfo(path=path, step=manifest.step, metrics=manifest.metrics)
+
+
+def _forget_the_oldest(known: dict[int, Any]) -> None:
+    while len(known) > _REMEMBERED:
+        del known[min(known)]

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: its files, and what was true when it was made. Pure.
+"""The manifest of a checkpoint: its files, and the state of the run at the commit. Pure.
 
-A directory is a checkpoint if and only if it holds a manifest that tells of the files in it; the
-manifest is written after everything else.
+A directory is a checkpoint if and only if it holds a manifest that matches its files. The manifest
+is written last.
 """
 
 from __future__ import annotations
@@ -13,21 +13,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from polytrain.common import strict_json
+from polytrain.storage.names import expect_inside
+
 MANIFEST_NAME = "polytrain-manifest.json"
-FORMAT = 3
+FORMAT = 4
 
 _DIRECTORY = re.compile(r"checkpoint_(\d{6,})-(\d+)\.(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class AttemptId:
-    """One attempt of workers among all that a run has ever had. Later ones compare greater."""
+    """Identifies an attempt among all attempts of a run. Later attempts compare greater."""
 
     token: int
-    """Number of the driver's lease on the run."""
+    """Fencing token of the driver's lease on the run."""
 
     attempt: int
-    """Of that driver's."""
+    """Number of the attempt, of this driver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,32 +45,32 @@ class StoredFile:
 
     sha256: str
     rank: int
-    """Who wrote it."""
+    """The rank that wrote the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What is in a checkpoint."""
+    """The content of a checkpoint."""
 
     number: int
-    """Position among the run's checkpoints, from 0; a gap is one that was never committed."""
+    """Number among the run's checkpoints, from 0; numbers that were never committed are missing."""
 
     attempt_id: AttemptId
     step: int
     metrics: Mapping[str, Any]
     backend: str
     written_by: str
-    """A `CheckpointKind`: who wrote it, one rank or every one its part."""
+    """A `CheckpointKind`: whether one rank or every rank wrote files."""
 
     versions: Mapping[str, str]
-    """Distribution → version, of what it was written with."""
+    """Distribution → version at the time of writing."""
 
     created: str
-    """When it was committed: ISO 8601, UTC."""
+    """Time of the commit: ISO 8601, UTC."""
 
     world_size: int
     positions: Mapping[str, Any]
-    """Data set → the row that comes next, and the order that it is counted in."""
+    """Data set → the next row, and the order in which rows are counted."""
 
     files: tuple[StoredFile, ...]
 
@@ -77,25 +80,27 @@ class Manifest:
         return directory_name(self.number, self.attempt_id)
 
     def to_json(self) -> str:
-        """The manifest as JSON text. NaN and infinities are written as Python's json does."""
+        """The manifest as JSON text, which every reader of JSON takes."""
         body = asdict(self)
         digest = _digest(FORMAT, body)
-        return json.dumps({"format": FORMAT, "sha256": digest, "manifest": body}, indent=1)
+        entry = {"format": FORMAT, "sha256": digest, "manifest": body}
+        return json.dumps(strict_json.plain(entry), indent=1, allow_nan=False)
 
 
 class UnknownFormatError(ValueError):
-    """A manifest that another version of polytrain has written: nothing is wrong with it."""
+    """The manifest was written by another version of polytrain. It isn't damaged."""
 
 
 def parse_manifest(text: str | bytes) -> Manifest:
     """Read a manifest.
 
     Raises:
-        UnknownFormatError: if it is of another format.
-        ValueError: if it is torn or has been changed; the message says.
+        UnknownFormatError: it has another format.
+        ValueError: it is incomplete or was changed, or a file name in it leads out of the
+            checkpoint's directory; the message says which.
     """
     try:
-        fields = json.loads(text)
+        fields = strict_json.loads(text)
         version, body = fields["format"], fields.get("manifest")
         if fields["sha256"] != _digest(version, body):
             raise ValueError("its content isn't what was written")
@@ -103,17 +108,29 @@ def parse_manifest(text: str | bytes) -> Manifest:
             raise UnknownFormatError(f"manifest format {version}, this version reads {FORMAT}")
         files = tuple(StoredFile(**file) for file in body.pop("files"))
         attempt_id = AttemptId(**body.pop("attempt_id"))
-        return Manifest(**body, attempt_id=attempt_id, files=files)
+        manifest = Manifest(**body, attempt_id=attempt_id, files=files)
+        _expect_parts_of_paths(manifest)
+        return manifest
     except (TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"not a manifest: {error!r}") from error
 
 
+def _expect_parts_of_paths(manifest: Manifest) -> None:
+    """Check everything that becomes part of a path: anybody can write a valid hash."""
+    for file in manifest.files:
+        expect_inside(file.name)
+    attempt_id, ranks = manifest.attempt_id, [file.rank for file in manifest.files]
+    for number in (manifest.number, attempt_id.token, attempt_id.attempt, *ranks):
+        if type(number) is not int:
+            raise TypeError(f"expected a whole number, got {number!r}")
+
+
 def differences(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """How the files that are there differ from those that were committed; empty when they don't.
+    """Return how the stored files differ from the committed ones; empty if they don't.
 
     Args:
         manifest: what was committed.
-        sizes: name → bytes of the files that are there.
+        sizes: name → bytes of the stored files.
     """
     found = []
     for file in manifest.files:
@@ -126,34 +143,39 @@ def differences(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[str, ...]
 
 
 def merged(parts: Mapping[int, Sequence[StoredFile]]) -> tuple[StoredFile, ...]:
-    """The files of all ranks' parts as those of one directory.
+    """Merge the files of all ranks' parts into one directory.
 
     Args:
-        parts: rank → files that it stored.
+        parts: rank → the files that it stored.
 
     Raises:
-        ValueError: two ranks wrote different files of one name; the message names them.
+        ValueError: two ranks wrote different files with the same name; the message names them.
     """
     by_name: dict[str, StoredFile] = {}
     for rank in sorted(parts):
         for file in parts[rank]:
             other = by_name.setdefault(file.name, file)
             if other.sha256 != file.sha256:
-                raise ValueError(
-                    f"Ranks {other.rank} and {rank} both wrote {file.name!r} into one checkpoint, "
-                    "with different content. Give each rank's files names of their own, for "
-                    "example with the rank in them."
-                )
+                raise ValueError(two_contents(file.name, other.rank, rank))
     return tuple(by_name.values())
 
 
+def two_contents(name: str, rank: int, other: int) -> str:
+    """Return the message for two ranks that wrote different files with the same name."""
+    return (
+        f"Ranks {rank} and {other} both wrote {name!r} into one checkpoint, with different "
+        "content. Give each rank's files names of their own, for example with the rank in them; "
+        "or set CheckpointConfig(written_by='rank_0') to keep rank 0's files alone."
+    )
+
+
 def directory_name(number: int, attempt_id: AttemptId) -> str:
-    """The directory of a checkpoint. No two attempts ever write to the same one."""
+    """Return the name of a checkpoint's directory. Every attempt writes to its own."""
     return f"checkpoint_{number:06d}-{attempt_id.token}.{attempt_id.attempt}"
 
 
 def parse_directory_name(name: str) -> tuple[int, AttemptId] | None:
-    """Number and attempt of a checkpoint's directory; None if the name isn't one's."""
+    """Return the number and attempt in a directory's name; None for any other name."""
     found = _DIRECTORY.fullmatch(name)
     if found is None:
         return None

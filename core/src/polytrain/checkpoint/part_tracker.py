@@ -1,4 +1,4 @@
-"""Whether every rank hands in its part of every checkpoint. Pure: the clock is the caller's."""
+"""Tracks whether every rank stages its part of every checkpoint. Pure: the caller has the clock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class PartTracker:
-    """Counts the parts that each rank of one attempt has handed in.
+    """Counts the parts that each rank of one attempt has staged.
 
-    A rank may be slow. It is behind once another has gone on to a later checkpoint, waits for this
-    one or has ended, and for a time nothing has come of it; or as soon as it has ended itself.
+    A rank may be slow. It is overdue if another rank is at a later checkpoint, waits for this one
+    or has ended, and this rank stages nothing for `timeout_s`. A rank that ends without its part
+    is overdue at once.
     """
 
-    world_size: int
-    retry_s: float
+    ranks: set[int]
+    """Ranks that are known to stage parts."""
+
+    timeout_s: float
     _counts: dict[int, int] = field(default_factory=dict)
     _done: set[int] = field(default_factory=set)
     _waiting: set[int] = field(default_factory=set)
@@ -22,23 +25,27 @@ class PartTracker:
     _behind_since: float | None = None
 
     def part_staged(self, rank: int, *, waits: bool, now: float) -> None:
-        """A rank has handed in its part of the next checkpoint, and maybe waits for its commit."""
+        """Note that a rank has staged its next part, and whether it waits for the commit."""
         self._counts[rank] = self._count(rank) + 1
         (self._waiting.add if waits else self._waiting.discard)(rank)
         self._look(now)
 
+    def expect(self, rank: int) -> None:
+        """Count this rank among those that hand in parts."""
+        self.ranks.add(rank)
+
     def done(self, rank: int, *, now: float) -> None:
-        """A rank's training is over."""
+        """Note that a rank's training has ended."""
         self._done.add(rank)
         self._look(now)
 
     @property
     def deadline(self) -> float | None:
-        """When `complaint` may have something to say that it hasn't yet."""
-        return None if self._behind_since is None else self._behind_since + self.retry_s
+        """The time at which to call `overdue` again; None if no rank is behind."""
+        return None if self._behind_since is None else self._behind_since + self.timeout_s
 
     def overdue(self, *, now: float) -> tuple[int, str] | None:
-        """The rank that is behind, and what is wrong; None while nothing is."""
+        """Return the rank that is overdue, and the error message; None if there is none."""
         behind, ahead = self._extremes()
         if self._count(behind) == self._count(ahead):
             return None
@@ -46,11 +53,14 @@ class PartTracker:
             f"rank {behind} has reported {self._count(behind)} of them, and rank {ahead} "
             f"{self._count(ahead)}"
         )
-        remedy = "Where every rank writes a part, all must report as many checkpoints"
+        remedy = (
+            "All ranks that report checkpoints must report as many of them; with "
+            "CheckpointConfig(written_by='rank_0') only rank 0's count"
+        )
         if behind in self._done:
             return behind, f"a checkpoint lacks a part: {counts}; rank {behind} has ended. {remedy}"
         if self.deadline is not None and now >= self.deadline:
-            waited = f"for {self.retry_s:g} s nothing came of rank {behind}"
+            waited = f"rank {behind} has reported none for {self.timeout_s:g} s"
             return behind, f"a checkpoint lacks a part: {counts}; {waited}. {remedy}"
         return None
 
@@ -66,10 +76,13 @@ class PartTracker:
             self._behind_since = now
 
     def _extremes(self) -> tuple[int, int]:
-        """The rank that is most behind, one that can't catch up first; and one that is ahead."""
-        ranks = range(self.world_size)
-        behind = min(ranks, key=lambda rank: (self._count(rank), rank not in self._done))
-        return behind, max(ranks, key=lambda rank: (self._count(rank), self._stands_still(rank)))
+        """Return the rank that is furthest behind, preferring one that has ended, and one ahead."""
+        behind = min(
+            sorted(self.ranks), key=lambda rank: (self._count(rank), rank not in self._done)
+        )
+        # Also one that needn't hand in parts: those that it does wait for the others'.
+        seen = sorted(self.ranks | self._counts.keys())
+        return behind, max(seen, key=lambda rank: (self._count(rank), self._stands_still(rank)))
 
     def _stands_still(self, rank: int) -> bool:
         return rank in self._done or rank in self._waiting

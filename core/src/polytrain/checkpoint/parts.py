@@ -1,4 +1,4 @@
-"""What becomes of a part that a worker has staged: stored, void, or a failure of its rank."""
+"""Stores a part that a worker process has staged. It ends stored, void or as a failure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 from polytrain.checkpoint.events import PartStored, PartVoid
 from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.snapshot import Stamps
-from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
+from polytrain.checkpoint.staging import staged_in
+from polytrain.checkpoint.store import CheckpointStore, ContentMismatchError, SnapshotChangedError
 from polytrain.common.errors import Failure, FailureKind
 from polytrain.common.events import Failed
+from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StagedPart:
-    """One rank's part of a checkpoint, complete, in its staging directory."""
+    """One rank's complete part of a checkpoint, in its staging directory."""
 
     attempt_id: AttemptId
     rank: int
@@ -29,26 +31,58 @@ class StagedPart:
     staged: Path
     stamps: Stamps
     step: int
-    """What the rank had reported last."""
+    """The rank's last reported step."""
 
     metrics: Mapping[str, Any]
-    """Reported at that step."""
+    """The metrics of that step."""
 
     positions: Mapping[str, Any]
-    """Data set → where the rank stood in it."""
+    """Data set → the rank's position in it."""
 
 
-def stored_part(store: CheckpointStore, part: StagedPart) -> PartStored | PartVoid | Failed:
-    """Store one rank's part of a checkpoint, and say how it went. Never raises."""
+def misplaced_part(part: StagedPart, *, scratch: Path, near: Path | None) -> Failed | None:
+    """Check the staging directory that a worker process names; return a failure if it is wrong.
+
+    The check is needed because the agent moves the files away and deletes the directory.
+
+    Args:
+        part: the part as the worker process describes it.
+        scratch: the run's directory on the node.
+        near: the staging directory in the storage, if there is one.
+    """
+    name = directory_name(part.checkpoint, part.attempt_id)
+    roots = [root for root in (scratch, near) if root is not None]
+    if part.staged in [staged_in(root, name, part.rank) for root in roots]:
+        return None
+    message = f"it staged its part of {name} in {part.staged}, which is outside the run"
+    failure = Failure(kind=FailureKind.STORAGE, rank=part.rank, message=message)
+    return Failed(attempt=part.attempt_id.attempt, failure=failure)
+
+
+def stored_part(
+    store: CheckpointStore, part: StagedPart, stored_already: Mapping[str, str] | None = None
+) -> PartStored | PartVoid | Failed:
+    """Store one rank's part of a checkpoint, and return the outcome. Never raises.
+
+    Args:
+        store: the run's checkpoints.
+        part: the part to store.
+        stored_already: name → SHA-256 of the files that rank 0 has stored already.
+    """
     attempt = part.attempt_id.attempt
     try:
         directory = directory_name(part.checkpoint, part.attempt_id)
-        files = store.store_part(directory, part.rank, part.staged, part.stamps)
+        files = store.store_part(
+            directory, part.rank, part.staged, part.stamps, stored_already=stored_already or {}
+        )
     except SnapshotChangedError as error:
         return PartVoid(
             attempt=attempt, rank=part.rank, checkpoint=part.checkpoint, reason=str(error)
         )
-    except Exception as error:  # whatever a storage raises ends the attempt, not the watcher
+    except ContentMismatchError as error:
+        failure = Failure(kind=FailureKind.CHECKPOINT_MISMATCH, rank=part.rank, message=str(error))
+        return Failed(attempt=attempt, failure=failure)
+    except Exception as error:  # any error of a storage ends the attempt, not the agent
         failure = Failure(
             kind=FailureKind.STORAGE, rank=part.rank, message=storage_message(error, store.location)
         )
@@ -65,7 +99,8 @@ def stored_part(store: CheckpointStore, part: StagedPart) -> PartStored | PartVo
 
 
 def storage_message(error: Exception, location: Location) -> str:
-    """What the storage of a run has raised, in words for the user."""
+    """Return the user's message for an error of the run's storage."""
+    error = error.cause if isinstance(error, StorageError) else error
     text = f"{type(error).__name__}: {error}"
     if is_full(error):
         return f"{text}. {location.address} is full; the checkpoints that are there are intact"
@@ -73,5 +108,5 @@ def storage_message(error: Exception, location: Location) -> str:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether there is no room left."""
+    """Return whether the storage is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,8 +1,10 @@
-"""The node's own disk: snapshots on their way to the storage, and copies of what lies far away.
+"""The run's directory on a node's disk: staged snapshots, and local copies of checkpoints.
 
-Everything is in one directory per run and node, below the system's directory for temporary files.
-Each process that uses it holds a lock on it, which ends with the process however that ends: what
-nobody holds is removed by the next run on the node.
+There is one directory per run and node, below the system's directory for temporary files. Each
+process that uses it holds a lock, which ends with the process. The next run on the node removes
+directories that no process has locked. Other users can create files in the system's directory, so a
+name alone proves nothing: the directory must belong to this user, with mode 0700, and only
+directories that contain the lock file are removed.
 """
 
 from __future__ import annotations
@@ -12,15 +14,20 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 _LOCK = "in-use"
+"""The lock file in a run's directory. It also marks the directory as a run's."""
+
+_OF_RUN = "run-"
+"""Prefix of the names of runs' directories."""
 
 
 class Scratch:
-    """A process's hold on the run's directory on this node."""
+    """The run's directory on this node, locked by this process."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -28,13 +35,13 @@ class Scratch:
 
     @classmethod
     def hold(cls, token: str) -> Scratch:
-        """Hold the directory of a run, and remove those that nobody holds any more.
+        """Create and lock the directory of a run, and remove directories that are not locked.
 
         Args:
-            token: names the run on every node.
+            token: identifies the run on every node.
         """
         home = Path(tempfile.gettempdir(), f"polytrain-{os.getuid()}")
-        path = home / token
+        path = home / f"{_OF_RUN}{token}"
         lock = _locked(path)
         for other in home.iterdir():
             if other != path:
@@ -42,28 +49,28 @@ class Scratch:
         return cls(path, lock)
 
     def release(self) -> None:
-        """Let go; the last one to do so removes the directory."""
+        """Release the lock. The last process to do so removes the directory."""
         os.close(self._lock)
         _remove_unless_held(self.path)
         with contextlib.suppress(OSError):
-            # Other runs have theirs in it, or it is gone.
+            # It fails if other runs' directories are in it, or if it is gone.
             self.path.parent.rmdir()
 
     @contextlib.contextmanager
     def one_at_a_time(self, name: str) -> Iterator[None]:
-        """Let no other process of this node do the thing of this name meanwhile."""
+        """Hold a lock of this name against other processes on this node."""
         with (self.path / f"{name}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
 def directory_of_attempt(scratch: Path, *, rank: int, attempt: int) -> Path:
-    """A directory for a rank's attempt; those of its earlier attempts are removed.
+    """Create a directory for a rank's attempt, and remove those of its earlier attempts.
 
     Args:
         scratch: the run's directory on the node.
-        rank: whose it is.
-        attempt: the attempt's.
+        rank: the rank.
+        attempt: the attempt's number.
     """
     path = scratch / f"rank-{rank}" / str(attempt)
     if not path.exists():
@@ -74,7 +81,7 @@ def directory_of_attempt(scratch: Path, *, rank: int, attempt: int) -> Path:
 
 def _locked(directory: Path) -> int:
     while True:
-        # Another run that ends removes the home of all if it is empty.
+        # Another run that ends may remove the parent directory if it is empty.
         _make_own(directory.parent)
         with contextlib.suppress(FileNotFoundError):
             _make_own(directory)
@@ -83,45 +90,79 @@ def _locked(directory: Path) -> int:
         except FileNotFoundError:
             continue
         fcntl.flock(lock, fcntl.LOCK_SH)
-        # Whoever tidied up may have taken the directory away between the two calls.
+        # Another run may have removed the directory between the two calls.
         if _is_lock_of(lock, directory):
             return lock
         os.close(lock)
 
 
 def _make_own(directory: Path) -> None:
-    # Not `exist_ok`: that asks whether it is a directory after somebody has tidied it away.
+    # Not `exist_ok`: it fails if another run removes the directory during the call.
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
     with contextlib.suppress(FileNotFoundError):
-        if directory.stat().st_uid != os.getuid():
-            raise PermissionError(
-                f"{directory} belongs to another user: set TMPDIR to another directory."
-            )
+        wrong = _reason_not_own(directory.lstat())
+        if wrong is not None:
+            raise PermissionError(f"{directory} {wrong}, or set TMPDIR to another directory.")
+
+
+def _reason_not_own(status: os.stat_result) -> str | None:
+    """Return why a directory can't be used, and a remedy; None if only this user has access."""
+    mode = stat.S_IMODE(status.st_mode) & 0o777
+    if stat.S_ISLNK(status.st_mode):
+        # The files behind the link would be removed.
+        return "is a symbolic link: remove it"
+    if not stat.S_ISDIR(status.st_mode):
+        return "isn't a directory: remove it"
+    if status.st_uid != os.getuid():
+        return "belongs to another user: have it removed"
+    if mode != 0o700:
+        return f"has mode {mode:04o}, and checkpoints in it are for you alone: chmod 700 it"
+    return None
 
 
 def _remove_unless_held(directory: Path) -> None:
+    if not directory.name.startswith(_OF_RUN) or directory.is_symlink():
+        return
     try:
-        # Made anew if whoever was about to hold the directory, or to remove it, has died.
-        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(directory / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # Another process is creating or removing the directory, or died while it did. Without
+        # the lock file only an empty directory is removed.
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+        return
     except OSError:
-        # Somebody has just removed it.
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_lock_of(lock, directory):
-            # Out of the way at once: whoever makes a new one meanwhile keeps what is in it.
+            # Rename it first: a new directory of this name must not lose its files.
             doomed = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}")
             directory.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
+            _remove(doomed)
     except BlockingIOError:
         return
     finally:
         os.close(lock)
 
 
+def _remove(directory: Path) -> None:
+    """Remove a directory, the lock file last: what is left if this process dies has one."""
+    for path in directory.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != _LOCK:
+            path.unlink(missing_ok=True)
+    if [path.name for path in directory.iterdir()] == [_LOCK]:
+        (directory / _LOCK).unlink()
+        with contextlib.suppress(FileNotFoundError):
+            # Any process may have removed the empty directory.
+            directory.rmdir()
+
+
 def _is_lock_of(lock: int, directory: Path) -> bool:
-    """Whether the directory of this name is still the one that the lock was opened in."""
+    """Return whether the directory of this name still contains the opened lock file."""
     try:
         return os.path.samestat(os.fstat(lock), (directory / _LOCK).stat())
     except FileNotFoundError:

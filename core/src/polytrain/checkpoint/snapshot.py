@@ -1,10 +1,10 @@
-"""What `report` waits for: a local snapshot of the files that it was given.
+"""Local snapshots of reported files. `report` waits for the snapshot only.
 
-Large files are hard links, which takes no time whatever their size. A link shares the content with
-the caller, who may write to it; to notice that, the snapshot moves the file's modification time by
-a nanosecond, and whoever stores it looks whether that is still there (`is_unchanged`). A write sets
-it to the kernel's clock, which stands at the old time or is milliseconds ahead, before it changes
-anything; truncating does so after it, but then the size is another one.
+Large files become hard links, which take no time whatever the size. A link shares its content with
+the caller, who may write to it. To notice a write, the snapshot moves the file's modification time
+by a nanosecond, and the agent checks for this time when it stores the file (`is_unchanged`). A
+write sets the time to the kernel's clock, which is at the old time or milliseconds ahead, before it
+changes the content. Truncating sets it afterwards, but also changes the size.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 
 _COPIED_BELOW = 1 << 16
-"""Bytes below which a copy costs hardly more than a link."""
+"""Files below this size in bytes are copied, which costs hardly more than a link."""
 
 _REMEMBERED = 4096
-"""Files of earlier reports that are recognised."""
+"""Number of files of earlier reports to remember."""
 
 Stamp = Sequence[int]
-"""A linked file's size in bytes, and the modification time that it was given, in nanoseconds."""
+"""A linked file's size in bytes, and the modification time that was set, in nanoseconds."""
 
 Stamps = Mapping[str, Stamp]
 """Name of a linked file → its stamp."""
@@ -36,27 +36,27 @@ class Snapshots:
     def __init__(self) -> None:
         self._seen: dict[Path, int] = {}
         self._stamped: dict[tuple[int, int], Stamp] = {}
-        """Device and inode → the stamp that the file was given."""
+        """Device and inode → the stamp that was set."""
 
     def take(self, source: Path, target: Path) -> dict[str, Stamp]:
-        """Link or copy the files of a directory into another, which must be there.
+        """Link or copy the files of a directory into another, existing one.
 
-        A file that the caller writes anew in place, rather than after deleting the old one, is
-        copied from its second report on.
+        A file that the caller rewrites in place, without deleting it first, is copied from its
+        second report on.
 
         Args:
-            source: what the caller reports. Its files and their content stay as they are.
+            source: the reported directory. Its files keep their content.
             target: an empty directory.
 
         Returns:
-            The stamps of the files that are links.
+            The stamps of the linked files.
         """
         stamps = {}
         for directory, _, names in os.walk(source, followlinks=True):
             inside = Path(directory).relative_to(source)
             (target / inside).mkdir(exist_ok=True)
             for name in names:
-                # The list of files of a checkpoint that this was made from is not this one's.
+                # The manifest of the checkpoint that was loaded doesn't describe this one.
                 if name == MANIFEST_NAME and inside == Path():
                     continue
                 file, snapshot = Path(directory, name), target / inside / name
@@ -70,14 +70,14 @@ class Snapshots:
         return stamps
 
     def _link(self, file: Path, target: Path) -> Stamp | None:
-        """Make a link, and return its stamp; None if a copy has to do."""
+        """Link a file, and return its stamp; None if it must be copied."""
         status = file.stat()
         rewritten = self._seen.pop(file, None) == status.st_ino
         self._seen[file] = status.st_ino
         if rewritten or status.st_size < _COPIED_BELOW:
             return None
         identity = status.st_dev, status.st_ino
-        # A file with several names, or one that several reports share, keeps the stamp that it has.
+        # A file that has several names, or is in several reports, keeps its stamp.
         keeps = self._stamped.pop(identity, None) == (status.st_size, status.st_mtime_ns)
         time = status.st_mtime_ns + (0 if keeps else 1)
         stamp = status.st_size, time
@@ -89,21 +89,11 @@ class Snapshots:
                 self._stamped[identity] = stamp
                 return stamp
         except OSError:
-            # Another file system, or one without links, or somebody else's file.
+            # Another file system, one without links, or another user's file.
             pass
-        # Or times are too coarse to tell.
+        # Also reached if the file system's times are too coarse.
         target.unlink(missing_ok=True)
         return None
-
-
-def file_names(source: Path) -> list[str]:
-    """Names of the files that a snapshot of this directory would hold, relative to it."""
-    names = [
-        Path(directory, name).relative_to(source).as_posix()
-        for directory, _, files in os.walk(source, followlinks=True)
-        for name in files
-    ]
-    return sorted(name for name in names if name != MANIFEST_NAME)
 
 
 def _forget_the_oldest(known: dict[Any, Any]) -> None:
@@ -112,5 +102,5 @@ def _forget_the_oldest(known: dict[Any, Any]) -> None:
 
 
 def is_unchanged(status: os.stat_result, stamp: Stamp | None) -> bool:
-    """Whether nobody has written to a file since its snapshot; a copy has no stamp."""
+    """Return whether a file has stayed the same since its snapshot; a copy has no stamp."""
     return stamp is None or (status.st_size, status.st_mtime_ns) == tuple(stamp)

@@ -1,4 +1,4 @@
-"""What an attempt resumes from: a checkpoint, or the very beginning."""
+"""The starting point of an attempt: a checkpoint, or nothing."""
 
 from __future__ import annotations
 
@@ -19,27 +19,28 @@ from polytrain.checkpoint.manifest import (
 from polytrain.checkpoint.staging import staged_in
 from polytrain.common.errors import CheckpointError
 from polytrain.storage.location import Location
+from polytrain.storage.names import expect_inside
 from polytrain.storage.protocol import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingPoint:
-    """Files to load, and what was true when they were written."""
+    """The files to load, and the state of the run when they were written."""
 
     location: Location | None = None
-    """Where the files are; None at the beginning."""
+    """Where the files are; None for a run that starts without files."""
 
     step: int = 0
-    """Steps that lie behind."""
+    """Steps that are done."""
 
     own: bool = False
-    """Whether it is a checkpoint of this run, rather than what the run was begun with."""
+    """Whether it is a checkpoint of this run, not one that the user passed."""
 
     positions: Mapping[str, Any] = field(default_factory=dict)
-    """Data set → where to go on in it, as a manifest has it."""
+    """Data set → the position to resume at, as in a manifest."""
 
     files: tuple[StoredFile, ...] | None = None
-    """What lies there; None if nobody has written that down."""
+    """The files; None without a manifest."""
 
     @property
     def path(self) -> str | None:
@@ -48,28 +49,28 @@ class StartingPoint:
 
 
 def starting_point(location: Location) -> StartingPoint:
-    """Start from a checkpoint of a run, or from any files that a training function knows.
+    """Start from a checkpoint of a run, or from any files that a training function can load.
 
     Raises:
         OSError: there is no such directory, or it can't be read.
-        ValueError: its manifest is torn, or tells of other files than are there.
+        ValueError: its manifest is damaged, or doesn't match the files.
     """
     storage = location.open()
     sizes = storage.list("")
     if MANIFEST_NAME not in sizes:
         if not sizes and not (location.is_local and Path(location.address).is_dir()):
             raise FileNotFoundError(f"there are no files in {location.address!r}")
-        # Whoever made them by hand begins with the data at the start.
+        # Without a manifest there are no positions: the data starts at its beginning.
         return StartingPoint(location=location)
     manifest = parse_manifest(storage.read(MANIFEST_NAME))
     wrong = differences(manifest, sizes)
     if wrong:
-        raise ValueError(f"its files aren't those that were committed: {'; '.join(wrong)}")
+        raise ValueError(f"its files differ from what was committed: {'; '.join(wrong)}")
     return from_manifest(manifest, location, own=False)
 
 
 def from_manifest(manifest: Manifest, location: Location, *, own: bool) -> StartingPoint:
-    """Start from a checkpoint that lies at this location."""
+    """Start from the checkpoint at this location."""
     return StartingPoint(
         location=location,
         step=manifest.step,
@@ -80,7 +81,7 @@ def from_manifest(manifest: Manifest, location: Location, *, own: bool) -> Start
 
 
 def verify(start: StartingPoint) -> None:
-    """Read the files, and compare them with what was written down.
+    """Read the files, and compare them with the manifest.
 
     Raises:
         CheckpointError: they differ.
@@ -94,24 +95,24 @@ def verify(start: StartingPoint) -> None:
 
 
 def brought_near(start: StartingPoint, scratch: Path) -> StartingPoint:
-    """The same with its files in a directory of this node, which worker processes may read.
+    """Copy the files to this node, where worker processes can read them.
 
     Args:
         start: where the files are.
-        scratch: the run's directory on this node. It is for the caller to see to it that no two
-            do this at once.
+        scratch: the run's directory on this node. The caller ensures that only one process does
+            this at a time.
 
     Raises:
-        CheckpointError: the files aren't those that were committed.
+        CheckpointError: the files differ from what was committed.
         OSError: they can't be read.
     """
     if start.location is None or start.location.is_local:
         return start
-    # Checkpoints of two runs, of which one was begun with the other's, may have the same name.
+    # If a run starts from another run's checkpoint, both may have checkpoints of the same name.
     address = hashlib.sha256(start.location.address.encode()).hexdigest()
     target = scratch / "restored" / address / start.location.name
     if not target.is_dir():
-        # What was restored before isn't needed any more: no worker process is alive.
+        # Earlier restored files aren't needed: no worker process is alive.
         shutil.rmtree(scratch / "restored", ignore_errors=True)
         fetch(start.location, start.files, target, near=scratch)
     return replace(start, location=Location.of(target))
@@ -124,16 +125,17 @@ def fetch(
     *,
     near: Path | None = None,
 ) -> None:
-    """Copy a checkpoint's files into a new directory, which isn't there if that fails.
+    """Copy a checkpoint's files into a new directory, which is created only on success.
 
     Args:
-        location: where they are.
-        files: what must be there; None takes whatever is.
-        target: the directory.
+        location: where the files are.
+        files: the files to copy; None copies all that are there.
+        target: the new directory.
         near: where this node may still have them staged.
 
     Raises:
-        CheckpointError: the files aren't those that were committed.
+        CheckpointError: the files differ from what was committed, or a file name leads out of
+            the directory.
         OSError: they can't be read.
     """
     storage = location.open()
@@ -152,16 +154,19 @@ def fetch(
 
 
 def _get(storage: Storage, name: str, directory: Path) -> str:
-    file = directory / name
+    try:
+        file = directory / expect_inside(name)
+    except ValueError as error:
+        raise CheckpointError(f"{error}. Remove it from the checkpoint.") from error
     file.parent.mkdir(parents=True, exist_ok=True)
     return storage.get(name, file)
 
 
 def _taken_over(staged: Path, file: StoredFile, target: Path) -> bool:
-    """Copy a staged file, if it is there and what was committed."""
+    """Copy a staged file, and return whether it exists and is what was committed."""
     if not staged.is_file() or staged.stat().st_size != file.size:
         return False
-    # A copy: a staged file may be a link, which its writer may yet write to.
+    # Copied, not moved: a staged file may be a link, which its writer may still change.
     target.parent.mkdir(parents=True, exist_ok=True)
     storage = Location.of(staged.parent).open()
     return storage.get(staged.name, target) == file.sha256
@@ -170,6 +175,6 @@ def _taken_over(staged: Path, file: StoredFile, target: Path) -> bool:
 def _expect(digest: str, file: StoredFile, location: Location) -> None:
     if digest != file.sha256:
         raise CheckpointError(
-            f"{file.name} in {location.address} has another content than was written: the "
-            "checkpoint is damaged. Use an older one."
+            f"{file.name} in {location.address} differs from what was committed: the checkpoint is "
+            "damaged. Use an older one."
         )

@@ -1,23 +1,25 @@
-"""Where a run's checkpoints lie, and the protocol by which they come to be.
+"""The storage of a run's checkpoints, and the protocol that commits them.
 
 1. A worker process puts its files into a staging directory on its node.
-2. `store_part`: its agent stores them in the checkpoint's directory, and notes sizes and hashes.
-3. `commit`: once all parts are there, the manifest is written. That is the commit.
+2. `store_part`: its agent stores them in the checkpoint's directory, with sizes and hashes.
+3. `commit`: once all parts are stored, the driver writes the manifest. That is the commit.
 
-Each step may be the last thing that a process does: what has no manifest is no checkpoint. Nothing
-is renamed but single files, so object storage will do; and no two attempts write to the same
-directory, so what a process does that was taken for dead does no harm.
+A process may die after any step: a directory without a manifest isn't a checkpoint. Only single
+files are renamed, so object storage works. Every attempt writes to its own directories, so a
+process that was taken for dead can do no harm.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from polytrain.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -28,36 +30,46 @@ from polytrain.checkpoint.manifest import (
     differences,
     parse_directory_name,
     parse_manifest,
+    two_contents,
 )
 from polytrain.checkpoint.snapshot import Stamps, is_unchanged
 from polytrain.checkpoint.staging import STAGING, clear
 from polytrain.common.errors import CheckpointError
+from polytrain.storage.failure import storage_errors
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
 from polytrain.storage.retry import retry
 
+Answer = TypeVar("Answer")
+
 _CHECKPOINTS = "checkpoints"
 
 _SHOWN_WITHIN_S = 60.0
-"""What another node has written is seen on a network file system after this, at the latest."""
+"""Longest time until a network file system shows files that another node wrote."""
+
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 _READERS = 16
-"""Manifests that are read at a time; object storages take their time for each."""
+"""Manifests that are read at once; object storage has a high latency."""
 
 
 class SnapshotChangedError(Exception):
-    """The caller has written to a reported file before it was stored."""
+    """The caller wrote to a reported file before the agent stored it."""
+
+
+class ContentMismatchError(Exception):
+    """Two ranks reported different files with the same name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What lies in a run's storage."""
+    """The checkpoint directories in a run's storage."""
 
     manifests: tuple[Manifest, ...]
-    """Of the checkpoints whose files are all there, with the right sizes; the oldest first."""
+    """Manifests of the checkpoints whose files all exist with the right sizes, oldest first."""
 
     damaged: Mapping[str, str]
-    """Directory → what is wrong with it, of those that were committed and are no checkpoints."""
+    """Directory of a damaged checkpoint → what is wrong with it."""
 
     uncommitted: tuple[str, ...]
     """Directories without a manifest."""
@@ -65,48 +77,57 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointStore:
-    """The checkpoints of one run. Knows only where they are, so it travels to every process."""
+    """The checkpoints of one run. It holds only a location, so it can be sent to every process."""
 
     location: Location
-    """The run's."""
+    """The run's location."""
 
     @cached_property
     def _storage(self) -> Storage:
         return self.location.open()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Every process opens the storage for itself.
+        # Every process opens the storage itself.
         return _store_at, (self.location,)
 
     def location_of(self, directory: str) -> Location:
-        """Where a checkpoint lies."""
+        """Return the location of a checkpoint."""
         return self.checkpoints.below(directory)
 
     @property
     def checkpoints(self) -> Location:
-        """Where all of them lie."""
+        """The location of all checkpoints."""
         return self.location.below(_CHECKPOINTS)
 
     @property
     def near_staging(self) -> Path | None:
-        """Where a worker process may stage files on the storage's own file system."""
+        """The staging directory on the storage's own file system; None for object storage."""
         return Path(self.location.address, STAGING) if self.location.is_local else None
 
     def store_part(
-        self, directory: str, rank: int, staged: Path, stamps: Stamps
+        self,
+        directory: str,
+        rank: int,
+        staged: Path,
+        stamps: Stamps,
+        *,
+        stored_already: Mapping[str, str] = _NOTHING,
     ) -> tuple[StoredFile, ...]:
-        """Store what one rank has staged in a checkpoint's directory.
+        """Store one rank's staged files in a checkpoint's directory.
 
         Args:
-            directory: the checkpoint's.
-            rank: whose part it is.
+            directory: the checkpoint's directory.
+            rank: the rank that staged the files.
             staged: the staging directory; its files may be moved.
-            stamps: of the files that are links, as `Snapshots.take` returned them.
+            stamps: stamps of the linked files, as `Snapshots.take` returned them.
+            stored_already: name → SHA-256 of the files that rank 0 has stored. They are compared,
+                and not stored again.
 
         Raises:
-            SnapshotChangedError: a file was written to since it was staged.
-            CheckpointError: nothing was staged, or a file of the manifest's name.
-            OSError: the storage refused.
+            ContentMismatchError: a file differs from rank 0's file of the same name.
+            SnapshotChangedError: a file was written to after it was staged.
+            CheckpointError: nothing was staged, or a file has the manifest's name.
+            OSError: the storage failed.
         """
         if not staged.is_dir():
             raise CheckpointError(f"Rank {rank} has nothing staged for {directory}.")
@@ -118,26 +139,33 @@ class CheckpointStore:
         for file in sorted(path for path in staged.rglob("*") if path.is_file()):
             name = file.relative_to(staged).as_posix()
             with file.open("rb") as opened:
-                digest = self._storage.put(file, f"{_CHECKPOINTS}/{directory}/{name}", move=True)
-                # By its descriptor: it may have another name by now.
+                if name in stored_already:
+                    digest = hashlib.file_digest(opened, "sha256").hexdigest()
+                else:
+                    path = f"{_CHECKPOINTS}/{directory}/{name}"
+                    digest = self._storage.put(file, path, move=True)
+                # By its descriptor: the file may have been moved.
                 status = os.fstat(opened.fileno())
             if not is_unchanged(status, stamps.get(name)):
                 raise SnapshotChangedError(
                     f"{name!r} was written to before it was stored. Write each checkpoint's files "
                     "into a new directory, or report with upload='sync'"
                 )
-            stored.append(StoredFile(name=name, size=status.st_size, sha256=digest, rank=rank))
+            if stored_already.get(name, digest) != digest:
+                raise ContentMismatchError(two_contents(name, 0, rank))
+            if name not in stored_already:
+                stored.append(StoredFile(name=name, size=status.st_size, sha256=digest, rank=rank))
         return tuple(stored)
 
     def commit(self, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
-        """Write the manifest, if the files are there that it tells of.
+        """Write the manifest, if its files are stored.
 
         Returns:
             The stamps of the checkpoint's files.
 
         Raises:
-            CheckpointError: it isn't there afterwards.
-            OSError: the files aren't there, or the storage refused.
+            CheckpointError: the storage lost the manifest, or files meanwhile.
+            OSError: files are missing, or the storage failed.
         """
         retry(
             lambda: self._expect_files(manifest),
@@ -147,25 +175,36 @@ class CheckpointStore:
         path = f"{_CHECKPOINTS}/{manifest.directory}/{MANIFEST_NAME}"
         text = manifest.to_json().encode()
         self._storage.write(path, text)
+        # A driver that was paused since it looked may have a successor, which deletes what has no
+        # manifest. From now on it has one.
+        lacking = differences(manifest, self._sizes(manifest.directory))
+        if lacking:
+            self.delete(manifest.directory)
+            raise CheckpointError(
+                f"The files of {manifest.directory} were deleted while its manifest was written "
+                f"({'; '.join(lacking[:3])}). Look whether another process works on this run, or "
+                "cleans up its directory"
+            )
         stamps = self.stamps(manifest)
         if not self.location.is_local and stamps[MANIFEST_NAME] != (len(text),):
-            # Older checkpoints are deleted for this one.
+            # Older checkpoints are deleted after this commit, so the manifest must exist.
             stored = max(0, *stamps[MANIFEST_NAME])
             raise CheckpointError(
-                f"The storage has {stored} bytes instead of {len(text)} of {path}, and has said "
-                "that it wrote them"
+                f"The storage reported no error, but has {stored} bytes instead of {len(text)} of "
+                f"{path}"
             )
         return stamps
 
     def find(self, *, since_token: int) -> Found:
-        """Read the index: all manifests, and which of them the files agree with.
+        """Read all manifests, and compare them with the stored files.
 
         Args:
-            since_claim: drivers' leases below this one are of a run that was started over.
+            since_token: checkpoints with a lower fencing token belong to a run that was started
+                over, and are ignored.
 
         Raises:
-            CheckpointError: another version has written some of them.
-            OSError: the storage refused.
+            CheckpointError: another version of polytrain wrote a manifest.
+            OSError: the storage failed.
         """
         files: dict[str, dict[str, int]] = {}
         for path, size in self._storage.list(_CHECKPOINTS).items():
@@ -174,7 +213,7 @@ class CheckpointStore:
         own = [name for name in files if _is_since(name, since_token)]
         committed = [name for name in own if MANIFEST_NAME in files[name]]
         read = dict(zip(committed, self._read_all(committed), strict=True))
-        damaged = {name: told for name, told in read.items() if isinstance(told, str)}
+        damaged = {name: reason for name, reason in read.items() if isinstance(reason, str)}
         manifests = []
         for name, manifest in read.items():
             if isinstance(manifest, Manifest):
@@ -190,27 +229,27 @@ class CheckpointStore:
         )
 
     def damage(self, manifest: Manifest) -> tuple[str, ...]:
-        """What is missing or has changed since the commit; empty if all is intact.
+        """Return what is missing or has changed since the commit; empty if all is intact.
 
         Reads all of the checkpoint's files.
 
         Raises:
-            OSError: the storage refused.
+            OSError: the storage failed.
         """
         read = self._read(manifest.directory)
         if isinstance(read, str):
             return (read,)
         wrong = differences(manifest, self._sizes(manifest.directory))
         return wrong or tuple(
-            f"{file.name} has another content than was written"
+            f"{file.name} differs from what was committed"
             for file in manifest.files
             if self._digest(manifest, file) != file.sha256
         )
 
     def stamps(self, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
-        """What changes whenever one of a checkpoint's files does, as far as the storage tells.
+        """Return values that change whenever a file of the checkpoint changes.
 
-        On a file system everything does; of objects only the sizes are compared.
+        A file system shows every change. Of objects only the size is known.
         """
         names = [MANIFEST_NAME, *(file.name for file in manifest.files)]
         if not self.location.is_local:
@@ -218,7 +257,7 @@ class CheckpointStore:
             return {name: (sizes.get(name, -1),) for name in names}
         root = Path(self.location_of(manifest.directory).address)
         try:
-            statuses = {name: (root / name).stat() for name in names}
+            statuses = self._retrying(lambda: {name: (root / name).stat() for name in names})
         except FileNotFoundError:
             return {}
         return {
@@ -227,25 +266,25 @@ class CheckpointStore:
         }
 
     def delete(self, directory: str) -> None:
-        """Delete a checkpoint; its manifest first, so that no reader takes what is left for one.
+        """Delete a checkpoint, its manifest first, so that a partly deleted one doesn't count.
 
         Raises:
-            OSError: the storage refused.
+            OSError: the storage failed.
         """
         self._storage.delete(f"{_CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
         self._storage.delete_below(f"{_CHECKPOINTS}/{directory}")
 
     def sweep(self, *, before: AttemptId) -> None:
-        """Delete what earlier attempts, which are over, have never committed.
+        """Delete the uncommitted files of earlier attempts, which have ended.
 
         Raises:
-            OSError: the storage refused.
+            OSError: the storage failed.
         """
         paths = [path.split("/") for path in self._storage.list(_CHECKPOINTS)]
         committed = {path[1] for path in paths if path[2:] == [MANIFEST_NAME]}
         names = {path[1] for path in paths}
         if self.location.is_local:
-            # No path tells of a directory in which nothing has been finished.
+            # The list has no path for a directory without complete files.
             names |= {path.name for path in Path(self.location.address, _CHECKPOINTS).glob("*")}
         for name in names - committed:
             parsed = parse_directory_name(name)
@@ -253,17 +292,22 @@ class CheckpointStore:
                 self._storage.delete_below(f"{_CHECKPOINTS}/{name}")
 
     def clear_staging(self, *, before: AttemptId) -> None:
-        """Delete what workers of earlier attempts, which are over, have staged in the storage."""
+        """Delete the files that earlier attempts, which have ended, staged in the storage."""
         if self.near_staging is not None:
-            clear(self.near_staging, before=before)
+            with storage_errors():
+                self._retrying(partial(clear, self.near_staging, before=before))
+
+    def _retrying(self, call: Callable[[], Answer]) -> Answer:
+        """Retry a call that reads the directory directly, not through the storage."""
+        return retry(call, retry_s=self.location.retry_s, what=self.location.address)
 
     def _expect_files(self, manifest: Manifest) -> None:
         lacking = differences(manifest, self._sizes(manifest.directory))
         if lacking:
             place = self.location_of(manifest.directory).address
             raise OSError(
-                f"what the workers have stored isn't in {place} ({'; '.join(lacking[:3])}): is "
-                "RunConfig.storage_path on a file system that all nodes mount?"
+                f"files that the workers stored are missing in {place} ({'; '.join(lacking[:3])}). "
+                "Set RunConfig.storage_path to a file system that all nodes mount"
             )
 
     def _sizes(self, directory: str) -> dict[str, int]:
@@ -284,15 +328,17 @@ class CheckpointStore:
                 self._storage.read(f"{_CHECKPOINTS}/{directory}/{MANIFEST_NAME}")
             )
         except UnknownFormatError as error:
-            # What can't be read isn't damaged, and mustn't be deleted as if it were.
+            # A checkpoint of an unknown format isn't damaged, and must not be deleted.
             place = self.location_of(directory).address
             raise CheckpointError(
-                f"{place} was written by another version of polytrain ({error}). Go on with that "
-                "one, or call fit(resume='never')."
+                f"{place} was written by another version of polytrain ({error}). Resume with that "
+                "version, or call fit(resume='never')."
             ) from error
         except (FileNotFoundError, ValueError) as error:
             return f"its manifest can't be read: {error}"
-        return manifest if manifest.directory == directory else "its manifest is another one's"
+        if manifest.directory != directory:
+            return f"its manifest is that of another checkpoint, {manifest.directory}"
+        return manifest
 
     def _digest(self, manifest: Manifest, file: StoredFile) -> str:
         try:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 def close_to(name: str, names: Sequence[str]) -> list[str]:
-    """The names that may have been meant by another one, the likeliest first."""
+    """The known names that a misspelt name may mean, the likeliest first."""
     by_folded = {other.casefold(): other for other in names}
     near = get_close_matches(name.casefold(), list(by_folded), n=3, cutoff=0.5)
     return [by_folded[folded] for folded in near]

@@ -1,26 +1,42 @@
-"""What a user configures about a run, in Ray Train's names and meanings where both have them."""
+"""What a user configures about a run. Shared features have Ray Train's names."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from polytrain.common.constraints import Seconds, Whole
+from polytrain.common.plain_values import plain
+
+_LEAST_WINDOW_S = 0.1
+"""Stragglers: the kernel counts in ticks, of up to ten milliseconds."""
+
+
+class _PlainNumbers:
+    """Takes NumPy's numbers for what they are."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]  # all that derive from it are dataclasses
+            object.__setattr__(self, each.name, plain(getattr(self, each.name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingConfig:
+class ScalingConfig(_PlainNumbers):
     """How many workers, and what each of them gets."""
 
     num_workers: int | tuple[int, int] = 1
     """Worker processes. 0 trains inline, in the process that calls `fit()`. Two numbers are the
-    least and the most: the run starts with as many as there are resources for, and shrinks and
-    grows with them."""
+    least and the most: the run starts with as many as there are resources for, shrinks after a
+    loss and grows when there are more resources."""
 
-    standby: int = 0
-    """Agents that are kept ready to take the place of a lost one, on other nodes where there are
-    some. Each holds the resources of a worker."""
+    standby: Annotated[int, Whole(of="agents", least=0, remedy="Give 0 or more")] = 0
+    """Agents that are kept ready to replace a lost one, on other nodes if there are any. Each
+    reserves the resources of a worker."""
 
     use_gpu: bool = False
     """Give every worker one GPU, or as many as `resources_per_worker` says."""
@@ -31,18 +47,18 @@ class ScalingConfig:
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """How the workers are placed on nodes, in Ray's words."""
 
-    start_timeout_s: float = 600.0
+    start_timeout_s: Annotated[float, Seconds()] = 600.0
     """Seconds to wait for the cluster to free the workers' resources."""
 
     cluster: Literal["auto", "local", "ray"] = "auto"
     """Where the workers are. "local": on this machine, without Ray. "ray": on Ray's nodes. "auto":
-    on Ray if it is initialised, if a cluster is named by `RAY_ADDRESS` or was started on this
-    machine, if a data set or the training function is Ray's, or if workers take more than CPUs and
-    memory; otherwise on this machine."""
+    on Ray if Ray is initialised, if `RAY_ADDRESS` names a cluster or one was started on this
+    machine, if a data set is a Ray data set or the training function uses Ray, or if workers
+    request more than CPUs and memory; otherwise on this machine."""
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the number of workers may change while the run goes on."""
+        """Whether the number of workers may change during the run."""
         return self.min_workers < self.max_workers
 
     @property
@@ -70,132 +86,166 @@ class ScalingConfig:
 
     @property
     def gpus_per_worker(self) -> int:
-        """GPUs that a worker sees: one where it shares one with others."""
+        """GPUs that a worker sees. A worker with a part of a GPU sees one."""
         return math.ceil(self.resources.get("GPU", 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
+class DataConfig(_PlainNumbers):
     """What is read of a data set, and in which order."""
 
     shuffle: bool | Literal["window"] = False
-    """Order of the rows, which is another one in every epoch. True: any row may come anywhere; of
-    files, each worker then holds its share in memory. "window": windows of rows in any order, and
-    the rows of a window in any order; files are read a few row groups at a time."""
+    """Whether the order of the rows is random, and new in each epoch. True: a full shuffle; if the
+    data are in files, each worker holds its part in memory. "window": windows of rows in random
+    order, and the rows of a window in random order; files are read a few row groups at a time."""
 
-    seed: int = 0
-    """The same seed gives the same order, on any number of workers."""
+    seed: Annotated[
+        int,
+        Whole(least=-(2**63), most=2**63 - 1, remedy="Give a whole number of 64 bits"),
+    ] = 0
+    """The same seed gives the same order, on any number of workers with which a run resumes. A new
+    run on a different number of workers reads the rows of files in a different order, unless
+    `shards` is given."""
+
+    shards: Annotated[int | None, Whole(of="shards", least=1, remedy="Give 1 or more, or None")] = (
+        None
+    )
+    """Consecutive parts of the data that batches take rows from in turn. By default 1 if the rows
+    are in memory, or are items; of files as many as the run has workers when it begins, one for
+    each. The same number gives the same order on any number of workers. Workers share
+    the shards: with fewer shards than workers each reads more rows than it uses, with many more a
+    worker holds windows of many shards at once."""
 
     remainder: Literal["keep", "pad", "drop"] = "keep"
-    """What becomes of rows that fill no batch. "keep": batches are as even as can be. "pad": the
-    last batch is filled up with rows from the epoch's start. "drop": they are left out."""
+    """What happens to rows that don't fill a batch. "keep": they are spread over all batches.
+    "pad": rows from the epoch's start fill the last batch. "drop": they are left out."""
 
     columns: Sequence[str] | None = None
     """Columns to read; all by default."""
 
-    transform: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None
-    """Applied to rows when they are read: dict of column name to array, to another of as many
-    rows. It runs wherever data is read, in agents too."""
+    transform: Callable[..., Mapping[str, Any]] | None = None
+    """Applied to rows when they are read. It takes a dict of column name to array, and returns one
+    with the same number of rows. It runs wherever data is read, also in agents. With a parameter
+    `rng` it is applied to each batch of each epoch instead, and gets a NumPy generator that is
+    seeded by `seed`, the epoch, the batch's place in it and the rank."""
 
     group: str | None = None
-    """Column whose equal values stay together: on one worker, and in one batch. Rows of a group
-    lie one after another; batch sizes then count groups."""
+    """Rows with the same value in this column stay together, on one worker and in one batch. They
+    must be consecutive. Batch sizes then count groups."""
 
-    window_rows: int | None = None
-    """Rows in a window of `shuffle="window"`; by default as many as the largest row group."""
+    window_rows: Annotated[
+        int | None, Whole(of="rows", least=1, remedy="Give 1 or more, or None")
+    ] = None
+    """Rows in a window of `shuffle="window"`; by default as many as the largest row group, and
+    at least 8,192, or 32 MB if that is less. A row group is read from its start for each of its
+    windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FailureConfig:
+class FailureConfig(_PlainNumbers):
     """What to do when something fails."""
 
-    max_failures: int = 0
-    """Failed attempts to recover from; -1 for any number. Preemptions aren't counted."""
+    max_failures: Annotated[
+        int, Whole(of="failures", least=-1, remedy="Give 0 or more, or -1 for any number")
+    ] = 0
+    """Failed attempts that the run survives; -1 for any number. Preemptions don't count."""
 
     retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
-    """Whether an exception of the training function is a failure to recover from. By default it is,
-    once: the same at the same step again, or on every rank at once, will come again."""
+    """Whether exceptions of the training function are retried. By default they are, unless the same
+    error comes again at the same step, or every rank raises the same exception at once and its
+    type says that it is a bug. False never retries them; True always, within `max_failures`."""
 
-    hang_timeout_s: float | None = 300.0
-    """Seconds without progress after which a rank is looked into; None never does. Progress is a
-    batch, a report, a boosting round, or a call of `heartbeat()`."""
+    hang_timeout_s: Annotated[
+        float | None, Seconds(above=True, or_none="to turn hang detection off")
+    ] = 300.0
+    """Seconds without progress on a rank after which the stacks of all ranks are logged; None turns
+    this off. Progress is a batch, a report, a boosting round, or a call of `heartbeat()`."""
 
     hang_action: Literal["kill_if_idle", "kill", "warn"] = "kill_if_idle"
-    """What is done about a rank without progress, besides a warning with what every rank is doing.
-    "kill_if_idle" ends the attempt if it can't be working: no rank has made progress or spent CPU
-    time, or the process is stopped. "kill" ends it in any case, "warn" in none."""
+    """What happens if a rank makes no progress, besides a warning with every rank's stacks.
+    "kill_if_idle" ends the attempt if no rank has made progress or used CPU time, or if the process
+    is stopped. "kill" always ends it, "warn" never."""
 
-    rendezvous_timeout_s: float = 300.0
-    """Seconds that the ranks may take from their start until all have met."""
+    load_timeout_s: Annotated[float, Seconds()] = 3600.0
+    """Seconds that each attempt may take to read the rows that agents hold, and to fetch the
+    checkpoint that it starts from. What worker processes read while they train isn't meant."""
+
+    rendezvous_timeout_s: Annotated[float, Seconds()] = 300.0
+    """Seconds that the ranks may take from their start until all have joined."""
 
     stragglers: Literal["report", "replace", "ignore"] = "report"
-    """What is done about a rank that all others wait for. "replace" gives its place to a standby
-    after the next checkpoint, and needs `ScalingConfig(standby=…)`; a rank is moved once."""
+    """What happens to a rank that all others wait for. "replace" moves it to a standby after the
+    next checkpoint, and needs `ScalingConfig(standby=…)`; a rank is moved once."""
 
-    straggler_window_s: float = 30.0
-    """Seconds over which it is measured who works and who waits. A rank that works most of two such
-    windows, while the others mostly wait, is a straggler."""
+    straggler_window_s: Annotated[float, Seconds(least=_LEAST_WINDOW_S)] = 30.0
+    """Length of the window in which each rank's work and wait are measured, in seconds. A rank that
+    works for most of two windows in a row, while the others mostly wait, is a straggler."""
 
-    node_cooldown_s: float = 600.0
-    """Seconds for which a node gets no workers after it has lost two, if others can hold them."""
+    node_cooldown_s: Annotated[float, Seconds()] = 600.0
+    """Seconds for which a node gets no workers after it has lost two, if other nodes have room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(_PlainNumbers):
     """Which checkpoints are made and kept."""
 
-    num_to_keep: int | None = None
+    num_to_keep: Annotated[
+        int | None, Whole(of="checkpoints", least=1, remedy="Give 1 or more, or None to keep all")
+    ] = None
     """Keep this many of the best; None keeps all. The newest is always kept."""
 
     checkpoint_score_attribute: str | None = None
-    """Metric that ranks checkpoints, `a/b` for a nested one; None ranks the newer better."""
+    """Metric that ranks checkpoints, `a/b` for a nested one. With None, newer is better."""
 
     checkpoint_score_order: Literal["max", "min"] = "max"
 
-    checkpoint_frequency: int = 0
+    checkpoint_frequency: Annotated[
+        int, Whole(of="rounds", least=0, remedy="Give 1 or more, or 0 to save at the end only")
+    ] = 0
     """Declarative training: save every this many rounds; 0 saves at the end only."""
 
     written_by: Literal["rank_0", "every_rank"] | None = None
-    """Whose files a checkpoint consists of: rank 0's, where the state is the same on every rank, or
-    every rank's, merged into one directory. By default as the backend declares."""
+    """Whose files a checkpoint consists of: rank 0's, if the state is the same on every rank, or
+    every rank's, merged into one directory. By default what the backend declares; if that is
+    rank 0, files that other ranks report are added."""
 
     upload: Literal["async", "sync"] = "async"
     """Whether a report waits until its checkpoint is committed."""
 
-    max_in_flight: int = 2
-    """Checkpoints that may be on their way to the storage while training goes on; a report with
-    one more waits."""
+    max_in_flight: Annotated[int, Whole(of="checkpoints", least=1, remedy="Give 1 or more")] = 2
+    """Maximum number of checkpoints that are uploaded while training continues; further reports
+    block."""
 
-    report_timeout_s: float = 600.0
-    """Where every rank writes a part: seconds that one may be behind after another has gone on to
-    its next checkpoint, has ended, or waits for this one to be committed."""
+    report_timeout_s: Annotated[float, Seconds()] = 600.0
+    """If every rank writes: seconds that a rank may be behind after another rank has reported its
+    next checkpoint, has ended, or waits for the commit of this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """Where a run lives, and what happens around it."""
+class RunConfig(_PlainNumbers):
+    """Where a run is stored, and how failures, checkpoints and observers are handled."""
 
     name: str | None = None
-    """Name of the run and of its directory; made from the backend and the time by default. The
-    same name and storage go on with a run."""
+    """Name of the run and of its directory; made from the backend and the time by default.
+    `fit()` with the same name and storage resumes the run."""
 
     if_finished: Literal["return", "error", "new"] | None = None
-    """What `fit()` does where the run of this name is finished. "return": returns its result, and
-    trains nothing. "error": raises `InvalidJobError`. "new": trains again; the earlier checkpoints
-    stay where they are, and don't count. By default it returns the result, unless the training
-    function, its configuration, the backend's options or a data set isn't what the run was trained
-    with: then it raises."""
+    """What `fit()` does if the run of this name is finished. "return": returns its result, and
+    trains nothing. "error": raises `InvalidJobError`. "new": trains again; earlier checkpoints stay
+    in the directory and are ignored. By default it returns the result; if the training function,
+    its config, the backend's options or a data set has changed since, it raises
+    `InvalidJobError`."""
 
     storage_path: str | Path | None = None
-    """What holds runs, reachable from every node: a directory that all of them mount, or an address
-    such as `s3://bucket/runs`. `~/polytrain_results` by default."""
+    """Directory or address of all runs, reachable from every node: a directory that all nodes
+    mount, or an address such as `s3://bucket/runs`. `~/polytrain_results` by default."""
 
     storage_filesystem: Any = field(default=None, repr=False)
-    """What `storage_path` is a path on, if it is neither of this machine nor an address: a
+    """File system of `storage_path`, if that is neither a local path nor an address: a
     `pyarrow.fs.FileSystem`, or one of fsspec's."""
 
-    storage_timeout_s: float = 600.0
-    """Seconds that the storage may be out before the run fails."""
+    storage_timeout_s: Annotated[float, Seconds()] = 600.0
+    """Seconds for which unavailable storage is retried before the attempt fails."""
 
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)

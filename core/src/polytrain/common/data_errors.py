@@ -1,8 +1,8 @@
 """What can be wrong with a data set: when it is described, and when its rows are read.
 
 DataError
-├── SourceError       it can't be used; reported before anything is started, as a `Problem`
-├── ReadError         rows that were there when it was described can't be read
+├── SourceError       it can't be used; reported before any worker starts, as a `Problem`
+├── ReadError         rows can't be read that existed when it was described
 ├── TransformError    the user's `transform` failed on some rows
 └── StreamLostError   a pipeline failed while it was read
 
@@ -25,14 +25,14 @@ _STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 
 
 class DataError(Exception):
-    """Something is wrong with a data set. Takes its cause along to another process."""
+    """Something is wrong with a data set. Its cause travels with it to other processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         cause = self.__cause__
         try:
             pickle.loads(pickle.dumps(cause))
         except Exception:
-            # Any class may refuse, in any way; its message is in ours.
+            # Any class may fail to pickle, in any way. Our message contains its message.
             cause = None
         return type(self), self.args, {**self.__dict__, "__cause__": cause}
 
@@ -50,11 +50,11 @@ class SourceError(DataError):
 
 
 class ReadError(DataError):
-    """Rows of a data set can't be read, though they were there when it was described."""
+    """Rows of a data set can't be read that existed when it was described."""
 
 
 class TransformError(DataError):
-    """A data set's `transform` failed; says on which rows, and of which file."""
+    """A data set's `transform` failed; the message has the rows and the file."""
 
 
 class StreamLostError(DataError):
@@ -95,16 +95,16 @@ def one_line(error: BaseException, *, limit: int = 300) -> str:
 
 
 def too_few(dataset: str, count: int, what: str, num_workers: int) -> Problem:
-    """Not every worker gets a row, or group, to train on.
+    """The problem of a data set with fewer rows, or groups, than workers.
 
     Args:
         dataset: its name.
         count: how many there are.
         what: "row", or what `count` counts instead.
-        num_workers: how many want one.
+        num_workers: how many need one.
     """
     return Problem(
         field=f"datasets[{dataset!r}]",
-        what=f"its {count} {what}(s) can't be shared out to {num_workers} workers",
-        remedy="Ask for fewer workers",
+        what=f"its {count} {what}(s) can't be divided among {num_workers} workers",
+        remedy="Use fewer workers: ScalingConfig(num_workers=…)",
     )

@@ -1,13 +1,13 @@
 """Errors of a run. Those of the contract are in `polytrain_plugins.errors`.
 
     PolytrainError
-    ├── InvalidJobError, RegistryError, …   (`polytrain_plugins.errors`) before anything is started
+    ├── InvalidJobError, RegistryError, …   (`polytrain_plugins.errors`) before any worker starts
     ├── TrainingFailedError                 the run failed; has the causes and the result so far
     ├── BadDataError                        (ValueError) values that can't be trained on
-    ├── NotInTrainerError                   a call that only works inside a training function
+    ├── NotInWorkerError                   a call that only works inside a training function
     ├── CheckpointError                     a checkpoint can't be read or written
     ├── RunOwnedError                       another driver works on the run
-    ├── RunNotFoundError                    there is no run where one was said to be
+    ├── RunNotFoundError                    the given directory has no run
     └── RunFormatError                      a run was written by another version of polytrain
 
 All of them survive pickling.
@@ -29,22 +29,45 @@ if TYPE_CHECKING:
 class FailureKind(StrEnum):
     """What kind of thing went wrong."""
 
-    USER_ERROR = "exception in the training process"
-    WORKER_LOST = "worker lost"
-    CONNECTION_LOST = "connection between ranks lost"
-    AGENT_LOST = "agent lost"
-    NODE_LOST = "node lost"
-    OUT_OF_MEMORY = "out of memory"
+    USER_ERROR = "user_error"
+    """The training function, or a library that it uses, raised an exception."""
+
+    WORKER_LOST = "worker_lost"
+    """A worker process ended by itself or by a signal."""
+
+    CONNECTION_LOST = "connection_lost"
+    """The connection between two ranks broke."""
+
+    AGENT_LOST = "agent_lost"
+    """An agent ended, and its worker process with it."""
+
+    NODE_LOST = "node_lost"
+    """A node is gone, with its agents."""
+
+    OUT_OF_MEMORY = "out_of_memory"
+    """A process, or a device, had no memory left."""
+
     HANG = "hang"
+    """A rank made no progress."""
+
     PREEMPTED = "preempted"
-    STORAGE = "checkpoint could not be stored"
-    CHECKPOINT_MISMATCH = "the ranks' parts make no checkpoint"
-    STARTUP = "start-up failed"
-    LEASE_LOST = "another driver has taken the run over"
+    """The cluster took a node away."""
+
+    STORAGE = "storage"
+    """The run's storage couldn't be written or read."""
+
+    CHECKPOINT_MISMATCH = "checkpoint_mismatch"
+    """The files that ranks reported don't make one checkpoint."""
+
+    STARTUP = "startup"
+    """A rank failed before it trained."""
+
+    LEASE_LOST = "lease_lost"
+    """Another driver has taken the run over."""
 
     @property
     def is_loss(self) -> bool:
-        """Whether a process is gone, or about to be: what its peers raise follows from that."""
+        """Whether a process is lost, or about to be. Its peers' exceptions follow from that."""
         return self in _LOSSES
 
 
@@ -63,7 +86,7 @@ class Failure:
 
     kind: FailureKind
     rank: int | None
-    """None when it isn't one rank's."""
+    """None if the failure isn't that of one rank."""
 
     message: str
     """One line: the exception's type and text, or how the process ended."""
@@ -75,16 +98,16 @@ class Failure:
     """The last step that the rank had reported."""
 
     output: str = ""
-    """The last lines that the rank wrote to its standard error, where it could not say more."""
+    """The last lines of the rank's standard error, if it couldn't report an exception."""
 
     stacks: Mapping[int, str] = field(default_factory=dict)
-    """Rank → what it was doing, where that is the question."""
+    """Rank → its stacks, for hangs."""
 
     error: bytes | None = None
-    """The pickled exception, where it can be pickled."""
+    """The pickled exception, if it can be pickled."""
 
     since_s: float = 0.0
-    """Seconds for which it had been so before it was known, where that can be told."""
+    """Detection latency in seconds; 0 if unknown."""
 
     def __str__(self) -> str:
         where = "" if self.rank is None else f"rank {self.rank}: "
@@ -92,14 +115,14 @@ class Failure:
 
 
 _MAX_STACKS = 8
-"""In a text: more are in the journal."""
+"""Stacks in an error's text. The journal has all of them."""
 
 
 def stacks_text(stacks: Mapping[int, str]) -> str:
-    """The stacks of the first ranks, for people."""
-    told = [f"Rank {rank}:\n{stacks[rank].rstrip()}" for rank in sorted(stacks)[:_MAX_STACKS]]
-    more = len(stacks) - len(told)
-    return "\n\n".join([*told, *([f"{more} more are in the run's journal"] if more else [])])
+    """The stacks of the first ranks, as text for people."""
+    shown = [f"Rank {rank}:\n{stacks[rank].rstrip()}" for rank in sorted(stacks)[:_MAX_STACKS]]
+    more = len(stacks) - len(shown)
+    return "\n\n".join([*shown, *([f"{more} more are in the run's journal"] if more else [])])
 
 
 class TrainingFailedError(PolytrainError):
@@ -122,25 +145,25 @@ class TrainingFailedError(PolytrainError):
     def __str__(self) -> str:
         root = self.failures[0] if self.failures else None
         lines = [f"{root} ({self.reason})" if root else self.reason]
-        heard = {(root.message, "")} if root else set()
+        shown = {(root.message, "")} if root else set()
         for failure in self.failures:
             if failure.stacks:
                 lines.append(f"\nWhat the ranks were doing:\n{stacks_text(failure.stacks)}")
-            # What several ranks have raised alike is told once.
-            is_new = (failure.message, failure.traceback) not in heard
-            heard.add((failure.message, failure.traceback))
+            # The same exception of several ranks is shown once.
+            is_new = (failure.message, failure.traceback) not in shown
+            shown.add((failure.message, failure.traceback))
             if failure.traceback and is_new:
                 lines.append(f"\nOn rank {failure.rank}:\n{failure.traceback.rstrip()}")
             elif is_new or failure.kind.is_loss:
                 lines.append(f"\nAlso on {failure}")
             if failure.output:
-                told = failure.output.rstrip()
-                lines.append(f"\nLast on rank {failure.rank}'s standard error:\n{told}")
+                output = failure.output.rstrip()
+                lines.append(f"\nLast on rank {failure.rank}'s standard error:\n{output}")
         return "\n".join(lines)
 
 
 class BadDataError(PolytrainError, ValueError):
-    """Rows that can't be trained on, as the workers have found. It isn't tried again.
+    """The workers have found rows that can't be trained on. This isn't retried.
 
     Attributes:
         problems: all that was found, over all ranks.
@@ -157,7 +180,7 @@ class BadDataError(PolytrainError, ValueError):
         return f"{len(self.problems)} problems:\n{lines}"
 
 
-class NotInTrainerError(PolytrainError, RuntimeError):
+class NotInWorkerError(PolytrainError, RuntimeError):
     """The call works only inside a training function that a worker process runs."""
 
 
@@ -170,11 +193,11 @@ class RunOwnedError(PolytrainError):
 
 
 class RunNotFoundError(PolytrainError):
-    """There is no run where one was said to be."""
+    """The given directory has no run."""
 
 
 class RunFormatError(PolytrainError):
-    """A run was written by another version of polytrain, in a format that this one doesn't read."""
+    """A run was written by a version of polytrain whose format this version can't read."""
 
     def __init__(self, found: object, known: int) -> None:
         super().__init__(found, known)
@@ -183,6 +206,6 @@ class RunFormatError(PolytrainError):
     def __str__(self) -> str:
         return (
             f"The run's journal has format {self.found}; this version of polytrain reads format "
-            f"{self.known}. Resume the run with the version that wrote it, or start another one "
+            f"{self.known}. Resume the run with the version that wrote it, or start a new run "
             "with RunConfig(name=…)."
         )

@@ -1,4 +1,4 @@
-"""What happens to a run: the inputs of the state machine."""
+"""What happens to a run. All but reports are inputs of the state machine."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ class AgentsPlaced:
     """Every rank of the next attempt has an agent."""
 
     nodes: tuple[str, ...]
-    """Where each rank is: there are as many ranks as nodes named here."""
+    """The node of each rank, in rank order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementFailed:
-    """The agents can't be had."""
+    """The agents can't be started."""
 
     reason: str
 
 
 class Purpose(StrEnum):
-    """What worker processes stop for after their next checkpoint."""
+    """Why worker processes stop after their next checkpoint."""
 
-    RESIZE = "to go on with more workers"
-    MOVE = "to go on elsewhere"
+    RESIZE = "to continue with more workers"
+    MOVE = "to continue on other nodes"
     STOP = "to stop the run"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainWanted:
-    """The worker processes are to make a checkpoint, and stop."""
+    """The worker processes have to make a checkpoint and stop."""
 
     purpose: Purpose
     reason: str
     nodes: frozenset[str] = frozenset()
-    """Nodes that are about to be taken away."""
+    """Nodes that are marked for removal."""
 
     ranks: frozenset[int] = frozenset()
-    """Ranks whose agents are to be replaced."""
+    """Ranks whose agents have to be replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drained:
-    """A worker process has stopped as it was asked to; its last checkpoint is committed."""
+    """A worker process has stopped on request; its last checkpoint is committed."""
 
     attempt: int
     rank: int
@@ -88,7 +88,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavesOnRequest:
-    """A training function asks whether a checkpoint is wanted: it makes one when one is."""
+    """A training function calls `checkpoint_requested()`: it makes a checkpoint on request."""
 
     attempt: int
     rank: int
@@ -106,7 +106,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Something went wrong on a rank that could still say so."""
+    """A rank has reported a failure."""
 
     attempt: int
     failure: Failure
@@ -114,7 +114,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exited:
-    """A worker process is gone, and all that it handed over is stored."""
+    """A worker process is gone, and everything that it staged is stored."""
 
     attempt: int
     rank: int
@@ -122,21 +122,21 @@ class Exited:
     """How it ended, for people: "killed by SIGKILL", "exited with code 1"."""
 
     killed: bool
-    """Whether it was killed on request, rather than ending by itself."""
+    """Whether the driver had it killed."""
 
     out_of_memory: bool = False
-    """Whether the kernel has ended it for want of memory."""
+    """Whether the kernel's out-of-memory killer has ended it."""
 
     output: str = ""
     """The last lines that it wrote to its standard error."""
 
     since_s: float = 0.0
-    """Seconds that it had been gone when this was sent."""
+    """Seconds from its end until this was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLost:
-    """An agent is gone, and with it its worker process and its data."""
+    """An agent is lost, with its worker process and its data."""
 
     rank: int
     reason: str
@@ -150,7 +150,6 @@ Event = (
     | Drained
     | Offered
     | Joined
-    | Reported
     | SavesOnRequest
     | Done
     | Failed

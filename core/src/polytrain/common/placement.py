@@ -1,4 +1,4 @@
-"""Which rank goes where: ranks are numbered node by node. Pure."""
+"""Which worker gets which rank: ranks are numbered node by node. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from polytrain_plugins import Member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAddress:
-    """Where one worker is."""
+    """The node of one worker."""
 
     node_id: str
     host: str
     unusable: str | None = None
-    """Why no worker of the run can be there; None if one can."""
+    """Why no worker of the run can run there; None if one can."""
 
 
 def rank_order(places: Sequence[NodeAddress], first_node: str) -> list[int]:
@@ -23,7 +23,7 @@ def rank_order(places: Sequence[NodeAddress], first_node: str) -> list[int]:
 
     Args:
         places: where each worker is.
-        first_node: the node whose workers come first, if it has any. The driver's, by custom.
+        first_node: the node whose workers come first, if it has any; usually the driver's.
 
     Returns:
         Indices into `places`; the worker at position r becomes rank r.
@@ -34,7 +34,7 @@ def rank_order(places: Sequence[NodeAddress], first_node: str) -> list[int]:
 
 
 def members(places: Sequence[NodeAddress], *, cpus: int, gpus: int) -> tuple[Member, ...]:
-    """Everybody's place in the world.
+    """The members of a world, in rank order.
 
     Args:
         places: where each rank is, in rank order.

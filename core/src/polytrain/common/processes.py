@@ -1,4 +1,4 @@
-"""What Linux offers to never leave a process behind."""
+"""Linux calls that make sure that no process is left behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -18,13 +19,15 @@ _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
+_SESSION = 3
 _FLAGS = 6
-"""Which field behind the name in `/proc/*/stat` holds the kernel's flags of a process."""
+"""Which fields behind the name in `/proc/*/stat` hold a process's session, and the kernel's flags
+of it."""
 
 _PF_EXITING = 0x4
 
 _CREDENTIALS = struct.Struct("3i")
-"""Process, user and group, as the kernel tells them of a socket's other end."""
+"""Process, user and group of a socket's other end, as the kernel reports them."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,12 +40,12 @@ def die_with_parent(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent dies: so they are found and killed."""
+    """Become the parent of orphaned descendants, so that they are found and killed."""
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def allow_tracing() -> None:
-    """Let processes of the same user read this one, where only its parents could."""
+    """Let all processes of the same user read this one, not only its parents."""
     # Kernels without this restriction don't know the call, and don't need it.
     _libc.prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
@@ -56,7 +59,12 @@ def kill_session(leader: int) -> None:
 
 def kill_children_except(spared: set[int]) -> None:
     """SIGKILL and reap every child of this process but these."""
-    while strays := children_of(os.getpid()) - spared:
+    kill_children(lambda pid: pid not in spared)
+
+
+def kill_children(is_doomed: Callable[[int], bool]) -> None:
+    """SIGKILL and reap every child of this process of which this is so, until there is none."""
+    while strays := set(filter(is_doomed, children_of(os.getpid()))):
         for pid in strays:
             kill_session(pid)
         for pid in strays:
@@ -64,16 +72,33 @@ def kill_children_except(spared: set[int]) -> None:
                 os.waitpid(pid, 0)
 
 
+def reap_children_except(spared: set[int]) -> None:
+    """Take notice of children that have ended, but of these."""
+    for pid in children_of(os.getpid()) - spared:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def session_of(pid: int) -> int:
+    """The process that leads the session of another; 0 if that is gone."""
+    fields = _stat(pid)
+    return int(fields[_SESSION]) if fields else 0
+
+
 def describe_exit(status: int) -> str:
     """How a process ended, for people, from its wait status."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exited with code {code}"
-    return f"killed by {signal.Signals(-code).name}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        # Most real-time signals have no name.
+        return f"killed by signal {-code}"
 
 
 def oom_kills() -> int:
-    """Processes that this machine's kernel has ended for want of memory since it started."""
+    """Processes that this machine's out-of-memory killer has ended since the machine started."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -82,21 +107,39 @@ def oom_kills() -> int:
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Whom the kernel says a Unix socket is connected to: the process that listens, or connected.
+    """The process at the other end of a Unix socket, as the kernel reports it.
 
     Returns:
-        Its id, and that of its user.
+        Its process id and its user id.
     """
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return pid, uid
 
 
-def is_running(child: int) -> bool:
-    """Whether a child of this process hasn't begun to end yet. It stays to be reaped.
+def started_at(pid: int) -> int | None:
+    """Return when a process started, in ticks since the boot; None if it is gone.
 
-    A process that ends closes its connections, which others notice, before its parent can see that
-    it ends: the kernel's own mark is set before both.
+    Raises:
+        PermissionError: the process is hidden from this user.
+    """
+    try:
+        # The name comes before, and may contain any character.
+        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        # Other users' processes may be hidden.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 0)
+        return None
+    # A zombie has ended, and its parent hasn't read its exit code.
+    return None if status[0] in "ZX" else int(status[19])
+
+
+def is_running(child: int) -> bool:
+    """Whether a child of this process hasn't begun to exit. This doesn't reap it.
+
+    An exiting process closes its connections before its parent can see that it exits. The kernel
+    sets its own mark before both.
     """
     if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
         return False
@@ -104,7 +147,7 @@ def is_running(child: int) -> bool:
 
 
 def wait_if_ending(pid: int) -> bool:
-    """Whether a process is on its way out, or gone; it is gone when this returns."""
+    """Whether a process is exiting or gone. If so, it is gone when this returns."""
     fields = _stat(pid)
     if fields and not _is_exiting(fields):
         return False
@@ -118,7 +161,7 @@ def wait_if_ending(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a process; one that a debugger holds isn't."""
+    """Whether a signal has stopped a process. A process in a debugger doesn't count."""
     fields = _stat(pid)
     return bool(fields) and fields[0] == "T"
 
@@ -130,7 +173,7 @@ def is_traced(pid: int) -> bool:
 
 
 def is_held(pid: int) -> bool:
-    """Whether a process can't go on: a signal has stopped it, or it waits for a device."""
+    """Whether a process can't run: a signal has stopped it, or it waits for a device."""
     fields = _stat(pid)
     return bool(fields) and fields[0] in "TD"
 
@@ -145,7 +188,7 @@ def busy_seconds(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and all its descendants, with those of them that have been reaped."""
+    """CPU time of a process and all its descendants, including those that have been reaped."""
     ticks = sum(map(int, _stat(pid)[11:15]))
     return ticks / _TICKS_PER_SECOND + sum(map(cpu_seconds, children_of(pid)))
 
@@ -164,7 +207,7 @@ def open_files() -> dict[int, str]:
     """What this process has open, by descriptor."""
     found = {}
     for descriptor in os.listdir("/proc/self/fd"):
-        # The one that the directory itself is read with is gone by now.
+        # The descriptor that listed the directory is closed by now.
         with contextlib.suppress(OSError):
             found[int(descriptor)] = os.readlink(f"/proc/self/fd/{descriptor}")
     return found
@@ -189,9 +232,9 @@ def children_of(pid: int) -> set[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """What the kernel says of a process, from its state on; nothing if it is gone."""
+    """The fields of `/proc/*/stat` from the state on; empty if the process is gone."""
     try:
-        # Its name comes before, and may hold anything.
+        # The name comes first, and may contain any character.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return []

@@ -1,4 +1,4 @@
-"""What a Ray that this process is connected to knows of its nodes."""
+"""The nodes and resources of the Ray that this process is connected to."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def death_of_node(node_id: str) -> str | None:
 
 
 def is_reachable(node_id: str, timeout_s: float = 2.0) -> bool:
-    """Whether anybody listens where a node's raylet did. Ray itself takes seconds to be sure.
+    """Whether a process listens on the port of a node's raylet. Ray takes seconds to detect that.
 
     Args:
-        node_id: which.
-        timeout_s: seconds after which nobody does.
+        node_id: the node.
+        timeout_s: seconds after which the answer is no.
     """
     for node in _nodes():
         if node["NodeID"] == node_id:
@@ -34,35 +34,43 @@ def is_reachable(node_id: str, timeout_s: float = 2.0) -> bool:
 
 
 def living_nodes() -> dict[str, Mapping[str, float]]:
-    """Living nodes, with their resources in all."""
+    """Living nodes, with their total resources."""
     return {node["NodeID"]: node["Resources"] for node in _nodes() if node["Alive"]}
 
 
 def free_nodes() -> dict[str, Mapping[str, float]]:
-    """Living nodes, with the resources that nobody uses now."""
+    """Living nodes, with their free resources."""
     free: dict[str, Mapping[str, float]] = _state().available_resources_per_node()
     return free
 
 
 def autoscaler_totals() -> Mapping[str, float] | None:
-    """What the cluster has at its largest, over all nodes; None if nobody makes it larger."""
+    """Resources of the cluster at its largest, over all nodes; None without an autoscaler."""
     totals: Mapping[str, float] | None = _state().get_max_resources_from_cluster_config()
     return totals
 
 
 def draining_nodes() -> frozenset[str]:
-    """Nodes that are about to be taken away: the autoscaler, or a cloud's notice, has said so."""
+    """Nodes that the autoscaler, or a notice of the cloud, has marked for removal."""
     return frozenset(_state().get_draining_nodes())
 
 
 def free_resources() -> Mapping[str, float]:
-    """What nobody uses now, over all nodes."""
+    """Free resources, over all nodes."""
     free: Mapping[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
     return free
 
 
+def is_worker_process() -> bool:
+    """Whether this process runs an actor or a task: it may end while its job goes on."""
+    # Ray has no public name for this that doesn't log a warning.
+    from ray._private.worker import WORKER_MODE, global_worker
+
+    return bool(global_worker.mode == WORKER_MODE)
+
+
 def _state() -> Any:
-    # Ray's libraries ask here too: there is no public name for it.
+    # Ray has no public name for this. Its own libraries use this one.
     from ray._private.state import state
 
     return state

@@ -6,21 +6,24 @@ import difflib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from polytrain.common.config import DataConfig, ScalingConfig
-from polytrain.common.config_checks import is_count, wrong_type
+from polytrain.common.constraints import field_problems, wrong_type
 from polytrain.common.data_errors import SourceError, too_few
 from polytrain.data.plan.position import DataChangedError
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.opening import in_plan, in_stream
-from polytrain.data.shards.spec import ShardSpec
+from polytrain.data.shards.spec import Held, ShardSpec
 from polytrain.data.sources.describe import computed, describe
 from polytrain.data.streams.stream import StreamSpec
 from polytrain_plugins import Demand, Problem
 
 logger = logging.getLogger(__name__)
+
+_MUCH = 2.0
+"""Times that the rows a worker reads are as many as those it uses."""
 
 
 def described(
@@ -59,11 +62,13 @@ def grouped(
     found, problems = [], []
     for dataset in datasets:
         column = dataset.config.group or demand.group
-        if dataset.source.stream is not None and (column or dataset.config.shuffle):
+        if dataset.source.stream is not None and (
+            column or dataset.config.shuffle or dataset.config.shards
+        ):
             problems.append(
                 Problem(
                     field=f"dataset_config[{dataset.name!r}]",
-                    what="groups and shuffling are not for a Ray dataset that streams",
+                    what="groups, shards and shuffling are not for a Ray dataset that streams",
                     remedy="Shuffle in the pipeline, as with dataset.random_shuffle(seed=0), or "
                     "pass dataset.materialize()",
                 )
@@ -123,11 +128,47 @@ def position_problems(
         position = positions.get(spec.name)
         try:
             if isinstance(spec, StreamSpec):
-                in_stream(spec.name, position, 1)
+                in_stream(spec.name, position, 1, spec.data)
             else:
-                in_plan(spec.name, position, spec.plan)
+                in_plan(spec.name, position, spec.plan, spec.data)
         except DataChangedError as error:
             yield Problem(field=field, what=error.what, remedy=error.remedy)
+
+
+def tell_excess(specs: Iterable[ShardSpec | StreamSpec], world_size: int) -> None:
+    """Warn where workers read many times the rows that they use."""
+    for spec in specs:
+        if isinstance(spec, ShardSpec):
+            _tell_small_windows(spec)
+        if isinstance(spec, ShardSpec) and spec.excess(world_size) >= _MUCH:
+            logger.warning(
+                "Each of %d workers reads up to %.1f times its part of the data set %r, which was "
+                "cut into %d shard(s). A new run cuts it anew: pass restore_from=… with a "
+                "checkpoint that was made between two epochs, and DataConfig(shards=%d).",
+                world_size,
+                spec.excess(world_size),
+                spec.name,
+                spec.plan.shards,
+                world_size,
+            )
+
+
+def _tell_small_windows(spec: ShardSpec) -> None:
+    if spec.plan.shuffle != "window" or spec.held is not Held.NOTHING:
+        return
+    window = spec.plan.window * spec.num_rows // spec.plan.rows
+    largest = max(piece.rows for piece in spec.pieces)
+    times = largest / 2 / window
+    if times >= _MUCH and not all(piece.seekable(scattered=True) for piece in spec.pieces):
+        logger.warning(
+            "The data set %r is read in windows of %d rows from row groups of up to %d rows. A row "
+            "group can only be read from its start, so about %.0f times the rows that are used "
+            "are read. Leave window_rows out, or write row groups of about as many rows.",
+            spec.name,
+            window,
+            largest,
+            times,
+        )
 
 
 def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfig) -> str | None:
@@ -203,29 +244,10 @@ def _config_problems(datasets: Mapping[Any, Any], configs: Any) -> Iterator[Prob
 
 
 def _value_problems(field: str, config: DataConfig) -> Iterator[Problem]:
-    for name in ("shuffle", "remainder"):
-        value: Any = getattr(config, name)
-        allowed = _allowed(name)
-        # 1 equals True, and isn't it.
-        if not any(type(value) is type(choice) and value == choice for choice in allowed):
-            yield Problem(
-                field=f"{field}.{name}",
-                what=f"{value!r} is unknown",
-                remedy=f"Give one of {', '.join(map(repr, allowed))}",
-            )
-    seed: Any = config.seed
-    if not is_count(seed) or not -(2**63) <= seed < 2**63:
-        yield Problem(
-            field=f"{field}.seed", what=f"{seed!r} is no seed", remedy="Give a whole number"
-        )
-    window: Any = config.window_rows
-    if window is not None and (not is_count(window) or window < 1):
-        yield Problem(
-            field=f"{field}.window_rows",
-            what=f"{window!r} is not a number of rows",
-            remedy="Give 1 or more",
-        )
+    yield from field_problems(config, field)
     columns: Any = config.columns
+    if columns is not None and not isinstance(columns, Iterable):
+        yield wrong_type(f"{field}.columns", columns, list)
     if isinstance(columns, str):
         yield Problem(
             field=f"{field}.columns",
@@ -242,9 +264,3 @@ def _value_problems(field: str, config: DataConfig) -> Iterator[Problem]:
     group: Any = config.group
     if group is not None and not isinstance(group, str):
         yield wrong_type(f"{field}.group", group, str)
-
-
-def _allowed(name: str) -> tuple[Any, ...]:
-    if name == "shuffle":
-        return (True, False, "window")
-    return get_args(get_type_hints(DataConfig)[name])

@@ -1,77 +1,102 @@
 """What a data set is, in short: data sets that differ have, in all likelihood, other fingerprints.
 
 Files are known by their place, size and time of modification, tables in memory by their rows (large
-ones by their sums and a sample), everything else by its kind, its types and its number of rows.
+ones by their sums and a sample), pipelines by their steps, everything else by its kind, its types
+and its number of rows.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from functools import lru_cache
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.common.data_errors import SourceError
+from polytrain.data.shards.wide_types import widened
 from polytrain.data.sources.describe import Source
 from polytrain.data.sources.pieces import Piece, TablePiece
 from polytrain.data.sources.transforms import TransformedPiece
-from polytrain.storage.filesystems import find
 
 _WHOLE_BYTES = 64 << 20
 """Tables up to this size are hashed whole, which takes a few tenths of a second at most."""
 
 _SAMPLED_ROWS = 1000
 
-_Facts = tuple[Any, ...]
+_MOST_COLUMNS = 256
+"""Of more, the rest isn't looked at: marks are part of every checkpoint."""
+
+_DIGITS = 16
 
 
-def fingerprint(source: Source) -> str:
-    """The fingerprint of a data set, without what is done to its rows when they are read."""
-    digest = hashlib.sha256(str(source.schema.remove_metadata()).encode())
-    # Of a file with many row groups, once.
-    facts_of_file = lru_cache(maxsize=None)(_facts_of_file)
-    for piece in source.pieces:
-        digest.update(repr(_facts_of(piece, facts_of_file)).encode())
-    return digest.hexdigest()
+def marks(source: Source) -> dict[str, str]:
+    """What tells a data set from another one with as many rows: what it is of → a digest.
+
+    Nothing of it depends on which columns are read, or on a transform.
+    """
+    if source.stream is not None:
+        return {"steps of the pipeline": _digest(_steps(source.stream))}
+    pieces = [_plain(piece) for piece in source.pieces]
+    files = {
+        str(path): getattr(piece, "version", ())
+        for piece in pieces
+        if (path := getattr(piece, "path", None)) is not None
+    }
+    if files:
+        return {
+            "names of files": _digest(sorted(files)),
+            "order of files": _digest(str(getattr(piece, "path", "")) for piece in pieces),
+            "sizes or times of files": _digest((name, *files[name]) for name in sorted(files)),
+        }
+    if len(pieces) == 1 and isinstance(pieces[0], TablePiece):
+        table = pieces[0].table
+        return {
+            f"column {name!r}": _digest(_facts_of_column(table.select([name]), table.nbytes))
+            for name in sorted(table.column_names)[:_MOST_COLUMNS]
+        }
+    return {}
 
 
-def _facts_of(piece: Piece, facts_of_file: Callable[[str, Any], _Facts]) -> _Facts:
-    if isinstance(piece, TransformedPiece):
-        return _facts_of(piece.piece, facts_of_file)
-    if isinstance(piece, TablePiece):
-        return (piece.rows, *_facts_of_table(piece.table))
-    path = getattr(piece, "path", None)
-    if path is None:
-        return (piece.where, piece.rows)
-    return (path, piece.rows, *facts_of_file(path, getattr(piece, "filesystem", None)))
+def fingerprint(source: Source, marks: Mapping[str, str]) -> str:
+    """The fingerprint of a data set, without what is done to its rows when they are read.
+
+    Args:
+        source: the data set.
+        marks: its own.
+    """
+    pieces = [_plain(piece) for piece in source.pieces]
+    rows = [(getattr(piece, "path", piece.where), piece.rows) for piece in pieces]
+    return _digest((str(source.schema.remove_metadata()), sorted(marks.items()), rows), digits=None)
 
 
-def _facts_of_file(path: str, filesystem: Any) -> _Facts:
-    """Size and time of modification; nothing where the storage doesn't tell."""
-    try:
-        if filesystem is None:
-            place = find(path)
-            filesystem, path = place.filesystem, place.path
-        info = filesystem.get_file_info(path)
-    except (SourceError, OSError, pa.ArrowException):
-        return ()
-    return (info.size, info.mtime_ns)
+def _plain(piece: Piece) -> Piece:
+    return _plain(piece.piece) if isinstance(piece, TransformedPiece) else piece
 
 
-def _facts_of_table(table: pa.Table) -> _Facts:
-    step = 1 if table.nbytes <= _WHOLE_BYTES else max(1, table.num_rows // _SAMPLED_ROWS)
+def _digest(facts: Iterable[Any], *, digits: int | None = _DIGITS) -> str:
+    return hashlib.sha256(repr(list(facts)).encode()).hexdigest()[:digits]
+
+
+def _steps(dataset: Any) -> list[str]:
+    """The steps of a Ray dataset, without what becomes known of them when it runs."""
+    return re.sub(r"\((num_rows|schema)=[^\n]*", "", repr(dataset)).splitlines()
+
+
+def _facts_of_column(table: pa.Table, size: int) -> list[Any]:
+    """What is known of a table's only column, if all of its columns have so many bytes."""
+    step = 1 if size <= _WHOLE_BYTES else max(1, table.num_rows // _SAMPLED_ROWS)
     rows = np.arange(0, table.num_rows, step)
     # Taken even if it is all: chunks, and what lies behind missing values, make no difference then.
-    sample = table.take(pa.array(rows)).replace_schema_metadata(None).combine_chunks()
+    bare = widened(pa.table(table.columns, names=[""]))
+    sample = bare.take(pa.array(rows)).combine_chunks()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, sample.schema) as stream:
         stream.write_table(sample)
-    facts = (hashlib.sha256(sink.getvalue()).hexdigest(),)
-    return facts if step == 1 else (*facts, *_sums(table))
+    facts = [hashlib.sha256(sink.getvalue()).hexdigest()]
+    return facts if step == 1 else [*facts, *_sums(table)]
 
 
 def _sums(table: pa.Table) -> list[str]:

@@ -1,1 +1,1 @@
-"""Hangs and stragglers: what worker processes show, what is measured, who is late."""
+"""Hang and straggler detection: the progress page, the probes, the two detectors, stacks."""

@@ -1,7 +1,7 @@
-"""Watches over one attempt: whether its ranks meet, and whether they hang. Pure: no clock.
+"""Detects in one attempt ranks that don't start or join in time, or that hang. Pure: no clock.
 
-Signs come in, and what is to be done about them comes out. Before anything is said to be wrong,
-every rank's stacks are asked for, and waited for as long as an agent needs for them.
+Health events come in, actions come out. Before a warning or a failure, the detector requests every
+rank's stacks, and waits for them as long as an agent may need.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from polytrain.monitoring.hang_policy import Hung, Suspicious, have, judge
 from polytrain.monitoring.health_events import HealthEvent, Stacks, Started, Vitals
 
 _INQUIRY_S = 12.0
-"""An agent has its answer within ten."""
+"""How long to wait for stacks. An agent answers within ten seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStatus:
-    """How far the ranks of an attempt are that is neither ending nor done."""
+    """How far the ranks of a running attempt are."""
 
     attempt: int
     offered: Collection[int] | None
@@ -29,21 +29,21 @@ class AttemptStatus:
 
     done: Set[int]
     steps: Mapping[int, int]
-    """Rank → last step that it has reported, of ranks that have joined."""
+    """Rank → its last reported step, for ranks that have joined."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpStacks:
-    """Ask every agent for its worker process's stacks."""
+    """Request the stacks of every worker process from its agent."""
 
     pausing: bool
-    """Whether workers may be paused for it. A system call of theirs may fail by that: LightGBM's
-    network doesn't survive it."""
+    """Whether worker processes may be paused for that. A pause can make a system call fail;
+    LightGBM's network doesn't survive it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarnUser:
-    """Tell the user."""
+    """Log a warning for the user."""
 
     reason: str
     stacks: Mapping[int, str]
@@ -58,7 +58,7 @@ class FailAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class _Inquiry:
-    """Stacks are on their way."""
+    """A request for stacks that isn't answered yet."""
 
     about: Hung | Suspicious | Failure
     deadline: float
@@ -71,7 +71,7 @@ class _Inquiry:
 
 @dataclass(slots=True, kw_only=True)
 class HangDetector:
-    """What is known of the worker processes of one attempt, and what has been said about it."""
+    """The state of one attempt's worker processes, and which warnings were logged."""
 
     config: FailureConfig
     attempt: int
@@ -79,34 +79,39 @@ class HangDetector:
     _started: set[int] = field(default_factory=set)
     _joined: set[int] = field(default_factory=set)
     _rendezvous: float | None = None
-    """When all must have met."""
+    """The time at which all ranks must have started; once they have, at which they must have
+    joined."""
 
     _vitals: dict[int, Vitals] = field(default_factory=dict)
     _heard: dict[int, float] = field(default_factory=dict)
-    """When that was told."""
+    """Rank → when its vitals arrived."""
 
     _warned: set[int] = field(default_factory=set)
-    """Ranks of whose quiet the user knows."""
+    """Ranks without progress for which a warning was logged."""
 
     _inquiry: _Inquiry | None = None
 
     @property
     def deadline(self) -> float | None:
-        """When `look` may have something to say though nothing has happened."""
+        """When `look` may return an action without a new event."""
         return self._rendezvous if self._inquiry is None else self._inquiry.deadline
 
     @property
     def has_started(self) -> bool:
-        """Whether every worker process has been asked for."""
+        """Whether every worker process has been requested."""
         return len(self._started) == self.world_size
 
     @property
     def may_harm(self) -> bool:
-        """Whether ranks are being paused to see why they hang."""
+        """Whether ranks are being paused for their stacks."""
         return self._inquiry is not None and self._inquiry.is_pausing
 
+    def launched(self, *, now: float) -> None:
+        """The attempt begins: agents load what its worker processes are started with."""
+        self._rendezvous = now + self.config.load_timeout_s
+
     def take(self, sign: HealthEvent | Joined, *, now: float) -> None:
-        """Take note of something. Signs of other attempts don't count."""
+        """Record an event. Events of other attempts are ignored."""
         if sign.attempt != self.attempt:
             return
         match sign:
@@ -130,7 +135,7 @@ class HangDetector:
     def look(
         self, status: AttemptStatus | None, *, now: float
     ) -> DumpStacks | WarnUser | FailAttempt | None:
-        """Say what is to be done now; nothing again before something has happened."""
+        """Return the action to take now, each once."""
         if status is None or status.attempt != self.attempt:
             self._inquiry = self._rendezvous = None
             return None
@@ -158,20 +163,20 @@ class HangDetector:
             case _:
                 self._warned |= about.ranks
                 return WarnUser(reason=about.reason, stacks=stacks)
-        # A failure of one rank begins with its name anyway.
+        # The failure's text begins with the rank anyway.
         message = message.removeprefix(f"rank {rank} ")
         return FailAttempt(
             failure=Failure(kind=kind, rank=rank, message=message, stacks=stacks, since_s=since_s)
         )
 
     def _quiet_s(self, ranks: frozenset[int], now: float) -> float:
-        """Seconds for which none of these has made progress."""
+        """Seconds since any of these ranks made progress."""
         known = [rank for rank in ranks if rank in self._heard]
         quiet = [now - self._heard[rank] + self._vitals[rank].quiet_s for rank in known]
         return min(quiet, default=0.0)
 
     def _is_confirmed(self, hung: Hung, status: AttemptStatus) -> bool:
-        """Whether nobody has gone on meanwhile. To be looked into may itself end a stop."""
+        """Whether there has been no progress since. Dumping stacks may resume a stopped process."""
         return hung.is_stop or isinstance(self._verdict(status), Hung)
 
     def _verdict(self, status: AttemptStatus) -> Hung | Suspicious | None:
@@ -192,6 +197,17 @@ class HangDetector:
     def _late(self, status: AttemptStatus, now: float) -> Failure | None:
         if self._rendezvous is None or now < self._rendezvous:
             return None
+        if not self.has_started:
+            waiting = [rank for rank in range(self.world_size) if rank not in self._started]
+            return Failure(
+                kind=FailureKind.STARTUP,
+                rank=waiting[0] if len(waiting) == 1 else None,
+                message=(
+                    f"{have(waiting)} not loaded the data and the starting checkpoint within "
+                    f"{self.config.load_timeout_s:g} s. Look whether the data and the storage can "
+                    "be read from there, or raise FailureConfig(load_timeout_s=…)"
+                ),
+            )
         if status.offered is not None:
             what, there = "made an offer to the others", frozenset(status.offered)
         else:

@@ -1,4 +1,4 @@
-"""Whether ranks hang, and what is to be done about it."""
+"""Whether ranks hang, and whether that ends the attempt."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from polytrain.common.config import FailureConfig
 from polytrain.monitoring.health_events import Vitals
 
 _MAX_STOP_S = 10.0
-"""Nobody stops a worker process for longer by mistake."""
+"""How long a signal may stop a worker process; an accident is shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hung:
-    """The attempt is to be ended."""
+    """The attempt has to end."""
 
     rank: int | None
-    """Whose fault it is, if that can be known."""
+    """The rank that causes it, if known."""
 
     reason: str
     ranks: frozenset[int]
     """Those without progress."""
 
     is_stop: bool = False
-    """Whether it is because a signal has stopped them."""
+    """Whether a signal has stopped them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicious:
-    """The user is to be told."""
+    """The user gets a warning."""
 
     reason: str
     ranks: frozenset[int]
@@ -53,7 +53,7 @@ def judge(
     """Judge the ranks of one attempt.
 
     Args:
-        vitals: the latest of each rank that there is something to say about.
+        vitals: the latest of each rank that has sent any.
         world_size: ranks.
         done: ranks that have left the training function.
         steps: the last step that each rank has reported.
@@ -66,25 +66,25 @@ def judge(
     stopped = [rank for rank, its in inside.items() if its.stopped_s >= stop_limit_s(limit)]
     quiet = [rank for rank, its in inside.items() if its.quiet_s >= limit]
     idle = [rank for rank, its in inside.items() if its.idle_s >= limit]
-    # A storage or a pipeline that takes long has limits of its own, and all others wait with it.
+    # A slow storage or pipeline has its own limits, and all other ranks wait with it.
     waits = any(its.stage.is_wait for its in inside.values())
-    everybody = len(inside) + len(done) == world_size
+    all_known = len(inside) + len(done) == world_size
     if stopped and config.hang_action != "warn":
         since = max(inside[rank].stopped_s for rank in stopped)
         reason = f"{have(stopped)} been stopped by a signal for {since:.3g} s"
         return Hung(rank=_only(stopped), reason=reason, ranks=frozenset(stopped), is_stop=True)
     if config.hang_action == "kill" and quiet and not waits:
         return _killed(inside, quiet, done, steps)
-    if config.hang_action == "kill_if_idle" and everybody and not waits:
+    if config.hang_action == "kill_if_idle" and all_known and not waits:
         if idle and len(idle) == len(inside):
             return _all_idle(inside, done, steps)
         if all(its.idle_s >= limit / 2 for its in inside.values()):
-            # Soon it is known whether they all hang; if not, there is time to say so.
+            # It will soon be known whether all ranks hang; a warning can wait until then.
             return None
     if not quiet and not stopped:
         return None
-    told = sorted({*quiet, *stopped})
-    return Suspicious(reason=_described(told, inside, done, steps), ranks=frozenset(told))
+    named = sorted({*quiet, *stopped})
+    return Suspicious(reason=_described(named, inside, done, steps), ranks=frozenset(named))
 
 
 def _all_idle(
@@ -108,7 +108,7 @@ def _killed(
     done: AbstractSet[int],
     steps: Mapping[int, int],
 ) -> Hung:
-    # Who works keeps those waiting that don't.
+    # A rank that works keeps the idle ranks waiting.
     working = [rank for rank in inside if not _is_idle(inside[rank])]
     rank = _only(working) if working else _only(sorted(done) or list(inside))
     reason = _described(quiet, inside, done, steps)

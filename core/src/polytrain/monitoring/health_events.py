@@ -1,4 +1,4 @@
-"""What agents tell of their workers, besides the events that the state machine decides about."""
+"""Events about the health of worker processes, which agents send besides those of the run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polytrain.monitoring.progress_page import Stage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A worker process has been asked for; from here on it has limited time to meet the others."""
+    """A worker process was requested; from now on it has limited time to join the others."""
 
     attempt: int
     rank: int
@@ -17,7 +17,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vitals:
-    """How a worker is that has joined. Told when something about it changes that matters."""
+    """The state of a worker process that has joined; sent when it changes noticeably."""
 
     attempt: int
     rank: int
@@ -26,10 +26,10 @@ class Vitals:
     """Seconds without progress."""
 
     idle_s: float
-    """Seconds, of these, since it or a process of its last spent CPU time worth mentioning."""
+    """Seconds without progress since it or a descendant last used significant CPU time."""
 
     stopped_s: float
-    """Seconds, of these, for which a signal has kept it stopped."""
+    """Seconds without progress for which a signal has kept it stopped."""
 
     cpu_s: float
     """CPU time spent since the last progress."""
@@ -37,20 +37,20 @@ class Vitals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How busy a worker process was for a while in which it made progress."""
+    """How busy a worker process was in a window in which it made progress."""
 
     attempt: int
     rank: int
     window: int
-    """Which while: they are counted from when the ranks have joined."""
+    """Number of the window, counted from when the ranks joined."""
 
     busy: float
-    """Share of the time in which its main thread didn't wait for anybody."""
+    """Share of the time in which its main thread didn't wait for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """What a worker process is doing, frame by frame."""
+    """The stacks of a worker process."""
 
     attempt: int
     rank: int
@@ -67,4 +67,16 @@ class Overstayed:
     stacks: str
 
 
-HealthEvent = Started | Vitals | Load | Stacks | Overstayed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unkillable:
+    """A worker process was killed and hasn't ended; it isn't waited for any more."""
+
+    attempt: int
+    rank: int
+    pid: int
+    """0 if nobody has said which it is."""
+
+    after_s: float
+
+
+HealthEvent = Started | Vitals | Load | Stacks | Overstayed | Unkillable

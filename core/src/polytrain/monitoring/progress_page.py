@@ -1,9 +1,8 @@
-"""What a worker process shows of itself while it works: a page of memory that its agent reads.
+"""The progress page: memory that a worker process writes and its agent reads.
 
-How often it has made progress, the stage that it is in, and what it has reported lately. A worker
-that hangs can't answer questions; what it has written last is there all the same, and writing it
-costs no system call. A process that isn't a worker of an agent has a page of its own, which nobody
-reads.
+It holds how often the process has made progress, its stage, and its latest reports. A process that
+hangs can't answer questions, but its page can still be read, and writing to it needs no system
+call. A process without an agent has a page that nobody reads.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 SIZE = 1 << 16
-"""Of the page, in bytes. What comes after it in its memory is `workers.stacks`'s."""
+"""Size of the page in bytes. `monitoring.stacks` uses the memory after it."""
 
 _BEATS, _STAGE = 0, 1
 
 _REPORTS = 64
-"""Where `workers.report_ring`'s part of the page begins, in bytes."""
+"""Offset of `workers.report_ring`'s part of the page, in bytes."""
 
 
 class Stage(IntEnum):
-    """What a worker process is about."""
+    """The stage of a worker process."""
 
     STARTING = 0
     OFFERING = 1
@@ -36,7 +35,7 @@ class Stage(IntEnum):
 
     @property
     def is_wait(self) -> bool:
-        """Whether it waits for something outside of the training, which has limits of its own."""
+        """Whether it waits for something outside of the training, which has its own limits."""
         return self in (Stage.WAITING_FOR_COMMIT, Stage.WAITING_FOR_DATA)
 
     def __str__(self) -> str:
@@ -47,7 +46,7 @@ _page = memoryview(bytearray(SIZE)).cast("Q")
 
 
 def beat() -> None:
-    """Show that the training goes on."""
+    """Show that the training makes progress."""
     _page[_BEATS] += 1
 
 
@@ -68,7 +67,7 @@ def during(stage: Stage) -> Iterator[None]:
 
 
 def write_to(descriptor: int) -> None:
-    """From now on, write into a page that somebody else has made."""
+    """From now on, write into the page that the agent has made."""
     global _page
     _page = memoryview(mmap.mmap(descriptor, SIZE)).cast("Q")
 
@@ -82,7 +81,7 @@ class Page:
     """The page of another process, for reading."""
 
     def __init__(self) -> None:
-        self.descriptor = os.memfd_create("polytrain-pulse")
+        self.descriptor = os.memfd_create("polytrain-progress")
         os.ftruncate(self.descriptor, SIZE)
         self._memory = mmap.mmap(self.descriptor, SIZE)
         self._numbers = memoryview(self._memory).cast("Q")
@@ -96,11 +95,11 @@ class Page:
 
     @property
     def stage(self) -> Stage:
-        """What its writer is about."""
+        """The stage of its writer."""
         return Stage(self._numbers[_STAGE])
 
     def close(self) -> None:
-        """Give the memory back; a writer that lives keeps its own."""
+        """Release the memory here; a live writer keeps its own mapping."""
         self.reports.release()
         self._numbers.release()
         self._memory.close()

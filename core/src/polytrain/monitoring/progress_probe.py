@@ -1,4 +1,4 @@
-"""An agent's bounded looks at its worker: whether it makes progress, works, or is stopped."""
+"""An agent's periodic looks at its worker process: is it making progress, working or stopped?"""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from polytrain.monitoring.progress_page import Page, Stage
 _MAX_PERIOD_S = 1.0
 
 _IDLE_SHARE = 0.005
-"""Of a core: what the background threads of a framework spend while it waits."""
+"""Share of a core that a framework's background threads use while it waits."""
 
 _IDLE_SLACK_S = 0.05
-"""CPU time is counted in hundredths of a second, for each process."""
+"""The kernel counts CPU time in hundredths of a second for each process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """What the kernel knows of a process."""
+    """The state of a process in the kernel."""
 
     cpu_s: float
-    """Of it and its descendants, from its start."""
+    """CPU time of the process and its descendants since its start."""
 
     is_stopped: bool
     is_traced: bool
@@ -38,7 +38,7 @@ class Condition:
 
 
 class ProgressProbe:
-    """Adds up what looks at one worker show. Pure: the clock and the looks are the caller's."""
+    """Adds up what is seen of one worker process. Pure: the caller has the clock and looks."""
 
     def __init__(self, *, attempt: int, rank: int, timeout_s: float, now: float) -> None:
         """
@@ -46,7 +46,7 @@ class ProgressProbe:
             attempt: the worker process's.
             rank: the worker process's.
             timeout_s: seconds without progress that matter.
-            now: when it is looked at from, in seconds.
+            now: time of the first look, in seconds.
         """
         self.period_s = min(_MAX_PERIOD_S, timeout_s / 4)
         self._attempt = attempt
@@ -71,15 +71,15 @@ class ProgressProbe:
     def look(
         self, now: float, *, beats: int, stage: Stage, condition: Callable[[], Condition]
     ) -> Vitals | None:
-        """Look once more; what is to be told of it, if that isn't the same as before.
+        """Look once more, and return the vitals if they have changed noticeably.
 
         Args:
-            now: when.
+            now: the time.
             beats: how often the worker process has made progress by now.
-            stage: what it is about.
-            condition: asks the kernel. Called only where there has been no progress.
+            stage: its stage.
+            condition: asks the kernel. Called only if there has been no progress.
         """
-        # Whoever doesn't get to look, because the whole machine stood still, has seen nothing.
+        # If the whole machine stood still, the time without a look doesn't count.
         passed, self._looked = min(now - self._looked, 2 * self.period_s), now
         if beats != self._beats:
             self._beats = beats
@@ -107,9 +107,9 @@ class ProgressProbe:
         self._stopped_s = self._stopped_s + passed if condition.is_stopped else 0.0
         before, self._cpu_before = self._cpu_before, condition.cpu_s
         if before is None:
-            # Nobody has looked at its CPU time since it made progress.
+            # This is the first look at its CPU time since it made progress.
             return
-        # It may go down: a descendant of its descendants has been taken over by another process.
+        # It may decrease: an orphaned descendant now belongs to a different process.
         spent = condition.cpu_s - before
         self._cpu_s += max(0.0, spent)
         self._idle_s += passed
@@ -119,7 +119,7 @@ class ProgressProbe:
             self._idle_s = self._idle_cpu_s = 0.0
 
     def _levels(self, stage: Stage) -> tuple[int, int, bool, bool]:
-        """What, when it changes, is told."""
+        """The values whose changes are reported."""
         quiet = _level(self._quiet_s, self._timeout_s)
         return (
             quiet,
@@ -135,13 +135,13 @@ def _level(seconds: float, timeout_s: float) -> int:
 
 
 class Probe(Protocol):
-    """What adds up what is seen of a worker process."""
+    """Adds up what is seen of a worker process."""
 
     period_s: float
-    """Between two looks."""
+    """Seconds between two looks."""
 
     def look_at(self, now: float, page: Page, pid: int) -> HealthEvent | None:
-        """Look once more; what is to be told of it."""
+        """Look once more, and return an event if there is one."""
 
 
 class Watch:
@@ -153,9 +153,9 @@ class Watch:
         """
         Args:
             looker: adds up what is seen.
-            page: the worker process's.
-            pid: of its process.
-            tell: gets what is to be told.
+            page: of the worker process.
+            pid: of the worker process.
+            tell: gets the events.
         """
         self._looker = looker
         self._page = page
@@ -165,11 +165,11 @@ class Watch:
         self._next = self._loop.call_soon(self._look)
 
     def close(self) -> None:
-        """Look away."""
+        """Stop looking."""
         self._next.cancel()
 
     def _look(self) -> None:
-        sign = self._looker.look_at(self._loop.time(), self._page, self._pid)
-        if sign is not None:
-            self._tell(sign)
+        event = self._looker.look_at(self._loop.time(), self._page, self._pid)
+        if event is not None:
+            self._tell(event)
         self._next = self._loop.call_later(self._looker.period_s, self._look)

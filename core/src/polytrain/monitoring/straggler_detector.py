@@ -1,4 +1,4 @@
-"""Watches over one attempt: whether some ranks hold the others up. Pure: no clock."""
+"""Finds the ranks of one attempt that hold the others up. Pure: no clock."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from polytrain.monitoring.health_events import Load
 from polytrain.monitoring.straggler_policy import Straggler, stragglers
 
 _REMEMBERED = 3
-"""Windows. Agents don't end them at the same instant."""
+"""Windows that are kept: agents don't end them at the same instant."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StragglerDetector:
-    """What is known of how busy the worker processes of one attempt are."""
+    """How busy the worker processes of one attempt are, window by window."""
 
     attempt: int
     world_size: int
@@ -21,10 +21,10 @@ class StragglerDetector:
     """Window → rank → share of it for which the rank was busy."""
 
     _named: set[int] = field(default_factory=set)
-    """Ranks that have been called stragglers."""
+    """Stragglers that were reported already."""
 
     def take(self, load: Load) -> list[Straggler]:
-        """Take note of a rank's window; return whom that shows to be a straggler, each once."""
+        """Record a rank's window; return the stragglers that it shows, each once."""
         if load.attempt != self.attempt:
             return []
         window = self._windows.setdefault(load.window, {})

@@ -1,7 +1,7 @@
-"""Who holds the others up: the rank that works while they wait.
+"""Which rank holds the others up: the one that works while they wait.
 
 Ranks that train together take their steps at the same rate, because they wait for each other. The
-straggler is the one that doesn't wait.
+straggler is the rank that never waits.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from statistics import median
 
 _BUSY = 0.8
-"""Share of a window for which a straggler is busy, at least."""
+"""Minimum share of a window for which a straggler is busy."""
 
 _OTHERS = 0.6
-"""Share of a straggler's time for which others are busy, at most."""
+"""Maximum share of a straggler's busy time for which others are busy."""
 
 _MANY = 4
-"""Ranks from which on a few others may be busy too."""
+"""Number of ranks from which a few others may be busy too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +26,13 @@ class Straggler:
 
     rank: int
     busy: float
-    """Its share of the last window, and below that of the others."""
+    """Share of the last window for which it was busy."""
 
     others: float
+    """The same for the other ranks."""
 
     def reason(self, *, host: str, window_s: float) -> str:
-        """What it is called so for."""
+        """Why it is a straggler, for people."""
         return (
             f"rank {self.rank} on host {host} holds the others up: it was busy for "
             f"{self.busy:.0%} of the last {window_s:g} s, the others for {self.others:.0%}"
@@ -41,12 +42,12 @@ class Straggler:
 def stragglers(
     before: Mapping[int, float], last: Mapping[int, float], *, world_size: int
 ) -> list[Straggler]:
-    """Who has held the others up in both of two windows, by rank.
+    """The ranks that held the others up in both of two windows.
 
     Args:
         before: how busy each rank was in the last window but one, from 0 to 1.
-        last: in the last one.
-        world_size: ranks. Nobody is accused while nothing is known of some of them.
+        last: the same for the last window.
+        world_size: ranks. If a window lacks some of them, there is no straggler.
     """
     if world_size < 2 or not len(before) == len(last) == world_size:
         return []
@@ -55,7 +56,7 @@ def stragglers(
 
 
 def _stand_out(busy: Mapping[int, float]) -> dict[int, Straggler]:
-    # Most windows end here, whatever the number of ranks.
+    # Most windows have no suspects, which makes this cheap for any number of ranks.
     suspects = [rank for rank in sorted(busy) if busy[rank] >= _BUSY]
     found = {}
     if len(suspects) <= len(busy) / 2:

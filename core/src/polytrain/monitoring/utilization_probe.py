@@ -1,4 +1,4 @@
-"""How busy a worker process is, window by window: whether it works, or waits for the others."""
+"""How busy a worker process is, window by window: does it work, or wait for the others?"""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from polytrain.monitoring.progress_page import Page
 
 _MAX_PERIOD_S = 0.2
 _LOOKS = 25
-"""In a window, at least: the kernel counts the time on a CPU, but not the time that is held."""
+"""Minimum number of looks in a window. The kernel doesn't count the time that a process is held."""
 
 
 class UtilizationProbe:
-    """Measures one worker's main thread. Pure but for `look_at`: clock and looks are the caller's.
+    """Measures one worker's main thread. Pure except for `look_at`: the caller has the clock.
 
-    Busy is what isn't a wait for somebody else: to run, to stand in the queue for a CPU, to be
-    stopped by a signal, to wait for a device. The ranks' windows are the same ones, because what
-    they do last before they have joined is a collective operation.
+    A thread is busy unless it waits for others: it runs, waits for a CPU or a device, or is stopped
+    by a signal. All ranks have the same windows, because the last step of joining is a collective
+    operation.
     """
 
     def __init__(self, *, attempt: int, rank: int, window_s: float, now: float) -> None:
@@ -27,7 +27,7 @@ class UtilizationProbe:
             attempt: the worker process's.
             rank: the worker process's.
             window_s: length of a window.
-            now: when the first one begins, in seconds.
+            now: start of the first window, in seconds.
         """
         self.period_s = min(_MAX_PERIOD_S, window_s / _LOOKS)
         self._attempt = attempt
@@ -50,16 +50,16 @@ class UtilizationProbe:
     def look(
         self, now: float, *, beats: int, is_held: bool, busy_s: Callable[[], float]
     ) -> Load | None:
-        """Look once more; how busy it was in the window that this look ends, if it ends one.
+        """Look once more, and return the load if this look ends a window.
 
-        Nothing is said of a window without progress, nor of one whose end nobody has seen because
+        A window without progress has no load. Neither has a window whose end was missed because
         the whole machine stood still.
 
         Args:
-            now: when.
+            now: the time.
             beats: how often the worker process has made progress by now.
-            is_held: whether it can't go on, through no fault of its peers.
-            busy_s: asks for the seconds that it has run or stood in the queue for a CPU until now.
+            is_held: whether a signal or a device keeps it from running.
+            busy_s: returns the seconds for which it has run or waited for a CPU so far.
         """
         self._looks += 1
         self._held += is_held

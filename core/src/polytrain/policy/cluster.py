@@ -1,4 +1,4 @@
-"""Where a run's agents live: on this machine, in the driver, or on a Ray cluster. Pure."""
+"""Where a run's agents run: on this machine, in the driver, or on a Ray cluster. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from polytrain.policy.scaling import largest_fit
 from polytrain_plugins import Problem
 
 _OF_ONE_MACHINE = frozenset({"CPU", "memory"})
-"""Resources that a run shares out by itself."""
+"""Resources that a run can assign without Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AvailableClusters:
-    """What is known before anything is started."""
+    """The clusters that a run could use; found without starting anything."""
 
     machine: Mapping[str, float]
     """This machine's resources."""
@@ -24,18 +24,18 @@ class AvailableClusters:
     """Whether this process is connected to Ray."""
 
     ray_address: str | None
-    """Of the cluster that is named or found; None if there is none."""
+    """Address of the cluster that is named or found; None if there is none."""
 
     ray_datasets: tuple[str, ...]
-    """Names of the data sets that are Ray's."""
+    """Names of the data sets that are Ray data sets."""
 
     function_uses_ray: bool
-    """Whether the training function names Ray."""
+    """Whether the training function uses a name `ray`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterChoice:
-    """Where agents live, and why."""
+    """Where agents run, and why."""
 
     is_local: bool
     reason: str
@@ -45,38 +45,39 @@ class ClusterChoice:
 
 
 def choose_cluster(scaling: ScalingConfig, around: AvailableClusters) -> ClusterChoice:
-    """This machine alone where nobody needs Ray, unless the user insists on either.
+    """Choose this machine if nothing needs Ray, unless the user chooses.
 
     Args:
-        scaling: what the user wants. What speaks against "local" is a problem of its own.
-        around: what is there.
+        scaling: the user's. `local_problems` says whether "local" is possible.
+        around: the clusters that there are.
     """
     if scaling.cluster != "auto":
-        return ClusterChoice(is_local=scaling.cluster == "local", reason="as asked for")
-    reason = next(_reasons_for_ray(scaling, around), None)
-    return ClusterChoice(is_local=reason is None, reason=reason or "nothing needs a cluster")
+        reason = f"cluster={scaling.cluster!r}"
+        return ClusterChoice(is_local=scaling.cluster == "local", reason=reason)
+    needs_ray = next(_reasons_for_ray(scaling, around), None)
+    return ClusterChoice(is_local=needs_ray is None, reason=needs_ray or "nothing needs a cluster")
 
 
 def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterator[Problem]:
-    """What speaks against having the workers on this machine alone."""
+    """Yield why the workers can't run on this machine without Ray."""
     for name in around.ray_datasets:
         yield Problem(
             field=f"datasets[{name!r}]",
             what="it is a Ray data set, which ScalingConfig(cluster='local') can't read",
-            remedy="Pass files or a table, or leave cluster out to have Ray",
+            remedy="Pass files or a table, or leave cluster out to use Ray",
         )
     if scaling.placement_strategy == "STRICT_SPREAD" and scaling.min_workers > 1:
         yield Problem(
             field="ScalingConfig.placement_strategy",
-            what="STRICT_SPREAD wants a node for every worker, and cluster='local' is one node",
-            remedy="Leave either out",
+            what="STRICT_SPREAD needs a node for every worker, and cluster='local' is one node",
+            remedy="Leave one of the two out",
         )
     others = _only_of_ray(scaling)
     if others:
         yield Problem(
             field="ScalingConfig.resources_per_worker",
             what=f"{', '.join(others)}: cluster='local' gives workers CPUs and memory only",
-            remedy="Leave cluster out, or set it to 'ray': Ray gives out every other resource",
+            remedy="Leave cluster out, or set it to 'ray': Ray assigns every other resource",
         )
         return
     least = scaling.min_workers + scaling.standby
@@ -86,7 +87,7 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
             field="ScalingConfig.num_workers",
             what=f"{least} workers are more than this machine can hold ({_has(scaling, around)})",
             remedy=f"Use num_workers={max(1, fit.workers - scaling.standby)}, set "
-            "POLYTRAIN_LOCAL_CPUS to let workers share CPUs, or have a Ray cluster: name it by "
+            "POLYTRAIN_LOCAL_CPUS to let workers share CPUs, or use a Ray cluster: set "
             "RAY_ADDRESS, or call ray.init()",
         )
 
@@ -97,13 +98,13 @@ def _reasons_for_ray(scaling: ScalingConfig, around: AvailableClusters) -> Itera
     if around.ray_address is not None:
         yield f"there is a cluster at {around.ray_address}"
     if around.ray_datasets:
-        yield f"the data set {around.ray_datasets[0]!r} is Ray's"
+        yield f"{around.ray_datasets[0]!r} is a Ray data set"
     if around.function_uses_ray:
         yield "the training function uses Ray"
     if scaling.placement_strategy == "STRICT_SPREAD" and scaling.min_workers > 1:
         yield "STRICT_SPREAD needs several nodes"
     if _only_of_ray(scaling):
-        yield f"Ray gives out {_only_of_ray(scaling)[0]}"
+        yield f"workers request {_only_of_ray(scaling)[0]}, which only Ray assigns"
 
 
 def _only_of_ray(scaling: ScalingConfig) -> list[str]:

@@ -1,7 +1,7 @@
-"""Whether a failed attempt is followed by another.
+"""Whether a failed attempt is restarted.
 
-Rules are asked one after another; the first that has something to say decides. A rule is a pure
-function of the failed attempts of a run, the latest last.
+The rules are asked in order; the first that returns a decision decides. A rule is a pure function
+of the failed attempts of a run, the latest last.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Literal
 from polytrain.common.errors import Failure, FailureKind
 
 _START_FAILURES = 5
-"""Attempts in a row that may end before they have trained."""
+"""Attempts in a row that may end before they train; then the run ends."""
 
 _TRAINED_S = 30.0
-"""An attempt that has lasted this long has trained, whether or not it has reported."""
+"""An attempt that lasts this long counts as trained, even without a report."""
 
 _BUGS = frozenset(
     {
@@ -40,30 +40,31 @@ _BUGS = frozenset(
         "ZeroDivisionError",
     }
 )
-"""Exceptions that come again. A broken collective raises others, on every rank too."""
+"""Exceptions that come again in the next attempt. A broken collective raises other exceptions,
+also on every rank."""
 
-_REFUSALS = frozenset({"BadDataError"})
-"""Exceptions by which data are refused: in another attempt they are the same."""
+_BAD_DATA = frozenset({"BadDataError"})
+"""Exceptions that reject the data, which are the same in the next attempt."""
 
 _PASSING = re.compile(
     r"0x[0-9a-fA-F]+|\[\d\d:\d\d:\d\d\]|\[?(?:\d{1,3}\.){3}\d{1,3}\]?:\d+|\[[0-9a-f:]*::?[0-9a-f:]*\]:\d+"
 )
-"""Addresses of objects, times of day, hosts with ports: they differ in two of one message."""
+"""Addresses of objects, times of day, hosts with ports: parts in which equal errors differ."""
 
 _BROKEN_CONNECTION = re.compile(
     r"connection (?:was )?(?:closed|reset|aborted|refused)|broken pipe|socket closed|"
     r"peer closed|remote process exited|NCCL error.*remote",
     re.IGNORECASE,
 )
-"""What gloo, NCCL, the boosters' networks and gRPC say where a peer, or the way to it, is gone."""
+"""Messages of gloo, NCCL, the boosters' networks and gRPC when a peer or its connection is gone."""
 
 _CRASH = re.compile(r"killed by SIG(?:SEGV|BUS|ILL|FPE|ABRT|TRAP|SYS)|exited with code")
-"""Ends that a process brings about itself; SIGKILL and SIGTERM come from outside."""
+"""Exits that a process causes itself; SIGKILL and SIGTERM come from outside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankError:
-    """An error as it can be recognised in another attempt."""
+    """An error in a form that can be compared between attempts."""
 
     kind: FailureKind
     message: str
@@ -72,7 +73,7 @@ class RankError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedAttempt:
-    """What is known of an attempt that has failed."""
+    """Summary of a failed attempt."""
 
     root: Failure
     """The failure that the others follow from."""
@@ -81,7 +82,7 @@ class FailedAttempt:
     """Whether all ranks have raised the same exception at the same step."""
 
     errors: frozenset[RankError] = frozenset()
-    """What may come again, on whatever rank it was."""
+    """Errors of all ranks that may come again."""
 
     committed: int = 0
     """Step of the newest checkpoint when all processes were gone; 0 if there was none."""
@@ -94,18 +95,18 @@ class FailedAttempt:
 
     @property
     def has_trained(self) -> bool:
-        """Whether it came further than its start."""
+        """Whether it got further than its start."""
         return self.has_reported or self.lasted_s >= _TRAINED_S
 
     @property
     def is_charged(self) -> bool:
-        """Whether it counts as one of the failures that are allowed."""
+        """Whether it counts towards `max_failures`."""
         return self.root.kind is not FailureKind.PREEMPTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do, and why."""
+    """Whether to restart, and why."""
 
     restart: bool
     reason: str
@@ -118,7 +119,7 @@ Rule = Callable[[Attempts], Decision | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailurePolicy:
-    """The rules that a user's `FailureConfig` amounts to."""
+    """The rules of a user's `FailureConfig`."""
 
     max_failures: int = 0
     retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
@@ -130,33 +131,33 @@ class FailurePolicy:
             attempts: every failed attempt of the run, the latest last; not empty.
         """
         rules: tuple[Rule, ...] = (
-            runs_of_others_are_left_alone,
+            lost_leases_end_the_run,
             preemptions_are_free,
             user_errors_are_retried(self.retry_user_errors),
             repeated_errors_end_the_run(self.retry_user_errors),
-            starting_is_tried_again(_START_FAILURES),
+            failed_starts_are_limited(_START_FAILURES),
             failures_are_counted(self.max_failures),
         )
         decisions = (rule(attempts) for rule in rules)
         return next(decision for decision in decisions if decision is not None)
 
 
-def runs_of_others_are_left_alone(attempts: Attempts) -> Decision | None:
-    """Whoever has lost the run's lease would disturb the driver that has it."""
+def lost_leases_end_the_run(attempts: Attempts) -> Decision | None:
+    """A driver without the lease would disturb the driver that holds it."""
     if attempts[-1].root.kind is not FailureKind.LEASE_LOST:
         return None
     return Decision(restart=False, reason="another driver works on the run")
 
 
 def preemptions_are_free(attempts: Attempts) -> Decision | None:
-    """Nobody is to blame for a node that was taken away with notice."""
+    """A node that is removed with notice isn't a failure."""
     if attempts[-1].is_charged:
         return None
     return Decision(restart=True, reason="a preemption isn't counted as a failure")
 
 
 def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
-    """What the user's own code does wrong, it will do again, if nothing else has changed."""
+    """An error of the user's code comes again if nothing else has changed."""
 
     def rule(attempts: Attempts) -> Decision | None:
         latest = attempts[-1]
@@ -164,16 +165,14 @@ def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
             return None
         if how is False and latest.root.kind is not FailureKind.OUT_OF_MEMORY:
             return Decision(
-                restart=False, reason="retry_user_errors=False allows no restart after it"
+                restart=False, reason="retry_user_errors=False: exceptions aren't retried"
             )
-        if _exception_of(latest.root) in _REFUSALS:
-            return Decision(
-                restart=False, reason="another attempt would be made with the same data"
-            )
+        if _exception_of(latest.root) in _BAD_DATA:
+            return Decision(restart=False, reason="not retried, because the data would be the same")
         if latest.on_every_rank and _exception_of(latest.root) in _BUGS:
             return Decision(
                 restart=False,
-                reason="every rank has raised it, so another attempt would meet it again",
+                reason="not retried, because every rank raised it: it would come again",
             )
         return None
 
@@ -181,10 +180,10 @@ def user_errors_are_retried(how: bool | Literal["unless_repeated"]) -> Rule:
 
 
 def repeated_errors_end_the_run(how: bool | Literal["unless_repeated"]) -> Rule:
-    """An error that comes again at the same step is the user's, whatever it is.
+    """An error that comes again at the same step is a bug, whatever its kind.
 
-    It doesn't matter which rank reports first, or whether it is the cause in both attempts. Where a
-    checkpoint was committed in between, the run has come further.
+    It doesn't matter on which rank it is, or whether it is the cause in both attempts. If a
+    checkpoint was committed in between, the run has made progress, and the rule doesn't apply.
     """
 
     def rule(attempts: Attempts) -> Decision | None:
@@ -197,15 +196,15 @@ def repeated_errors_end_the_run(how: bool | Literal["unless_repeated"]) -> Rule:
         step = next(iter(repeated)).step
         return Decision(
             restart=False,
-            reason=f"the same error at step {step} as in the attempt before, "
-            "so another attempt would meet it again",
+            reason=f"not retried, because the attempt before had the same error at step {step}: "
+            "it would come again",
         )
 
     return rule
 
 
-def starting_is_tried_again(limit: int) -> Rule:
-    """Attempts that end before they train cost next to nothing: without this they never end."""
+def failed_starts_are_limited(limit: int) -> Rule:
+    """Attempts that end before they train are quick: without a limit there may be no end."""
 
     def rule(attempts: Attempts) -> Decision | None:
         if len(attempts) < limit or any(attempt.has_trained for attempt in attempts[-limit:]):
@@ -218,7 +217,7 @@ def starting_is_tried_again(limit: int) -> Rule:
 
 
 def failures_are_counted(most: int) -> Rule:
-    """So many failures are recovered from; -1 is any number."""
+    """At most `most` failures are restarted; -1 means any number."""
 
     def rule(attempts: Attempts) -> Decision | None:
         failures = sum(attempt.is_charged for attempt in attempts)
@@ -239,11 +238,11 @@ _RAISED = (
     FailureKind.CHECKPOINT_MISMATCH,
     FailureKind.OUT_OF_MEMORY,
 )
-"""What the user's own code raises."""
+"""Failures that the user's own code raises."""
 
 
 def classified(failure: Failure) -> Failure:
-    """A rank's failure; an exception that tells of a broken connection is the network's."""
+    """The failure with its kind: an exception about a broken connection is `CONNECTION_LOST`."""
     if failure.kind is FailureKind.USER_ERROR and _BROKEN_CONNECTION.search(failure.message):
         return replace(failure, kind=FailureKind.CONNECTION_LOST)
     return failure
@@ -257,7 +256,7 @@ def failed_attempt(
     lasted_s: float,
     committed: int = 0,
 ) -> FailedAttempt:
-    """Sum up what has gone wrong in one attempt.
+    """Sum up the failures of one attempt.
 
     Args:
         failures: in the order in which they were reported; not empty.
@@ -269,8 +268,8 @@ def failed_attempt(
     root = root_cause(failures)
     error = _error_of(root)
     alike = {failure.rank for failure in failures if error and _error_of(failure) == error}
-    # What peers say of a connection to a process that is gone isn't an error of theirs.
-    of_their_own = [
+    # After the loss of a process, its peers' broken connections aren't errors of their own.
+    own_errors = [
         failure
         for failure in failures
         if failure.kind is not FailureKind.CONNECTION_LOST or not root.kind.is_loss
@@ -278,7 +277,7 @@ def failed_attempt(
     return FailedAttempt(
         root=root,
         on_every_rank=world_size > 1 and len(alike) == world_size,
-        errors=frozenset(error for error in map(_error_of, of_their_own) if error),
+        errors=frozenset(error for error in map(_error_of, own_errors) if error),
         has_reported=has_reported,
         lasted_s=lasted_s,
         committed=committed,
@@ -286,12 +285,11 @@ def failed_attempt(
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that the others follow from.
+    """The failure that caused the others.
 
-    If another driver has the run, nothing else matters. A lost process makes its peers raise: when
-    there is one, it is the cause even though the peers' exceptions may arrive first. So does a rank
-    that raises an exception of its own: its peers lose the connection to it. Otherwise the first to
-    be reported is.
+    A lost lease comes first. Then a lost process: it makes its peers raise exceptions, which may
+    arrive earlier. Then a rank's own exception: it makes its peers lose the connection. Otherwise
+    the cause is the failure that was reported first.
     """
     taken = (failure for failure in failures if failure.kind is FailureKind.LEASE_LOST)
     lost = (failure for failure in failures if failure.kind.is_loss)
@@ -305,7 +303,7 @@ def _exception_of(failure: Failure) -> str:
 
 
 def _error_of(failure: Failure) -> RankError | None:
-    """The error as it would look in another attempt; None for what comes from outside."""
+    """The error as it can be compared with other attempts; None if it comes from outside."""
     is_crash = failure.kind is FailureKind.WORKER_LOST and _CRASH.match(failure.message)
     if failure.kind not in (*_RAISED, FailureKind.CONNECTION_LOST) and not is_crash:
         return None

@@ -1,4 +1,4 @@
-"""Which nodes get no workers for a while, because they keep losing them."""
+"""Which nodes get no workers for a while, because they have lost workers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _LOSSES = 2
-"""Losses within the cool-down after which a node is left out."""
+"""Losses within the cool-down after which a node gets no workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A worker that was lost on a node, and when."""
+    """The loss of a worker: its node and its time."""
 
     node: str
     at: float
 
 
 def avoided(losses: Sequence[Loss], *, cooldown_s: float, now: float) -> frozenset[str]:
-    """The nodes that are to be left out at this time.
+    """The nodes that get no workers at this time.
 
     Args:
         losses: of the run so far.

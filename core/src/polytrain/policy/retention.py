@@ -10,7 +10,7 @@ from polytrain.common.config import CheckpointConfig
 
 
 class Scored(Protocol):
-    """A checkpoint, as far as retention cares."""
+    """What retention needs to know of a checkpoint."""
 
     @property
     def metrics(self) -> Mapping[str, Any]: ...
@@ -20,7 +20,7 @@ Kept = TypeVar("Kept", bound=Scored)
 
 
 def ranked(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:
-    """The checkpoints from best to worst; the newer first where they are equal.
+    """The checkpoints from best to worst; among equal ones the newer first.
 
     Args:
         checkpoints: in the order of their commits.
@@ -50,7 +50,7 @@ def _badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> tuple[bool
 
 
 def _metric(metrics: Mapping[str, Any], name: str) -> Any:
-    """The metric of this name, or the one that `a/b` leads to."""
+    """The metric of this name; `a/b` names a nested one."""
     if name in metrics:
         return metrics[name]
     value: Any = metrics

@@ -1,4 +1,4 @@
-"""How many workers a run has: what a cluster can hold, and what becomes of a loss or a gain."""
+"""How many workers a run has: at the start, after a loss, and when there is more room."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How many workers a cluster can hold at most, and why not more."""
+    """The maximum number of workers on a cluster, and why it isn't more."""
 
     workers: int
     reason: str
 
 
 def largest_fit(node_totals: Sequence[Mapping[str, float]], demand: Mapping[str, float]) -> Fit:
-    """Count the workers that fit on the nodes when nothing else runs on them.
+    """Count the workers that fit on the nodes if nothing else runs there.
 
     Args:
-        node_totals: each node's resources in all.
+        node_totals: each node's total resources.
         demand: resources of one worker.
     """
     needed = {name: amount for name, amount in demand.items() if amount > 0}
@@ -47,31 +47,31 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizePolicy:
-    """The size of a run between the least and the most that the user allows."""
+    """The size of a run, between the user's least and most workers."""
 
     least: int
     most: int
     standby: int = 0
-    """Agents that are kept for a loss."""
+    """Agents that are kept as spares."""
 
     def first(self, *, up: int, room: int) -> Size | None:
-        """The size to begin with; None while it is worth waiting for more.
+        """The size of the first attempt; None while agents are still starting.
 
         Args:
-            up: agents that are there.
+            up: running agents.
             room: workers that there were resources for when the run began.
         """
         wanted = min(self.most, max(self.least, room))
         if up < wanted:
             return None
-        return Size(workers=wanted, reason=f"{wanted} workers are there")
+        return Size(workers=wanted, reason=f"{wanted} workers are ready")
 
     def after_loss(self, *, size: int, up: int) -> Size | None:
         """The size to continue with at once; None if too few are left.
 
         Args:
             size: before the loss.
-            up: agents that are left, standbys too.
+            up: remaining agents, standbys included.
         """
         workers = min(size, up)
         if workers < self.least:
@@ -84,17 +84,17 @@ class SizePolicy:
         """The size of the attempt that is being placed; None if there are too few agents.
 
         Args:
-            size: of the last one.
-            up: agents that are there, standbys too.
+            size: of the previous attempt.
+            up: running agents, standbys included.
         """
         return self.growth(size=size, up=up) or self.after_loss(size=size, up=up)
 
     def growth(self, *, size: int, up: int) -> Size | None:
-        """The size to grow to at the next checkpoint; None if there is nothing to gain.
+        """The size to grow to at the next checkpoint; None if it can't grow.
 
         Args:
             size: now.
-            up: agents that are there, standbys too.
+            up: running agents, standbys included.
         """
         workers = min(self.most, up - self.standby)
         if workers <= size:
@@ -103,7 +103,7 @@ class SizePolicy:
 
 
 def holds(totals: Mapping[str, float], demand: Mapping[str, float]) -> bool:
-    """Whether there is enough of everything for one worker."""
+    """Whether there are enough resources for one worker."""
     return largest_fit([totals], demand).workers > 0
 
 

@@ -2,46 +2,58 @@
 
 from __future__ import annotations
 
+import logging
 import queue
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
 from polytrain.checkpoint.events import CheckpointEvent
-from polytrain.common.events import Event
+from polytrain.common.errors import Failure, FailureKind
+from polytrain.common.events import Event, Failed
+
+logger = logging.getLogger(__name__)
 
 BackgroundTask = Callable[[], Event | CheckpointEvent | None]
-"""Says what has come of it, and never raises."""
+"""Returns its outcome. It turns expected errors into events."""
 
 
 class BackgroundTasks:
-    """Does chores one after another, in the order in which they were given."""
+    """Runs tasks one after another, in order."""
 
     def __init__(self, *, wake: Callable[[], None], at_once: bool) -> None:
         """
         Args:
-            wake: called when there is something in `results`, from whatever thread.
-            at_once: do them in the caller's thread.
+            wake: called from any thread when `results` has an outcome.
+            at_once: run tasks in the caller's thread.
         """
         self._wake = wake
         self._executor: Executor = (
-            _AtOnce() if at_once else ThreadPoolExecutor(1, thread_name_prefix="polytrain-chores")
+            _AtOnce()
+            if at_once
+            else ThreadPoolExecutor(1, thread_name_prefix="polytrain-background")
         )
         self._results: queue.SimpleQueue[Event | CheckpointEvent] = queue.SimpleQueue()
         self._last: Future[None] | None = None
 
-    def give(self, task: BackgroundTask) -> None:
-        """Have something done."""
-        self._last = self._executor.submit(self._do, task)
+    def give(self, task: BackgroundTask, *, attempt: int | None = None) -> None:
+        """Run a task.
+
+        Args:
+            task: the task. If it raises, the attempt fails.
+            attempt: the attempt that needs it; None if none does: then an exception is logged.
+        """
+        self._last = self._executor.submit(self._do, task, attempt)
 
     def results(self) -> Iterator[Event | CheckpointEvent]:
-        """What has come of those that are done."""
+        """Yield the outcomes of finished tasks."""
         while not self._results.empty():
             yield self._results.get()
 
     def finish(self) -> None:
-        """Wait until all are done."""
+        """Wait until all tasks are finished."""
         if self._last is not None:
             self._last.result()
 
@@ -54,18 +66,35 @@ class BackgroundTasks:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A deletion that nobody waits for needn't be finished; one that is being done is.
+        # Waits for the running task only: pending deletions can be dropped.
         self._executor.shutdown(cancel_futures=error is not None)
 
-    def _do(self, task: BackgroundTask) -> None:
-        result = task()
+    def _do(self, task: BackgroundTask, attempt: int | None) -> None:
+        result: Event | CheckpointEvent | None
+        try:
+            result = task()
+        except Exception as error:  # any error of a storage's client
+            result = _failed(error, attempt)
         if result is not None:
             self._results.put(result)
             self._wake()
 
 
+def _failed(error: Exception, attempt: int | None) -> Failed | None:
+    if attempt is None:
+        logger.error("A background task has failed.", exc_info=error)
+        return None
+    failure = Failure(
+        kind=FailureKind.STORAGE,
+        rank=None,
+        message=f"{type(error).__name__}: {error}",
+        traceback="".join(traceback.format_exception(error)),
+    )
+    return Failed(attempt=attempt, failure=failure)
+
+
 class _AtOnce(Executor):
-    """Runs what is submitted before `submit` returns."""
+    """Runs a submitted function before `submit` returns."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

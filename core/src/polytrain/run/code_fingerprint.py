@@ -1,7 +1,7 @@
-"""What a user's function does, in short: functions that do something else have other fingerprints.
+"""Fingerprints of users' functions: functions that behave differently have different ones.
 
-It is the bytecode with its constants, defaults and closures, and the same of the functions and the
-plain values that it names in its own module. Where the lines are makes no difference. Pure.
+A fingerprint covers the bytecode with its constants, defaults and closures, and the functions and
+plain values of its module that it names. Line numbers make no difference. Pure.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def code_fingerprint(function: Any) -> str:
-    """The fingerprint of a function, or of an object that is called like one."""
+    """Return the fingerprint of a function or a callable object."""
     digest = hashlib.sha256()
     for part in _parts(function, seen=set()):
         digest.update(part.encode() + b"\n")
@@ -25,7 +25,7 @@ def code_fingerprint(function: Any) -> str:
 
 
 def python_version() -> str:
-    """Fingerprints compare within one of these: each has a bytecode of its own."""
+    """Return the Python version. Only fingerprints of one version compare: bytecode differs."""
     return ".".join(platform.python_version_tuple()[:2])
 
 
@@ -42,7 +42,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
         for inner in (value.func, value.args, value.keywords):
             yield from _parts(inner, seen)
     elif isinstance(value, _PLAIN):
-        # A small number is one object wherever it stands.
+        # Small numbers are shared objects, so their identity means nothing.
         seen.discard(id(value))
         yield repr(value)
     elif isinstance(value, list | tuple):
@@ -85,7 +85,7 @@ def _parts_of_code(code: CodeType) -> Iterator[str]:
 
 
 def _parts_of_object(value: Any, seen: set[int]) -> Iterator[str]:
-    """A class with its methods, or an object: its class, and what it holds that is plain."""
+    """Yield the parts of a class with its methods, or of an object's class and plain values."""
     kind = value if isinstance(value, type) else type(value)
     yield f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(value, BuiltinFunctionType):
@@ -111,5 +111,5 @@ def _names_in(code: CodeType) -> set[str]:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it is set later
+    except ValueError:  # the cell is set later
         return None

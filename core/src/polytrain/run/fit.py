@@ -1,4 +1,4 @@
-"""A run from first to last in one driver: all that it holds is acquired and released here."""
+"""A run in one driver, from start to end: acquires and releases all its resources."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.config import RunConfig, ScalingConfig
 from polytrain.common.errors import Failure, FailureKind, TrainingFailedError
-from polytrain.common.events import DrainWanted, Purpose, Reported
+from polytrain.common.events import DrainWanted, Purpose
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.streams.stream import StreamSpec
@@ -29,6 +30,7 @@ from polytrain.policy.cluster import ClusterChoice
 from polytrain.policy.failure import FailurePolicy
 from polytrain.run.actions import Conclude
 from polytrain.run.background_tasks import BackgroundTasks
+from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.history import RunHistory
@@ -36,9 +38,10 @@ from polytrain.run.interrupts import stop_requests
 from polytrain.run.journal import Journal
 from polytrain.run.lease import Lease
 from polytrain.run.ledger import Ledger
+from polytrain.run.reports import Reports
 from polytrain.run.states import State
+from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
-from polytrain.storage.protocol import Storage
 from polytrain.ui.observers import Observers, installed_observers
 from polytrain.ui.progress import ProgressLine, WorkerOutput
 from polytrain.workers.agent_group import AgentCluster, AgentGroup, AgentGroupSpec
@@ -51,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Everything that a run consists of, checked."""
+    """The validated parts of a run."""
 
     backend: Backend
     training_function: Callable[..., Any] | None
@@ -60,46 +63,46 @@ class Run:
     demand: Demand
     scaling: ScalingConfig
     cluster: AgentCluster | None
-    """Where its agents live; None for an inline run, which has none."""
+    """The cluster for agents; None for an inline run, which has none."""
 
     choice: ClusterChoice | None
-    """Why there."""
+    """Why this cluster was chosen."""
 
     config: RunConfig
     location: Location
-    """Where the run is kept."""
+    """Where the run is stored."""
 
     identity: Mapping[str, Any]
-    """What mustn't change while the run is one."""
+    """What must stay the same when the run is resumed."""
 
     lease: Lease
     past: RunHistory | None
-    """What earlier drivers have written down; None if it begins with this one."""
+    """The history of earlier drivers; None if this is the first."""
 
     manager: CheckpointManager
     start: StartingPoint
-    """What this driver begins with."""
+    """This driver's starting point."""
 
     began: float
     """When `fit()` was called, in seconds since the epoch."""
 
     @property
     def world_size(self) -> int:
-        """Ranks; one when the run is inline."""
+        """Number of ranks; 1 for an inline run."""
         return max(1, self.scaling.max_workers)
 
     @property
     def saves_by_itself(self) -> bool:
-        """Whether checkpoints are made whatever a training function does."""
+        """Whether checkpoints are made without a training function's reports."""
         if self.training_function is not None:
             return False
-        # Where rank 0 writes them, declarative training also makes one when it is asked to.
+        # If rank 0 writes checkpoints, declarative training also makes one on request.
         every = self.config.checkpoint_config.checkpoint_frequency
         return every > 0 or self.manager.kind is CheckpointKind.ONE_RANK
 
     @property
     def specs(self) -> tuple[ShardSpec | StreamSpec, ...]:
-        """How the data sets are shared out, in their order."""
+        """How each data set is divided among ranks, in order."""
         return tuple(self._spec(dataset) for dataset in self.datasets)
 
     def _spec(self, dataset: RunDataset) -> ShardSpec | StreamSpec:
@@ -109,7 +112,7 @@ class Run:
         tables = self.demand.reads_tables
         return dataset.spec(
             world_size=self.world_size,
-            # Cut once, by the run that began with the data.
+            # The first driver of the run divides the data, once, unless the user does.
             shards=position["plan"]["shards"] if position and "plan" in position else None,
             whole=dataset.name in self.demand.whole_datasets,
             as_tables=tables,
@@ -118,7 +121,7 @@ class Run:
 
     @property
     def info(self) -> RunInfo:
-        """What observers are told of it."""
+        """The run's information for observers."""
         return RunInfo(
             name=self.location.name,
             backend=self.backend.name,
@@ -129,7 +132,7 @@ class Run:
 
     @property
     def job(self) -> WorkerJob:
-        """What its trainers are told of it."""
+        """The run's job for worker processes."""
         checkpoints = self.config.checkpoint_config
         return WorkerJob(
             run_name=self.location.name,
@@ -138,6 +141,7 @@ class Run:
             training_config=self.training_config,
             checkpoint_frequency=checkpoints.checkpoint_frequency,
             checkpoint_kind=self.manager.kind,
+            merges_files=self.manager.merges_files,
             max_in_flight=checkpoints.max_in_flight,
             waits_for_commit=checkpoints.upload == "sync",
             near_staging=self.manager.store.near_staging,
@@ -147,28 +151,28 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """What came of a run, in this driver and those before."""
+    """The outcome of a run, over all its drivers."""
 
-    history: tuple[Mapping[str, Any], ...]
-    """Metrics that rank 0 reported, without those that a restart has undone."""
+    history: Reports
+    """Rank 0's reported metrics, without those that a restart undid."""
 
     newest: CheckpointInfo | None
-    """The newest checkpoint whose files are what was committed."""
+    """The newest intact checkpoint."""
 
     best: tuple[CheckpointInfo, ...]
-    """The checkpoints that were kept, from best to worst."""
+    """The kept checkpoints, from best to worst."""
 
     restarts: int
     ledger: Ledger
     is_finished: bool
-    """False if it was stopped before its end."""
+    """False if the run was stopped early."""
 
     error: TrainingFailedError | None
 
 
 @contextlib.contextmanager
 def storage_needed(location: Location) -> Iterator[None]:
-    """Make what a run's storage raises a failure of the run, before or after training too.
+    """Turn errors of the run's storage into a failure of the run.
 
     Raises:
         TrainingFailedError: the storage can't be used.
@@ -181,11 +185,11 @@ def storage_needed(location: Location) -> Iterator[None]:
 
 
 def run_to_end(run: Run, held: contextlib.ExitStack) -> RunOutcome:
-    """Run, release everything, and return what came of it, with an error if the run failed.
+    """Run, release all resources, and return the outcome, with an error if the run failed.
 
     Args:
-        run: what to run.
-        held: what is released last.
+        run: the run.
+        held: resources to release last.
     """
     with _journal(run) as journal:
         try:
@@ -218,15 +222,17 @@ def _run_to_end(run: Run, journal: Journal) -> RunOutcome:
 def _concluded(run: Run, controller: Controller) -> Conclude:
     def stop(reason: str) -> None:
         if run.scaling.num_workers == 0 and not controller.state.saves:
-            # The training function runs in this thread: nobody else could end it.
+            # The training function runs in this thread: only an exception ends it.
             raise KeyboardInterrupt
         controller.ask(DrainWanted(purpose=Purpose.STOP, reason=reason))
 
     try:
         with stop_requests(stop):
             return controller.conclude()
-    except OSError as error:
-        # Neither the journal nor the index: without them nobody could go on with the run.
+    except StorageError as error:
+        # Keep the journal and the manifests, from which the run can be resumed. The logs are in the
+        # same storage, which was retried.
+        controller.output.retry_s = 0.0
         return _storage_failed(run.location, error)
 
 
@@ -237,20 +243,22 @@ def _storage_failed(location: Location, error: OSError) -> Conclude:
 
 
 def _tidy(run: Run) -> None:
-    """Delete what wasn't committed. Not at any price: the next driver would do it too."""
+    """Delete uncommitted files. An error is only logged: the next driver deletes them too."""
     no_retry = CheckpointStore(location=replace(run.location, retry_s=0))
     last = AttemptId(token=run.lease.token + 1, attempt=0)
     try:
         no_retry.clear_staging(before=last)
         no_retry.sweep(before=last)
     except OSError as error:
-        logger.warning("What wasn't committed can't be deleted: %s", error)
+        logger.warning("Uncommitted files can't be deleted: %s", error)
 
 
 @contextlib.contextmanager
 def _journal(run: Run) -> Iterator[Journal]:
-    ledger = Ledger() if run.past is None else run.past.ledger
-    with Journal(run.location.open(), token=run.lease.token, ledger=ledger) as journal:
+    past = RunHistory() if run.past is None else run.past
+    with Journal(
+        run.location.open(), token=run.lease.token, ledger=past.ledger, reports=past.history
+    ) as journal:
         with storage_needed(run.location):
             journal.opened(
                 anew=run.past is None,
@@ -264,15 +272,22 @@ def _journal(run: Run) -> Iterator[Journal]:
 def _controller(
     run: Run, journal: Journal, observers: Observers, stack: contextlib.ExitStack
 ) -> Controller:
-    storage = run.location.open()
-    output = stack.enter_context(WorkerOutput(_logs(run, storage, stack)))
+    output = _output(run, stack)
     group = _group(run)
     background_tasks = stack.enter_context(
         BackgroundTasks(wake=group.wake, at_once=run.scaling.num_workers == 0)
     )
     stack.callback(group.close)
-    history = [] if run.past is None else run.past.history
     failure = run.config.failure_config
+    checkpoints = CheckpointCoordinator(
+        run=run.info,
+        group=group,
+        manager=run.manager,
+        lease=run.lease,
+        journal=journal,
+        background_tasks=background_tasks,
+        observers=observers,
+    )
     return Controller(
         run=run.info,
         state=State(
@@ -285,7 +300,7 @@ def _controller(
             saves=run.start.own or run.saves_by_itself,
         ),
         group=group,
-        manager=run.manager,
+        checkpoints=checkpoints,
         lease=run.lease,
         journal=journal,
         background_tasks=background_tasks,
@@ -294,27 +309,31 @@ def _controller(
         health_monitor=HealthMonitor(
             config=run.config.failure_config, group=group, journal=journal
         ),
-        history=[
-            Reported(attempt=0, rank=0, step=step, metrics=metrics) for step, metrics in history
-        ],
     )
 
 
-def _logs(run: Run, storage: Storage, stack: contextlib.ExitStack) -> Path:
-    """A local directory for what trainers write, which ends up in the run's storage."""
+def _output(run: Run, stack: contextlib.ExitStack) -> WorkerOutput:
     if run.location.is_local:
-        return Path(run.location.address, "logs")
-    directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polytrain-logs-")))
+        logs = Path(run.location.address, "logs")
+    else:
+        prefix = "polytrain-logs-"
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)), "logs")
+    output = WorkerOutput(logs, retry_s=run.location.retry_s)
+    if not run.location.is_local:
+        stack.callback(_store_logs, run, logs, output)
+    return stack.enter_context(output)
 
-    def store() -> None:
-        for file in directory.glob("logs/*"):
-            try:
-                storage.put(file, f"logs/{run.lease.token:06d}/{file.name}", move=False)
-            except OSError as error:
-                logger.warning("The log %s can't be stored: %s", file.name, error)
 
-    stack.callback(store)
-    return directory / "logs"
+def _store_logs(run: Run, logs: Path, output: WorkerOutput) -> None:
+    """Store what is in a local directory. All logs together are retried as long as one file."""
+    deadline = time.monotonic() + output.retry_s
+    for file in logs.glob("*"):
+        left_s = max(0.0, deadline - time.monotonic())
+        storage = replace(run.location, retry_s=left_s).open()
+        try:
+            storage.put(file, f"logs/{run.lease.token:06d}/{file.name}", move=False)
+        except OSError as error:
+            logger.warning("The log %s can't be stored: %s", file.name, error)
 
 
 def _group(run: Run) -> WorkerGroup:
@@ -329,7 +348,7 @@ def _group(run: Run) -> WorkerGroup:
             environment=run.demand.environment,
             cpus=run.scaling.cpus_per_worker,
         )
-    assert run.cluster is not None, "a run that isn't inline has a place for its agents"
+    assert run.cluster is not None, "a run that isn't inline has a cluster"
     directory, failure = os.getcwd(), run.config.failure_config
     return AgentGroup(
         AgentGroupSpec(
@@ -345,7 +364,7 @@ def _group(run: Run) -> WorkerGroup:
             datasets=run.datasets,
             specs=run.specs,
             directory=directory,
-            # At the interactive prompt the working directory is on the path as "".
+            # At the interactive prompt the path has the working directory as "".
             path=tuple(entry or directory for entry in sys.path),
         ),
         run.cluster,
@@ -358,11 +377,11 @@ def _observers(config: RunConfig) -> list[Any]:
 
 
 def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutcome:
-    manager = controller.manager
+    manager = controller.checkpoints.manager
     error = None
     if not (conclusion.succeeded or conclusion.stopped):
         error = TrainingFailedError(conclusion.reason, conclusion.failures)
-        # If it failed from its storage, the user has waited for that long enough.
+        # If the storage has failed, don't retry it again.
         manager.store = CheckpointStore(location=replace(run.location, retry_s=0))
     newest = None
     try:
@@ -373,7 +392,7 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
             raise
         logger.warning("The run's checkpoints can't be read now: %s", unreadable.failures[0])
     return RunOutcome(
-        history=tuple(report.metrics for report in controller.history),
+        history=controller.journal.reports,
         newest=newest,
         best=tuple(manager.best()),
         restarts=controller.state.restarts + (0 if run.past is None else run.past.launches),

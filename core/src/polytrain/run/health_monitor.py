@@ -1,4 +1,4 @@
-"""What the controller does about ranks that don't meet, hang, hold others up, or don't leave."""
+"""Handles ranks that don't join, hang, delay the others, or don't leave."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from polytrain.checkpoint.events import CheckpointEvent
 from polytrain.common.config import FailureConfig
 from polytrain.common.errors import Failure, stacks_text
 from polytrain.common.events import DrainWanted, Event, Exited, Failed, Joined, Purpose
 from polytrain.monitoring.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
-from polytrain.monitoring.health_events import HealthEvent, Load, Overstayed
+from polytrain.monitoring.health_events import HealthEvent, Load, Overstayed, Unkillable
 from polytrain.monitoring.straggler_detector import StragglerDetector
 from polytrain.monitoring.straggler_policy import Straggler
 from polytrain.run.journal import Journal
@@ -20,8 +19,8 @@ from polytrain.run.states import State
 from polytrain.workers.group import WorkerGroup
 
 _HINT = (
-    "polytrain.heartbeat() shows that a rank makes progress. What happens to one that makes none "
-    "is up to FailureConfig(hang_timeout_s=…, hang_action=…)."
+    "polytrain.heartbeat() shows that a rank makes progress. FailureConfig(hang_timeout_s=…, "
+    "hang_action=…) decides what happens to a rank that makes none."
 )
 
 logger = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class HealthMonitor:
-    """Watches over one attempt after another."""
+    """Monitors the ranks of each attempt."""
 
     config: FailureConfig
     group: WorkerGroup
@@ -37,30 +36,31 @@ class HealthMonitor:
     _hang_detector: HangDetector | None = None
     _straggler_detector: StragglerDetector | None = None
     _moved: set[int] = field(default_factory=set)
-    """Ranks that have been given another agent because they were stragglers."""
+    """Stragglers that have got another agent."""
 
     def launched(self, attempt: int, world_size: int) -> None:
-        """An attempt begins."""
+        """Note that an attempt starts."""
         if (
             self._straggler_detector is not None
             and self._straggler_detector.world_size != world_size
         ):
-            # They are other ranks now.
+            # With another world size, ranks have other rows.
             self._moved.clear()
         self._straggler_detector = StragglerDetector(attempt=attempt, world_size=world_size)
         self._hang_detector = HangDetector(
             config=self.config, attempt=attempt, world_size=world_size
         )
+        self._hang_detector.launched(now=time.monotonic())
 
     @property
     def deadline(self) -> float | None:
-        """When `look` may have something to say though nothing has happened."""
+        """The time at which to call `look` without an event."""
         return None if self._hang_detector is None else self._hang_detector.deadline
 
-    def may_have_caused(self, event: Event | CheckpointEvent) -> bool:
-        """Whether a rank may have failed because it was paused to see why the others hang.
+    def may_have_caused(self, event: Event) -> bool:
+        """Return whether a stack dump may have caused a rank's failure.
 
-        Or because another has been stopped; either way it is not to blame.
+        The dump pauses ranks, and a rank may also fail because another was stopped.
         """
         hang_detector = self._hang_detector
         if (
@@ -72,7 +72,7 @@ class HealthMonitor:
         return event.attempt == hang_detector.attempt
 
     def take(self, sign: HealthEvent | Joined) -> DrainWanted | None:
-        """Take note of something; return what the state machine is to be asked for."""
+        """Note a health event; return the drain to request, if any."""
         if isinstance(sign, Load):
             return self._take_load(sign)
         hang_detector = self._hang_detector
@@ -88,10 +88,22 @@ class HealthMonitor:
                 "done, and was killed",
                 {sign.rank: sign.stacks},
             )
+        if isinstance(sign, Unkillable):
+            host = self.group.members[sign.rank].host
+            logger.warning(
+                "Process %d of rank %d on %s has not ended within %g s after it was killed, and "
+                "isn't waited for any more. Such a process waits in the kernel for a device or a "
+                "file server, and holds its GPU until that answers: look at the host's kernel log, "
+                "and restart the host if it stays.",
+                sign.pid,
+                sign.rank,
+                host,
+                sign.after_s,
+            )
         return None
 
     def look(self, state: State) -> Failure | None:
-        """Do what there is to do now; return what ends the attempt."""
+        """Check the ranks; return the failure if one ends the attempt."""
         finding = (
             None
             if self._hang_detector is None
@@ -111,7 +123,7 @@ class HealthMonitor:
 
     def _take_load(self, load: Load) -> DrainWanted | None:
         found = [] if self._straggler_detector is None else self._straggler_detector.take(load)
-        reasons = {its.rank: self._tell_of(its, load.attempt) for its in found}
+        reasons = {its.rank: self._report_straggler(its, load.attempt) for its in found}
         if self.config.stragglers != "replace" or not reasons.keys() - self._moved:
             return None
         moved = frozenset(reasons.keys() - self._moved)
@@ -119,17 +131,17 @@ class HealthMonitor:
         reason = "; ".join(reasons[rank] for rank in sorted(moved))
         return DrainWanted(purpose=Purpose.MOVE, reason=reason, ranks=moved)
 
-    def _tell_of(self, straggler: Straggler, attempt: int) -> str:
-        """Tell who holds the others up, everybody who is to know; return the reason."""
+    def _report_straggler(self, straggler: Straggler, attempt: int) -> str:
+        """Report a straggler to observers and the log; return the reason."""
         host = self.group.members[straggler.rank].host
         reason = straggler.reason(host=host, window_s=self.config.straggler_window_s)
         self.journal.straggler(attempt=attempt, rank=straggler.rank, host=host, reason=reason)
         if self.config.stragglers == "report":
-            hint = "FailureConfig(stragglers='replace') gives its place to a standby."
+            hint = "FailureConfig(stragglers='replace') replaces it by a standby."
         elif straggler.rank in self._moved:
-            hint = "It has been moved before: look at what it is given to do."
+            hint = "It has been moved before, so its work may be the cause, not its node."
         else:
-            hint = "A standby takes its place after the next checkpoint."
+            hint = "A standby replaces it after the next checkpoint."
         logger.warning("%s", _sentences(reason, hint))
         return reason
 
@@ -138,7 +150,7 @@ class HealthMonitor:
     ) -> None:
         self.journal.stacks_dumped(attempt=attempt, reason=reason, stacks=stacks)
         text = stacks_text(stacks)
-        logger.warning("%s What was being done:\n%s", _sentences(reason, hint), text)
+        logger.warning("%s Stacks:\n%s", _sentences(reason, hint), text)
 
 
 def _sentences(reason: str, hint: str) -> str:

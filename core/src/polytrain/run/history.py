@@ -1,57 +1,68 @@
-"""What a journal tells of a run, across all the drivers that it has had. Pure."""
+"""Reads a run's history, over all its drivers, from its journal. Pure."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from polytrain.common import strict_json
 from polytrain.common.errors import RunFormatError
 from polytrain.run.journal import FORMAT
 from polytrain.run.ledger import Ledger
+from polytrain.run.reports import Reports, decoded
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class RunHistory:
-    """A run as its journal has it. What was started over isn't part of it."""
+    """The history of a run, from when it was last started over."""
 
     identity: Mapping[str, Any] = field(default_factory=dict)
-    """What mustn't change while the run is one."""
+    """The run's identity."""
 
     since_token: int = 0
-    """The lease of the driver that began it."""
+    """The lease of the first driver."""
 
     world_size: int = 0
     launches: int = 0
-    history: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)
-    """Step and metrics of every report of rank 0 that no restart has undone."""
+    history: Reports = field(default_factory=Reports)
+    """Every report of rank 0 that no restart has undone."""
 
     succeeded: bool | None = None
-    """None while nobody has concluded it."""
+    """None until a driver concludes the run."""
 
     stopped: bool = False
-    """Whether it was concluded because somebody wanted it to stop."""
+    """Whether the run was stopped on request."""
 
     reason: str = ""
-    """Why it was concluded so."""
+    """The reason of the conclusion."""
 
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def metrics(self) -> Mapping[str, Any]:
-        """What was reported last."""
-        return self.history[-1][1] if self.history else {}
+        """The last reported metrics."""
+        return self.history[-1] if self.history else {}
 
 
-def read_history(journal: str) -> RunHistory | None:
-    """Read a journal; None if no driver has ever opened it.
+def read_history(journal: Iterable[bytes]) -> RunHistory | None:
+    """Read a journal; None if no driver has opened it.
 
-    Lines that are torn, because a writer died, are passed over; so are those of a driver that went
-    on after another had taken the run from it.
+    Skips incomplete lines of a driver that died, lines that a driver wrote after another one had
+    taken the run over, and reports that come a second time.
+
+    Args:
+        journal: its content, in pieces.
+
+    Raises:
+        RunFormatError: it has another format.
     """
     run_history: RunHistory | None = None
     token = -1
+    reports = 0
     for entry in _entries(journal):
         if entry["token"] < token:
             continue
@@ -59,13 +70,19 @@ def read_history(journal: str) -> RunHistory | None:
             if entry.get("format") != FORMAT:
                 raise RunFormatError(entry.get("format"), FORMAT)
             token = entry["token"]
+            reports = 0
             if run_history is None or entry["anew"]:
                 run_history = RunHistory(since_token=token)
             run_history.identity = entry["identity"]
             run_history.world_size = entry["world_size"]
             run_history.succeeded, run_history.stopped, run_history.reason = None, False, ""
-        if run_history is not None:
-            _take(run_history, entry)
+        if run_history is None:
+            continue
+        match entry["event"]:
+            case "Reported" | "Reports":
+                reports = _take_reports(run_history, entry, reports)
+            case _:
+                _take(run_history, entry)
     return run_history
 
 
@@ -73,22 +90,54 @@ def _take(run_history: RunHistory, entry: Mapping[str, Any]) -> None:
     match entry["event"]:
         case "Launched":
             run_history.launches += 1
-            run_history.history = [each for each in run_history.history if each[0] <= entry["step"]]
-        case "Reported":
-            run_history.history.append((entry["step"], entry["metrics"]))
+            run_history.history.drop_after(entry["step"])
         case "Concluded":
             run_history.succeeded, run_history.reason = entry["succeeded"], entry["reason"]
             run_history.stopped = entry["stopped"]
     run_history.ledger.take(entry)
 
 
-def _entries(journal: str) -> Iterator[dict[str, Any]]:
-    for line in journal.splitlines():
+def _take_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int) -> int:
+    """Take one report, or many; return how many reports of their driver are known by now.
+
+    A driver that dies may have written them as drafts and for good.
+    """
+    is_one = entry["event"] == "Reported"
+    behind = entry["n"] + (1 if is_one else entry["count"])
+    if behind <= known:
+        return known
+    if is_one:
+        run_history.history.add(entry["step"], entry["metrics"])
+        run_history.ledger.take(entry)
+        return int(behind)
+    start = max(0, known - entry["n"])
+    try:
+        times, reports = decoded(entry["times"], "d"), Reports.from_json(entry)
+        if len(times) != len(reports):
+            raise ValueError(f"{len(times)} times for {len(reports)} reports")
+    except (KeyError, TypeError, ValueError) as error:
+        logger.warning("%d reports in the journal are damaged: %s", behind - known, error)
+        return known
+    run_history.history.extend(reports, start=start)
+    run_history.ledger.take_reports(times, reports.steps(), dict(entry["stalled_s"]), start=start)
+    return int(behind)
+
+
+def _entries(journal: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in _lines(journal):
         try:
-            entry = json.loads(line)
+            entry = strict_json.loads(line)
         except ValueError:
             continue
         if isinstance(entry, dict) and entry.get("event") == "Opened" and "claim" in entry:
             raise RunFormatError(1, FORMAT)
         if isinstance(entry, dict) and {"time", "token", "event"} <= entry.keys():
             yield entry
+
+
+def _lines(journal: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for piece in journal:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    yield rest

@@ -1,7 +1,7 @@
-"""What makes a run that one. Pure.
+"""The identity of a run. Pure.
 
-Some of it mustn't change when another driver resumes the run. The rest, its content, may change
-then, but a finished run of other content isn't the one that is asked for.
+A part of it must stay the same when another driver resumes the run. The rest, its content, may
+change then; but the result of a finished run with other content isn't returned.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from polytrain.common.config import DataConfig
 from polytrain.run.code_fingerprint import code_fingerprint, python_version
 from polytrain_plugins import Backend, Problem
 
-_ORDERING = ("shuffle", "seed", "remainder", "group", "window_rows")
-"""What of a data set's configuration decides which row comes when."""
+_ORDERING = ("shuffle", "seed", "shards", "remainder", "group", "window_rows")
+"""The options of a data set that decide the order of rows."""
 
 
 def identity_of(
@@ -27,17 +27,17 @@ def identity_of(
     datasets: Mapping[str, DataConfig],
     fingerprints: Mapping[str, str],
 ) -> dict[str, Any]:
-    """A run's identity, as plain values.
+    """Return a run's identity, as plain values.
 
-    Options that aren't plain values, such as objects of a framework, are known by their type; the
-    content has what they do.
+    Options that aren't plain values, such as a framework's objects, are recorded by type; the
+    content has their fingerprints.
 
     Args:
-        backend: with its options.
+        backend: the backend, with its options.
         function: the training function.
-        config: what it is called with.
-        datasets: name to what is read of each.
-        fingerprints: name to that of each data set's rows.
+        config: the function's config.
+        datasets: name → description of each data set.
+        fingerprints: name → fingerprint of each data set's rows.
     """
     given = {
         field.name: getattr(backend, field.name)
@@ -70,7 +70,7 @@ def identity_of(
 
 
 def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Problem]:
-    """What of a finished run's content isn't what is asked for.
+    """Yield how a finished run's content differs from the request.
 
     Args:
         before: the identity of the run.
@@ -82,12 +82,12 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
         yield Problem(field="train_loop_config", what=what, remedy=_OTHER_CONTENT)
     for name, fingerprint in is_["datasets"].items():
         if was["datasets"].get(name) != fingerprint:
-            what = "its rows aren't those that the run was trained with"
+            what = "its rows differ from those that the run was trained with"
             yield Problem(field=f"datasets[{name!r}]", what=what, remedy=_OTHER_CONTENT)
     if was["python"] != is_["python"]:
-        # The same code has other bytecode.
+        # Another Python version has other bytecode for the same code.
         return
-    what = "its code isn't the one that the run was trained with"
+    what = "its code differs from the one that the run was trained with"
     if was["train_loop_per_worker"] != is_["train_loop_per_worker"]:
         yield Problem(field="train_loop_per_worker", what=what, remedy=_OTHER_CONTENT)
     for name, fingerprint in is_["objects"].items():
@@ -101,30 +101,30 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
 
 _OTHER_CONTENT = (
     "The run of this name is finished: give RunConfig another name, or if_finished='new' to train "
-    "again under this one, or if_finished='return' for the result that there is"
+    "again under this name, or if_finished='return' to get its result"
 )
 
 
 def differences(
     before: Mapping[str, Any], now: Mapping[str, Any], *, mutable_on_resume: Iterable[str]
 ) -> Iterator[Problem]:
-    """What of a run's identity isn't what it was.
+    """Yield how a run's identity has changed.
 
     Args:
-        before: when the run was begun.
-        now: as the user asks for it.
-        changeable: options of the backend that may differ.
+        before: the identity when the run began.
+        now: the identity that the user requests.
+        changeable: options of the backend that may change.
     """
     remedy = (
-        "Give what it was begun with, or begin another run under another name, with restore_from=… "
-        "if it is to go on from this one's checkpoint"
+        "Pass what it was started with, or start a run under another name, with restore_from=… to "
+        "start from this run's checkpoint"
     )
     for key, field in (("backend", "backend"), ("training function", "train_loop_per_worker")):
         if before[key] != now[key]:
             what = {True: "a training function", False: "none"}
-            was, is_ = (what.get(told[key], repr(told[key])) for told in (before, now))
+            was, is_ = (what.get(each[key], repr(each[key])) for each in (before, now))
             yield Problem(
-                field=field, what=f"the run was begun with {was}, now it is {is_}", remedy=remedy
+                field=field, what=f"the run was started with {was}, now it is {is_}", remedy=remedy
             )
             return
     for name in sorted(before["options"].keys() | now["options"].keys()):
@@ -132,7 +132,7 @@ def differences(
         if not _same(was, is_) and name not in mutable_on_resume:
             yield Problem(field=name, what=_changed(was, is_), remedy=remedy)
     if before["datasets"].keys() != now["datasets"].keys():
-        was, is_ = (", ".join(sorted(told["datasets"])) or "none" for told in (before, now))
+        was, is_ = (", ".join(sorted(one["datasets"])) or "none" for one in (before, now))
         yield Problem(field="datasets", what=f"they were {was}, now they are {is_}", remedy=remedy)
         return
     for name, config in now["datasets"].items():
@@ -144,7 +144,7 @@ def differences(
 
 
 def options_of(identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The backend's options that an identity knows in full."""
+    """Return the backend's options that the identity holds in full."""
     return {name: value for name, value in identity["options"].items() if _is_full(value)}
 
 
@@ -152,7 +152,7 @@ _TYPE = "python type"
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON would give it back."""
+    """Return the value as JSON would restore it."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
@@ -164,7 +164,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_full(value: Any) -> bool:
-    """Whether a plain value stands for no object that isn't one."""
+    """Return whether a plain value holds no placeholder for an object."""
     if isinstance(value, Mapping):
         return _TYPE not in value and all(map(_is_full, value.values()))
     return not isinstance(value, list) or all(map(_is_full, value))
@@ -178,5 +178,5 @@ def _same(was: Any, is_: Any) -> bool:
 def _changed(was: Any, is_: Any) -> str:
     if isinstance(was, Mapping) and isinstance(is_, Mapping):
         keys = [key for key in {**was, **is_} if was.get(key) != is_.get(key)]
-        was, is_ = ({key: told[key] for key in keys if key in told} for told in (was, is_))
-    return f"the run was begun with {was!r}, now it is {is_!r}"
+        was, is_ = ({key: each[key] for key in keys if key in each} for each in (was, is_))
+    return f"the run was started with {was!r}, now it is {is_!r}"

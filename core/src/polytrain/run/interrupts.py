@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during a run: the first asks it to stop, the second ends it at once."""
+"""Ctrl-C and SIGTERM during a run: the first requests a stop, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 @contextmanager
 def stop_requests(ask: Callable[[str], None]) -> Iterator[None]:
-    """Have signals ask for a stop, unless the program deals with them itself.
+    """Make signals request a stop, unless the program handles them itself.
 
     Args:
-        ask: called with what to stop for, from a signal's handler.
+        ask: called with the reason, from a signal handler.
 
     Raises:
         KeyboardInterrupt: at the second signal.
     """
     if threading.current_thread() is not threading.main_thread():
-        # Only the main thread is told of signals.
+        # Only the main thread can handle signals.
         yield
         return
     asked = False
@@ -48,7 +48,7 @@ def stop_requests(ask: Callable[[str], None]) -> Iterator[None]:
 
 
 def _is_nobodys(handler: Any) -> bool:
-    """Whether a handler is Python's own, or the one that Ray sets when it is initialised."""
+    """Return whether a handler is Python's default, or the one that Ray sets."""
     if handler in (signal.SIG_DFL, signal.default_int_handler):
         return True
     return str(getattr(handler, "__module__", "")).partition(".")[0] == "ray"

@@ -1,46 +1,68 @@
 """The run's journal: one JSON line for everything that changes its state, with the reason.
 
-It is only ever appended to, by one driver after another; `chronicle` reads it.
+It is only ever appended to, by one driver after another; `history` reads it. Of what rank 0 reports
+between two such lines, many reports make one line, in columns. Until they do, each is a draft.
 """
 
 from __future__ import annotations
 
-import json
 import logging
+import threading
 import time
+from array import array
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from polytrain.checkpoint.events import CheckpointEvent
+from polytrain.checkpoint.events import PartVoid
+from polytrain.checkpoint.manifest import Manifest
+from polytrain.common import strict_json
 from polytrain.common.errors import Failure
 from polytrain.common.events import Done, Drained, Event, Exited, Failed, Reported
 from polytrain.run.actions import Conclude, EndAttempt
 from polytrain.run.ledger import Ledger
+from polytrain.run.reports import Reports, encoded
 from polytrain.run.transition import Transition
+from polytrain.storage.failure import storage_errors
 from polytrain.storage.protocol import Log, Storage
 
 logger = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
 
-FORMAT = 2
-"""Of its lines: a journal of another format isn't read."""
+FORMAT = 3
+"""Format of the lines: a journal of another format isn't read."""
+
+
+_FULL = 4096
+"""Reports that make a line."""
+
+_FEW = 16
+"""Reports that take less room as lines of their own."""
+
+_UNSYNCED = 4 << 20
+"""Bytes in memory alone that are worth a sync."""
 
 
 class Journal:
-    """Appends to the journal as things happen."""
+    """Appends events to the journal. Threads may share it."""
 
-    def __init__(self, storage: Storage, *, token: int, ledger: Ledger) -> None:
+    def __init__(
+        self, storage: Storage, *, token: int, ledger: Ledger, reports: Reports | None = None
+    ) -> None:
         """
         Args:
-            storage: the run's.
-            lease: number of this driver's lease; stands in every line.
-            ledger: of what is in the journal already; it is kept up to date.
+            storage: the run's storage.
+            token: fencing token of this driver's lease, which is in every line.
+            ledger: the ledger of the journal so far, which is kept up to date.
+            reports: what was reported so far and no restart has undone, which is too.
         """
         self.ledger = ledger
+        self.reports = Reports() if reports is None else reports
         self._log: Log = storage.open_log(JOURNAL, series=f"{token:06d}")
-        self._lease = token
+        self._token = token
+        self._lock = threading.Lock()
+        self._drafts = _Drafts()
 
     def __enter__(self) -> Journal:
         return self
@@ -52,9 +74,11 @@ class Journal:
         traceback: TracebackType | None,
     ) -> None:
         try:
+            with self._lock:
+                self._append("")
             self._log.__exit__(kind, error, traceback)
         except OSError as unwritten:
-            # What matters is synced where it matters; something else ends the run here.
+            # Important lines are synced earlier, and another error ends the run here.
             logger.warning("The end of the journal can't be written: %s", unwritten)
 
     def opened(
@@ -65,12 +89,12 @@ class Journal:
         world_size: int,
         began: float | None = None,
     ) -> None:
-        """A driver has begun.
+        """Note that a driver has started.
 
         Args:
-            anew: whether what earlier ones have done doesn't count.
-            identity: what mustn't change while the run is one.
-            world_size: ranks.
+            anew: whether the run is started over.
+            identity: the run's identity.
+            world_size: number of ranks.
             began: when `fit()` was called, in seconds since the epoch; now by default.
         """
         began = time.time() if began is None else began
@@ -84,8 +108,22 @@ class Journal:
         )
         self.sync()
 
-    def transition(self, event: Event | CheckpointEvent | None, transition: Transition) -> None:
-        """Note what an event led to; a transition without a reason changed nothing."""
+    def committed(self, manifest: Manifest) -> None:
+        """Note a commit: a restart resumes from this checkpoint."""
+        self._write("Committed", checkpoint=manifest.directory, step=manifest.step)
+
+    def void(self, part: PartVoid) -> None:
+        """Note that a checkpoint is dropped."""
+        self._write(
+            "PartVoid",
+            attempt=part.attempt,
+            checkpoint=part.checkpoint,
+            rank=part.rank,
+            reason=part.reason,
+        )
+
+    def transition(self, event: Event | None, transition: Transition) -> None:
+        """Note a transition, unless it has no reason: then nothing changed."""
         if transition.reason:
             self._write(
                 type(event).__name__ if event is not None else "Begun",
@@ -96,22 +134,24 @@ class Journal:
             )
 
     def launched(self, *, attempt: int, step: int, start: str | None, world_size: int) -> None:
-        """An attempt begins.
+        """Note that an attempt starts.
 
         Args:
-            attempt: which.
-            step: what is reported after it is reported once more.
-            start: what it resumes from.
-            world_size: ranks.
+            attempt: the attempt's number.
+            step: the step that it resumes from; later steps are reported again.
+            start: the checkpoint that it resumes from.
+            world_size: number of ranks.
         """
         self._write("Launched", attempt=attempt, step=step, start=start, world_size=world_size)
+        # What came after the checkpoint is done, and reported, once more.
+        self.reports.drop_after(step)
 
     def started(self, *, attempt: int) -> None:
-        """Every rank's process has been asked for: its data and what it starts from are there."""
+        """Note that every rank's process is requested: data and starting point are on the nodes."""
         self._write("Started", attempt=attempt)
 
     def attempt_ended(self, ended: EndAttempt) -> None:
-        """An attempt has ended before it was done; without a failure if that was wanted."""
+        """Note that an attempt ended early; it has no failure if that was planned."""
         root = ended.root
         failure = root and {
             "kind": root.kind.name,
@@ -125,20 +165,32 @@ class Journal:
         self._write("AttemptEnded", attempt=ended.attempt, failure=failure, reason=ended.reason)
 
     def reported(self, report: Reported) -> None:
-        """Rank 0 has reported."""
-        self._write("Reported", step=report.step, metrics=report.metrics, **_measured(report))
+        """Note a report of rank 0."""
+        step, metrics = report.step, report.metrics
+        entry = self._entry(
+            "Reported", n=self._drafts.written, step=step, metrics=metrics, **_measured(report)
+        )
+        self.ledger.take(entry)
+        self.reports.add(step, metrics)
+        line = strict_json.dumps(entry) + "\n"
+        with self._lock, storage_errors():
+            self._drafts.add(entry, line)
+            if len(self._drafts) < _FULL:
+                self._log.draft(line)
+            else:
+                self._append("")
 
     def stacks_dumped(self, *, attempt: int, reason: str, stacks: Mapping[int, str]) -> None:
-        """Something was not as it should be, and this is what every rank was doing then."""
+        """Note the stacks of all ranks, and why they were dumped."""
         by_rank = {str(rank): text for rank, text in stacks.items()}
         self._write("StacksDumped", attempt=attempt, reason=reason, stacks=by_rank)
 
     def straggler(self, *, attempt: int, rank: int, host: str, reason: str) -> None:
-        """A rank holds the others up."""
+        """Note a straggler."""
         self._write("Straggler", attempt=attempt, rank=rank, host=host, reason=reason)
 
     def concluded(self, conclusion: Conclude) -> None:
-        """The run is over, or this driver has stopped working on it."""
+        """Note that the run has ended, or that this driver has stopped working on it."""
         self._write(
             "Concluded",
             succeeded=conclusion.succeeded,
@@ -148,9 +200,9 @@ class Journal:
         self.sync()
 
     def closed(self) -> None:
-        """This driver has released everything.
+        """Note that this driver has released all resources.
 
-        Raises nothing: whatever this tells, it changes no result.
+        Never raises, because an error here must not change the result.
         """
         try:
             self._write("Closed")
@@ -158,17 +210,87 @@ class Journal:
             logger.warning("The end of the journal can't be written: %s", unwritten)
 
     def sync(self) -> None:
-        """Return once everything is where a crash of this machine doesn't reach it."""
-        self._log.sync()
+        """Return once all lines survive a crash of this machine.
+
+        Raises:
+            StorageError: it can't be written.
+        """
+        with storage_errors():
+            with self._lock:
+                self._append("")
+            self._log.sync()
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether much of it is in this process's memory alone."""
+        return self._log.unsynced > _UNSYNCED
 
     def _write(self, event: str, **fields: Any) -> None:
-        entry = {"time": time.time(), "token": self._lease, "event": event, **fields}
+        entry = self._entry(event, **fields)
         self.ledger.take(entry)
-        self._log.write(json.dumps(entry) + "\n")
+        with self._lock, storage_errors():
+            self._append(strict_json.dumps(entry) + "\n")
+
+    def _entry(self, event: str, **fields: Any) -> dict[str, Any]:
+        return {"time": time.time(), "token": self._token, "event": event, **fields}
+
+    def _append(self, line: str) -> None:
+        """Append the drafts, for good, and a line."""
+        drafts, self._drafts = self._drafts, _Drafts(first=self._drafts.written)
+        text = drafts.text(self._token) + line
+        if text:
+            self._log.write(text)
 
 
-def _measured(event: Event | CheckpointEvent | None) -> dict[str, float]:
-    """What an event tells of time: how long before it something was so."""
+class _Drafts:
+    """Reports that aren't in the journal for good."""
+
+    def __init__(self, first: int = 0) -> None:
+        """
+        Args:
+            first: number of this driver's reports before.
+        """
+        self._first = first
+        self._lines: list[str] = []
+        self._reports = Reports()
+        self._times = array("d")
+        self._stalled: list[tuple[int, float]] = []
+        """Position and value, where it has changed."""
+
+    @property
+    def written(self) -> int:
+        """Number of this driver's reports, these included."""
+        return self._first + len(self._lines)
+
+    def add(self, entry: Mapping[str, Any], line: str) -> None:
+        stalled_s = entry.get("stalled_s", 0.0)
+        if stalled_s != (self._stalled[-1][1] if self._stalled else 0.0):
+            self._stalled.append((len(self), stalled_s))
+        self._lines.append(line)
+        self._times.append(entry["time"])
+        self._reports.add(entry["step"], entry["metrics"])
+
+    def text(self, token: int) -> str:
+        """Return them as lines."""
+        if len(self) < _FEW:
+            return "".join(self._lines)
+        entry = {
+            "time": self._times[-1],
+            "token": token,
+            "event": "Reports",
+            "n": self._first,
+            "times": encoded(self._times),
+            "stalled_s": self._stalled,
+            **self._reports.to_json(),
+        }
+        return strict_json.dumps(entry) + "\n"
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+
+def _measured(event: Event | Reported | None) -> dict[str, float]:
+    """Return the durations in an event, for the ledger."""
     match event:
         case (
             Reported(rank=0, stalled_s=s) | Done(rank=0, stalled_s=s) | Drained(rank=0, stalled_s=s)

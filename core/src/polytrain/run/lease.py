@@ -1,14 +1,13 @@
-"""Whose run it is: at most one driver works on a run at a time.
+"""Leases: at most one driver works on a run at a time.
 
-Leases are numbered files. The owner is who holds the highest token; a token is given once,
-because its file is created exclusively. The owner counts beats in its file. A lease is over when
-its owner says so, when the owner's process is known to be dead, or when its beats have stopped for
-a while. Whoever was taken for dead finds a higher token before it commits anything more.
+Leases are numbered files. The holder of the highest token is the owner. Each token is given once,
+because its file is created exclusively. The owner counts heartbeats in its file. A lease ends when
+its owner releases it, when the owner's process is known to be dead, or when the heartbeats stop. A
+driver that was taken for dead finds a higher token before its next commit.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from polytrain.common.errors import RunOwnedError
+from polytrain.common.processes import started_at
 from polytrain.storage.protocol import Storage
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 _LEASES = "leases"
 _BEAT_EVERY_S = 5.0
 _DEAD_AFTER_S = 30.0
-"""Seconds without a beat, as the waiting driver's clock has them."""
+"""Seconds without a heartbeat, on the waiting driver's clock."""
 
 _held: set[str] = set()
 """Tokens of the leases that this process holds or wants."""
@@ -38,7 +38,7 @@ _held: set[str] = set()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Owner:
-    """What a lease says of its holder."""
+    """The holder of a lease."""
 
     host: str
     pid: int
@@ -46,10 +46,10 @@ class _Owner:
     """Ticks since the machine's boot: the time of day may be corrected."""
 
     nonce: str
-    """Of this lease alone."""
+    """Unique to this lease."""
 
     machine: str
-    """Tells machines, their boots and their process namespaces apart; empty if nothing does."""
+    """Identifies the machine, its boot and its process namespace; empty if unknown."""
 
     since: str
     beats: int = 0
@@ -60,21 +60,21 @@ class _Owner:
         return cls(
             host=socket.gethostname(),
             pid=os.getpid(),
-            process_started=_started(os.getpid()) or 0,
+            process_started=started_at(os.getpid()) or 0,
             nonce=secrets.token_hex(8),
             machine=_this_machine(),
             since=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
     def lives(self) -> bool | None:
-        """Whether its process still works on the run; None if that can't be known here."""
+        """Return whether its process still works on the run; None if this machine can't know."""
         if not self.machine or self.machine != _this_machine():
             return None
         if self.pid == os.getpid():
-            # What couldn't be released is over all the same.
+            # The lease has ended although its release failed.
             return self.nonce in _held
         try:
-            return _started(self.pid) == self.process_started
+            return started_at(self.pid) == self.process_started
         except PermissionError:
             return None
 
@@ -83,7 +83,7 @@ class _Owner:
 
 
 class Lease:
-    """This driver's lease of a run, while it is held."""
+    """This driver's lease on a run."""
 
     def __init__(
         self, storage: Storage, no_retry: Storage, token: int, path: str, owner: _Owner
@@ -92,11 +92,11 @@ class Lease:
         self._storage = storage
         self._no_retry = no_retry
         self.path = path
-        """Of its file, in the run's storage."""
+        """Path of its file in the run's storage."""
 
         self._owner = owner
         self.lost: RunOwnedError | None = None
-        """Who has taken the run over, once this driver knows."""
+        """The new owner, once this driver knows of it."""
 
         self._when_lost: Callable[[], None] | None = None
         self._ended = threading.Event()
@@ -104,15 +104,15 @@ class Lease:
         self._beating.start()
 
     def notify(self, when_lost: Callable[[], None]) -> None:
-        """Call a function, on another thread, when another driver is seen to have the run."""
+        """Call a function, on another thread, when another driver has taken the run over."""
         self._when_lost = when_lost
 
     def check(self) -> None:
-        """Make sure that nobody else has taken the run.
+        """Check that this driver still has the run.
 
         Raises:
-            RunOwnedError: somebody has.
-            OSError: the storage can't be asked.
+            RunOwnedError: another driver has the run.
+            OSError: the storage failed.
         """
         self._check(self._storage)
 
@@ -126,7 +126,7 @@ class Lease:
             raise self.lost
 
     def release(self) -> None:
-        """Give the run up."""
+        """Release the run."""
         self._ended.set()
         self._beating.join()
         self._write(replace(self._owner, released=True))
@@ -141,29 +141,28 @@ class Lease:
                 if self._when_lost is not None:
                     self._when_lost()
                 return
-            except OSError as error:
+            except Exception as error:  # whatever a storage's client raises, this thread goes on
                 logger.debug("Whose the run is can't be asked: %s", error)
 
     def _write(self, owner: _Owner) -> None:
         try:
             self._no_retry.write(self.path, json.dumps(asdict(owner)).encode())
-        except OSError as error:
-            # Whoever finds it unchanged waits until it is over.
+        except Exception as error:  # whatever a storage's client raises
+            # Another driver that finds it unchanged waits until it ends.
             logger.warning("The lease %s can't be renewed: %s", self.path, error)
 
 
 @contextmanager
 def leased(storage: Storage, no_retry: Storage) -> Iterator[Lease]:
-    """Hold a run. Waits for an owner of whom nobody knows whether it is still alive.
+    """Acquire and hold a run. Waits if it is unknown whether the current owner is alive.
 
     Args:
-        storage: the run's.
-        impatient: the same, but its calls aren't repeated when they fail: a beat that comes late
-            is as good as none.
+        storage: the run's storage.
+        no_retry: the same without retries, for heartbeats: a late one is useless.
 
     Raises:
-        RunOwnedError: another driver works on it.
-        OSError: the storage refused.
+        RunOwnedError: another driver works on the run.
+        OSError: the storage failed.
     """
     owner = _Owner.this_process()
     _held.add(owner.nonce)
@@ -179,7 +178,7 @@ def leased(storage: Storage, no_retry: Storage) -> Iterator[Lease]:
 
 
 def _taken(storage: Storage, owner: _Owner) -> tuple[int, str]:
-    """Number and path of the new lease."""
+    """Return the number and path of the new lease."""
     watch = _Watch(storage.root)
     while True:
         token, other = _newest(storage)
@@ -193,18 +192,18 @@ def _taken(storage: Storage, owner: _Owner) -> tuple[int, str]:
 
 
 class _Watch:
-    """Looks for signs of life of an owner."""
+    """Watches the heartbeats of an owner."""
 
     def __init__(self, root: str) -> None:
         self.pause_s = 0.0
-        """Seconds until the next look."""
+        """Seconds until the next check."""
 
         self._root = root
         self._watched: tuple[int, int] | None = None
         self._waited = 0.0
 
     def finds_over(self, token: int, owner: _Owner) -> bool:
-        """Whether a lease is over.
+        """Return whether a lease has ended.
 
         Raises:
             RunOwnedError: it isn't.
@@ -236,17 +235,17 @@ def _create(storage: Storage, token: int, owner: _Owner) -> str | None:
 
 
 def _newest(storage: Storage) -> tuple[int, _Owner | None]:
-    """The highest token, and who holds it; 0 and None if there is no lease."""
+    """Return the highest token and its holder; 0 and None if there is no lease."""
     by_number: dict[int, list[str]] = {}
     for path in storage.list(_LEASES):
         token = Path(path).name.partition(".")[0]
-        # NFS leaves files of its own beside those that are replaced while they are read.
+        # NFS leaves its own files beside files that are replaced while they are read.
         if token.isdigit():
             by_number.setdefault(int(token), []).append(path)
     if not by_number:
         return 0, None
     newest = max(by_number)
-    # Of several, which tried at once, all but one are about to give way.
+    # Of several drivers that tried at once, all but one give way.
     owners = [owner for path in sorted(by_number[newest]) if (owner := _read(storage, path))]
     living = [owner for owner in owners if not owner.released]
     return newest, next(iter(living or owners), None)
@@ -258,27 +257,10 @@ def _read(storage: Storage, path: str) -> _Owner | None:
     except FileNotFoundError:
         return None
     except (ValueError, TypeError):
-        # Torn. Whoever wrote it may be alive all the same.
+        # Incomplete. Its writer may still be alive.
         return _Owner(
             host="an unknown host", pid=0, process_started=0, nonce="", machine="", since="?"
         )
-
-
-def _started(pid: int) -> int | None:
-    """When a process was started, in ticks since the boot; None if it is none any more.
-
-    Raises:
-        PermissionError: that is none of our business.
-    """
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        # Those of others may be hidden.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 0)
-        return None
-    # One that nobody has asked for its exit code yet is a zombie.
-    return None if status[0] in "ZX" else int(status[19])
 
 
 def _this_machine() -> str:

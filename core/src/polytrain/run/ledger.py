@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 ACCOUNTS = (
     "start",
@@ -20,82 +23,82 @@ ACCOUNTS = (
     "replayed_work",
     "ending",
 )
-"""What time is spent on, in the order in which it is told. At any moment it is one of them."""
+"""The accounts of time, in the order of the report. Every moment belongs to one of them."""
 
 _WORK = ("train", "replayed_work")
 
 
 @dataclass(slots=True)
 class Ledger:
-    """The time of a run, second by second, of all the drivers that have worked on it.
+    """The time of a run, over all its drivers.
 
-    The time between two drivers isn't in it; a driver that was killed counts until its last line.
+    The time between two drivers doesn't count; a killed driver counts until its last line.
     """
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACCOUNTS, 0.0))
     """Account → seconds:
 
-    - `start`: from the call of `fit()` until its first worker processes are asked for.
-    - `data_load`: agents read the rows that they hold. What workers read by themselves, while they
-      train, is theirs.
+    - `start`: from the call of `fit()` until its first worker processes are requested.
+    - `data_load`: agents read the rows that they hold. Rows that workers read themselves count as
+      `train`.
     - `import`: from the request for a process until the slowest rank can meet the others.
     - `rendezvous`: from there until the last rank has joined the collective.
     - `train`: from there until every rank is done, or one has failed.
-    - `checkpoint_stall`: rank 0's training stood still for a checkpoint: for its files to be made,
-      for room in the queue of those on their way, for its commit where that is waited for.
-    - `detect`: a rank had failed, and the run didn't know. Of a hang that is the time without
-      progress. How long ago an agent or a node was lost, nobody knows: that is in `train`.
-    - `teardown`: from the news of a failure, or the last checkpoint before a planned restart, until
-      all processes are gone, and all that they had handed over is stored.
-    - `reschedule`: agents for the next attempt are found, and what it resumes from.
-    - `data_reload`: as `data_load`, in later attempts, where only new agents have anything to read,
-      and until the checkpoint to resume from is on the nodes.
-    - `replayed_work`: training that only repeats steps which rank 0 had reported before.
-    - `ending`: every rank is done, or the run has ended otherwise: until all is released.
+    - `checkpoint_stall`: rank 0's training waits for a checkpoint: for its files to be written, for
+      room in the upload queue, or for its commit.
+    - `detect`: a rank has failed, and the run hasn't noticed yet; for a hang, the time without
+      progress. For a lost agent or node this time is unknown, and counts as `train`.
+    - `teardown`: from the notice of a failure, or the last checkpoint before a planned restart,
+      until all processes are gone and their staged checkpoints are stored.
+    - `reschedule`: the pool acquires agents, and the starting point is chosen.
+    - `data_reload`: as `data_load`, in later attempts, where only new agents read rows, and until
+      the checkpoint to resume from is on the nodes.
+    - `replayed_work`: training repeats steps that rank 0 had reported before.
+    - `ending`: from the end of training until all resources are released.
     """
 
     lost_steps: int = 0
-    """Steps that rank 0 had reported and that were gone with an attempt: the sum over all."""
+    """Reported steps of rank 0 that were lost, over all attempts."""
 
     launches: int = 0
-    """Attempts."""
+    """Number of attempts."""
 
     _account: str | None = field(default=None, repr=False)
-    """What the time is spent on now; None while no driver lives."""
+    """The current account; None while no driver lives."""
 
     _now: float = field(default=0.0, repr=False)
     _phase: tuple[str, int] | None = field(default=None, repr=False)
-    """Phase and attempt of the state machine."""
+    """The state machine's phase and attempt."""
 
     _is_first: bool = field(default=True, repr=False)
-    """Whether this driver has launched nothing yet."""
+    """Whether this driver hasn't launched an attempt yet."""
 
     _world_size: int = field(default=0, repr=False)
     _joined: int = field(default=0, repr=False)
     _step: int = field(default=0, repr=False)
-    """Rank 0's."""
+    """Rank 0's last step."""
 
     _highest_step: int = field(default=0, repr=False)
-    """The highest that rank 0 has ever reported."""
+    """The highest step that rank 0 has reported."""
 
     _spent: dict[str, float] = field(default_factory=dict, repr=False)
-    """What is booked of this attempt's time, and may still turn out to be something else."""
+    """This attempt's booked time, which may still move to another account."""
 
     _stalled_s: float = field(default=0.0, repr=False)
-    """Of this attempt, as rank 0 has told it."""
+    """Rank 0's reported stall in this attempt."""
 
     _detected_s: float = field(default=0.0, repr=False)
     _failed: tuple[float, str] | None = field(default=None, repr=False)
-    """When this attempt's work was over, and what it had been."""
+    """When this attempt's work ended, and its account until then."""
 
     @property
     def wall_s(self) -> float:
-        """All of it."""
+        """The total time."""
         return sum(self.seconds.values())
 
     @property
     def goodput(self) -> float:
-        """The part of the time that has brought the training forward, between 0 and 1."""
+        """The fraction of time with new training progress, between 0 and 1."""
         wall_s = self.wall_s
         return self.seconds["train"] / wall_s if wall_s else 0.0
 
@@ -107,7 +110,7 @@ class Ledger:
     def take(self, entry: Mapping[str, Any]) -> None:
         """Take the next line of the journal."""
         if entry["event"] == "Opened":
-            # Nobody knows when the driver before has ended, if it didn't say so.
+            # The end of a killed driver is unknown.
             self._begin(entry.get("began", entry["time"]))
         self._book(entry["time"])
         if "phase" in entry:
@@ -131,6 +134,31 @@ class Ledger:
             self._stalled(entry["stalled_s"])
         if "since_s" in entry and self._failed is not None:
             self._detected(entry["since_s"])
+
+    def take_reports(
+        self,
+        times: Sequence[float],
+        steps: npt.NDArray[np.int64],
+        stalled_s: Mapping[int, float],
+        *,
+        start: int = 0,
+    ) -> None:
+        """Take many reports that follow one another, as `take` would take their lines.
+
+        Args:
+            times: when each was made, in seconds since the epoch.
+            steps: the step of each.
+            stalled_s: position → rank 0's stall so far, where it isn't that of the report before.
+            start: the first report to take.
+        """
+        begin = start
+        for row, stall in stalled_s.items():
+            if row >= start:
+                self._take_alike(np.asarray(times[begin:row]), steps[begin:row])
+                entry = {"event": "Reported", "time": times[row], "step": int(steps[row])}
+                self.take({**entry, "stalled_s": stall})
+                begin = row + 1
+        self._take_alike(np.asarray(times[begin:]), steps[begin:])
 
     def __str__(self) -> str:
         wall_s = self.wall_s
@@ -156,7 +184,7 @@ class Ledger:
         self._failed = None
 
     def _book(self, now: float) -> None:
-        # Clocks are set back at times.
+        # Clocks may be set back.
         passed, self._now = max(0.0, now - self._now), now
         if self._account is not None:
             self.seconds[self._account] += passed
@@ -196,13 +224,28 @@ class Ledger:
             self._account = "train"
         self._highest_step = max(self._highest_step, step)
 
+    def _take_alike(self, times: npt.NDArray[np.float64], steps: npt.NDArray[np.int64]) -> None:
+        """Take reports that say nothing of a stall."""
+        if not len(times):
+            return
+        passed = np.maximum(0.0, np.diff(times, prepend=self._now))
+        new = np.flatnonzero(steps >= self._highest_step)
+        # The first report of a new step ends the replay.
+        behind = int(new[0]) + 1 if len(new) else len(steps)
+        for row, some in ((behind - 1, passed[:behind]), (len(steps) - 1, passed[behind:])):
+            if len(some):
+                self._book(self._now + float(some.sum()))
+                self._now = float(times[row])
+                self._reported(int(steps[row]))
+        self._highest_step = max(self._highest_step, int(steps.max()))
+
     def _stalled(self, stalled_s: float) -> None:
         more, self._stalled_s = stalled_s - self._stalled_s, max(stalled_s, self._stalled_s)
         work = _WORK[::-1] if self._account == "replayed_work" else _WORK
         self._move(more, work, "checkpoint_stall")
 
     def _detected(self, since_s: float) -> None:
-        """Something was wrong for this long when the line was written."""
+        """Book the time between a failure and its detection."""
         assert self._failed is not None
         known_at, account = self._failed
         more = known_at - (self._now - since_s) - self._detected_s
@@ -211,7 +254,7 @@ class Ledger:
         self._move(more, tuple(sources), "detect")
 
     def _move(self, seconds: float, sources: tuple[str, ...], to: str) -> None:
-        """Book time of this attempt on another account: as much of it as there is."""
+        """Move booked time of this attempt to another account, at most as much as there is."""
         for account in sources:
             moved = max(0.0, min(seconds, self._spent.get(account, 0.0), self.seconds[account]))
             if moved and account != to:

@@ -1,4 +1,4 @@
-"""The state machine of a run: an event in, the next state and what to do about it out.
+"""The state machine of a run: an event in, the next state and its actions out.
 
     Placing ──► Gathering ──► Training ──► Leaving ──► Concluded
        ▲            │             │
@@ -6,16 +6,24 @@
        └───────────────────┘ │
                              └──► Concluded
 
-Pure: no clock, no Ray, no process. Any failure ends the attempt; once all its processes are gone
-the cause is known, the failure policy decides, and the next attempt is launched. An attempt
-that the run itself ends, for another number of workers or to stop, makes a checkpoint first.
+Pure: no clock, no Ray, no process. Any failure ends the attempt. Once all its processes are gone
+the cause is known, the failure policy decides, and the next attempt is launched. Before a planned
+end, to resize, move or stop, the attempt makes a checkpoint.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from polytrain.checkpoint.events import CheckpointEvent, Committed, PartStaged, PartStored, PartVoid
+from rpds import HashTrieMap
+
+from polytrain.checkpoint.events import (
+    CheckpointEvent,
+    Committed,
+    PartStaged,
+    PartStored,
+    PartVoid,
+)
 from polytrain.common.errors import Failure, FailureKind
 from polytrain.common.events import (
     AgentLost,
@@ -33,28 +41,39 @@ from polytrain.common.events import (
     Reported,
     SavesOnRequest,
 )
+from polytrain.policy.failure import classified, failed_attempt
+from polytrain.policy.health import Loss, avoided
 from polytrain.run.actions import (
     AcquireWorkers,
-    AddCheckpoint,
-    AddPart,
-    CountPart,
+    Conclude,
     Drain,
-    DropCheckpoint,
+    EndAttempt,
+    Kill,
+    Launch,
     Leave,
-    Publish,
     SendRoster,
 )
-from polytrain.run.ending import (
-    agent_lost,
-    concluded_failed,
-    concluded_stopped,
-    ended_as_planned,
-    exited,
-    failed,
-    launched,
-)
-from polytrain.run.states import Concluded, Gathering, Leaving, Placing, State, Training
+from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, State, Training
 from polytrain.run.transition import Transition
+
+# After the last rank is done, only failures that could lose the final checkpoint count.
+_LOSES_A_CHECKPOINT = (
+    FailureKind.STORAGE,
+    FailureKind.CHECKPOINT_MISMATCH,
+    FailureKind.LEASE_LOST,
+)
+
+# These count even at a planned end.
+_ENDS_THE_PLAN = (FailureKind.STORAGE, FailureKind.LEASE_LOST)
+
+# Failures that a node may have caused.
+_OF_A_NODE = (
+    FailureKind.WORKER_LOST,
+    FailureKind.AGENT_LOST,
+    FailureKind.NODE_LOST,
+    FailureKind.OUT_OF_MEMORY,
+    FailureKind.HANG,
+)
 
 
 def begin(state: State) -> Transition:
@@ -64,28 +83,28 @@ def begin(state: State) -> Transition:
     )
 
 
-def step(state: State, event: Event | CheckpointEvent, *, now: float = 0.0) -> Transition:
+def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
     """Decide what follows from one event.
 
     Args:
-        state: before it.
-        event: what has happened.
-        now: seconds on a clock that never goes back.
+        state: the state before the event.
+        event: the event.
+        now: seconds on a monotonic clock.
     """
     if isinstance(state.phase, Concluded) or _is_stale(state, event):
         return Transition(state=state)
     match event:
         case AgentsPlaced(nodes=nodes):
-            # Where workers are now that node is about to go: it was told while they were placed.
+            # A node that workers were placed on has been announced as draining meanwhile.
             drain = state.drain
             is_late = drain is not None and not drain.nodes.isdisjoint(nodes)
             placed = replace(
                 state, world_size=len(nodes), nodes=nodes, drain=drain if is_late else None
             )
-            return launched(placed, reason=f"{len(nodes)} ranks have agents", now=now)
+            return _launched(placed, reason=f"{len(nodes)} ranks have agents", now=now)
         case PlacementFailed():
             failure = Failure(kind=FailureKind.STARTUP, rank=None, message=event.reason)
-            return concluded_failed(state, (failure,), "workers can't be placed")
+            return _concluded_failed(state, (failure,), "workers can't be placed")
         case Offered():
             return _offered(state, event)
         case Joined(rank=rank):
@@ -93,30 +112,8 @@ def step(state: State, event: Event | CheckpointEvent, *, now: float = 0.0) -> T
             if rank not in steps:
                 steps = steps.insert(rank, state.committed)
             return Transition(state=replace(state, steps=steps), reason=f"rank {rank} joined")
-        case Reported():
-            steps = state.steps.insert(event.rank, event.step)
-            return Transition(
-                state=replace(state, steps=steps, has_reported=True),
-                actions=(Publish(report=event),),
-            )
         case SavesOnRequest():
             return Transition(state=replace(state, saves=True))
-        case PartStaged():
-            return Transition(state=replace(state, saves=True), actions=(CountPart(part=event),))
-        case PartStored():
-            return Transition(state=state, actions=(AddPart(part=event),))
-        case PartVoid(checkpoint=number, rank=rank):
-            return Transition(
-                state=state,
-                actions=(DropCheckpoint(part=event),),
-                reason=f"checkpoint {number} is void: of rank {rank}'s part {event.reason}",
-            )
-        case Committed(manifest=manifest):
-            return Transition(
-                state=replace(state, committed=manifest.step),
-                actions=(AddCheckpoint(committed=event),),
-                reason=f"{manifest.directory} is committed, of step {manifest.step}",
-            )
         case Done():
             return _done(state, event.rank)
         case DrainWanted():
@@ -124,21 +121,55 @@ def step(state: State, event: Event | CheckpointEvent, *, now: float = 0.0) -> T
         case Drained(rank=rank):
             return _drained(state, rank, now=now)
         case Failed(failure=failure):
-            return failed(state, failure, now=now)
+            return _failed(state, failure, now=now)
         case Exited():
-            return exited(state, event, now=now)
+            return _exited(state, event, now=now)
         case AgentLost():
-            return agent_lost(state, event, now=now)
+            return _agent_lost(state, event, now=now)
 
 
-def _is_stale(state: State, event: Event | CheckpointEvent) -> bool:
-    # A part of a checkpoint counts whenever it was stored: the agent outlives its worker, and
-    # what was handed over is kept.
-    if isinstance(event, PartStored | PartVoid | Committed):
-        return False
-    attempt = getattr(event, "attempt", state.attempt)
-    is_launched = not isinstance(state.phase, Placing)
-    return attempt != state.attempt or (hasattr(event, "attempt") and not is_launched)
+def note(state: State, event: Reported | CheckpointEvent) -> State | None:
+    """Return the state after an event that needs no decision; None if the event is stale."""
+    if isinstance(state.phase, Concluded):
+        return None
+    match event:
+        case Reported(attempt=attempt) | PartStaged(attempt=attempt) if _is_over(state, attempt):
+            return None
+        case Reported(rank=rank, step=reached):
+            return replace(state, steps=state.steps.insert(rank, reached), has_reported=True)
+        case PartStaged():
+            return replace(state, saves=True)
+        case Committed(manifest=manifest):
+            return replace(state, committed=manifest.step)
+        case PartStored() | PartVoid():
+            # These always count: the agent outlives its worker process.
+            return state
+
+
+def _is_stale(state: State, event: Event) -> bool:
+    attempt = getattr(event, "attempt", None)
+    return attempt is not None and _is_over(state, attempt)
+
+
+def _is_over(state: State, attempt: int) -> bool:
+    """Return whether an attempt's events are ignored because it has ended or not started."""
+    return attempt != state.attempt or isinstance(state.phase, Placing)
+
+
+def _launched(state: State, *, reason: str, now: float) -> Transition:
+    """Launch the next attempt."""
+    return Transition(
+        state=replace(
+            state,
+            phase=Gathering(),
+            launches=state.launches + 1,
+            launched_at=now,
+            steps=HashTrieMap(),
+            has_reported=False,
+        ),
+        actions=(Launch(attempt=state.attempt),),
+        reason=reason,
+    )
 
 
 def _offered(state: State, event: Offered) -> Transition:
@@ -182,15 +213,15 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
     state = replace(state, drain=event)
     match state.phase:
         case Placing() if stops:
-            return concluded_stopped(state, event.reason)
+            return _concluded_stopped(state, event.reason)
         case Gathering() if stops:
-            return ended_as_planned(state, reason=event.reason, now=now)
+            return _ended_as_planned(state, reason=event.reason, now=now)
         case Training() if stops and not state.saves:
             reason = f"{event.reason}; no checkpoint was made, so none is waited for"
-            return ended_as_planned(state, reason=reason, now=now)
+            return _ended_as_planned(state, reason=reason, now=now)
         case Training() if before is None:
-            told = Drain(attempt=state.attempt)
-            return Transition(state=state, actions=(told,), reason=event.reason)
+            drain = Drain(attempt=state.attempt)
+            return Transition(state=state, actions=(drain,), reason=event.reason)
         case _:
             return Transition(state=state, reason=event.reason)
 
@@ -199,4 +230,210 @@ def _drained(state: State, rank: int, *, now: float) -> Transition:
     if not isinstance(state.phase, Training) or state.drain is None:
         return Transition(state=state)
     reason = f"rank {rank} has stopped after its checkpoint, {state.drain.purpose}"
-    return ended_as_planned(state, reason=reason, now=now)
+    return _ended_as_planned(state, reason=reason, now=now)
+
+
+def _failed(state: State, failure: Failure, *, now: float, loses_agent: bool = False) -> Transition:
+    """Handle a failure: the attempt ends, if it isn't ending already.
+
+    Args:
+        state: the state before the failure.
+        failure: the failure.
+        now: seconds on the run's clock.
+        loses_agent: whether an agent is lost, with the parts that it was storing.
+    """
+    failure = _placed_in_time(state, classified(failure))
+    match state.phase:
+        case Gathering() | Training():
+            return _end(state, Ending().also(failure), reason=str(failure), now=now)
+        case Leaving(gone=gone) if loses_agent or failure.kind in _LOSES_A_CHECKPOINT:
+            ending = Ending(gone=gone, was_dismissed=True).also(failure)
+            return _end(state, ending, reason=str(failure), now=now)
+        case Ending() as ending if not ending.is_planned or failure.kind in _ENDS_THE_PLAN:
+            return Transition(
+                state=replace(state, phase=ending.also(failure)), reason=f"also {failure}"
+            )
+        case _:
+            return Transition(state=state, reason=f"ignored, training is over: {failure}")
+
+
+def _ended_as_planned(state: State, *, reason: str, now: float) -> Transition:
+    """End the attempt as planned."""
+    return _end(state, Ending(), reason=reason, now=now)
+
+
+def _exited(state: State, event: Exited, *, now: float) -> Transition:
+    """Handle the end of a worker process."""
+    if isinstance(state.phase, Leaving):
+        return _gone_while_leaving(state, event.rank)
+    ending = state.phase if isinstance(state.phase, Ending) else None
+    explained = ending is not None and (
+        ending.was_dismissed or ending.is_planned or event.rank in ending.failed
+    )
+    transition = Transition(state=state)
+    if not event.killed and not explained:
+        transition = _failed(state, _of_exit(state, event), now=now)
+    return _gone_while_ending(transition, event.rank, now=now)
+
+
+def _agent_lost(state: State, event: AgentLost, *, now: float) -> Transition:
+    """Handle the loss of an agent, and so of its worker process."""
+    if isinstance(state.phase, Leaving) and event.rank in state.phase.gone:
+        return Transition(state=state)
+    if isinstance(state.phase, Placing):
+        # The pool replaces this agent while it places the others.
+        return Transition(state=state, reason=f"rank {event.rank}: {event.reason}")
+    expected = state.nodes[event.rank : event.rank + 1]
+    kind = FailureKind.PREEMPTED if state.leaving_nodes.intersection(expected) else event.kind
+    failure = Failure(kind=kind, rank=event.rank, message=event.reason)
+    transition = _failed(state, failure, now=now, loses_agent=True)
+    ending = transition.state.phase
+    if isinstance(ending, Ending):
+        ending = replace(ending, lost_agents=ending.lost_agents.insert(event.rank))
+        transition = replace(transition, state=replace(transition.state, phase=ending))
+    return _gone_while_ending(transition, event.rank, now=now)
+
+
+def _concluded_failed(state: State, failures: tuple[Failure, ...], reason: str) -> Transition:
+    """Conclude the run as failed."""
+    return Transition(
+        state=replace(state, phase=Concluded(succeeded=False)),
+        actions=(Conclude(succeeded=False, reason=reason, failures=failures),),
+        reason=reason,
+    )
+
+
+def _concluded_stopped(state: State, reason: str) -> Transition:
+    """Conclude this driver's work after a requested stop."""
+    return Transition(
+        state=replace(state, phase=Concluded(succeeded=False)),
+        actions=(Conclude(succeeded=False, stopped=True, reason=reason),),
+        reason=reason,
+    )
+
+
+def _end(state: State, ending: Ending, *, reason: str, now: float) -> Transition:
+    ending = replace(ending, lasted_s=now - state.launched_at)
+    return Transition(
+        state=replace(state, phase=ending),
+        actions=(Kill(attempt=state.attempt),),
+        reason=reason,
+    )
+
+
+def _placed_in_time(state: State, failure: Failure) -> Failure:
+    """Mark a failure of a rank that hasn't joined as a failure to start."""
+    if failure.rank is None:
+        return failure
+    has_joined = failure.rank in state.steps
+    if failure.kind is FailureKind.USER_ERROR and not has_joined:
+        message = f"before it had joined the others: {failure.message}"
+        return replace(failure, kind=FailureKind.STARTUP, message=message)
+    return replace(failure, step=state.steps.get(failure.rank, 0))
+
+
+def _of_exit(state: State, event: Exited) -> Failure:
+    kind, how = FailureKind.WORKER_LOST, event.how
+    if event.out_of_memory:
+        kind, how = FailureKind.OUT_OF_MEMORY, "ended by the kernel, which was out of memory,"
+    before = "its training was done" if event.rank in state.steps else "it had joined the others"
+    return Failure(
+        kind=kind, rank=event.rank, message=f"{how} before {before}", output=event.output
+    )
+
+
+def _gone_while_leaving(state: State, rank: int) -> Transition:
+    assert isinstance(state.phase, Leaving)
+    gone = state.phase.gone.insert(rank)
+    if len(gone) < state.world_size:
+        return Transition(state=replace(state, phase=Leaving(gone=gone)))
+    reason = "every rank finished"
+    return Transition(
+        state=replace(state, phase=Concluded(succeeded=True)),
+        actions=(Conclude(succeeded=True, reason=reason),),
+        reason=reason,
+    )
+
+
+def _gone_while_ending(transition: Transition, rank: int, *, now: float) -> Transition:
+    """Note that a rank's process is gone; decide what follows once all are."""
+    state = transition.state
+    if not isinstance(state.phase, Ending):
+        return transition
+    ending = replace(state.phase, gone=state.phase.gone.insert(rank))
+    state = replace(state, phase=ending)
+    if len(ending.gone) < state.world_size:
+        return replace(transition, state=state)
+    after = (
+        _after_planned_end(state, now) if ending.is_planned else _after_failure(state, ending, now)
+    )
+    return Transition(
+        state=after.state,
+        actions=(*transition.actions, *after.actions),
+        reason="; ".join(part for part in (transition.reason, after.reason) if part),
+    )
+
+
+def _after_failure(state: State, ending: Ending, now: float) -> Transition:
+    """Decide what follows a failure."""
+    failures = tuple(ending.failures)
+    failure_of_attempt = failed_attempt(
+        failures,
+        world_size=state.world_size,
+        has_reported=state.has_reported,
+        lasted_s=ending.lasted_s,
+        committed=state.committed,
+    )
+    root = failure_of_attempt.root
+    attempts = (*state.attempts, failure_of_attempt)
+    losses = state.losses
+    if root.kind in _OF_A_NODE and root.rank is not None and state.nodes:
+        losses = (*losses, Loss(node=state.nodes[root.rank], at=now))
+    state = replace(state, attempts=attempts, losses=losses)
+    if state.drain is not None and state.drain.purpose is Purpose.STOP:
+        # A stop is requested: the driver that resumes the run applies the failure policy.
+        return _stopped(state, state.drain, root)
+    decision = state.policy.decide(attempts)
+    ended = EndAttempt(attempt=state.attempt, root=root, reason=decision.reason)
+    if not decision.restart:
+        others = tuple(failure for failure in failures if failure is not root)
+        # Errors of a lost process's peers don't show the cause.
+        shown = (root,) if root.kind.is_loss else (root, *others)
+        concluded = _concluded_failed(state, shown, decision.reason)
+        return replace(concluded, actions=(ended, *concluded.actions))
+    avoid = _nodes_to_avoid(state, now)
+    if ending.lost_agents or state.drain is not None or avoid.intersection(state.nodes):
+        return _placed_anew(state, ended, avoid)
+    state = replace(state, attempt=state.attempt + 1)
+    after = _launched(state, reason=decision.reason, now=now)
+    return replace(after, actions=(ended, *after.actions))
+
+
+def _after_planned_end(state: State, now: float) -> Transition:
+    """Decide what follows a planned end."""
+    drain = state.drain
+    assert drain is not None
+    if drain.purpose is Purpose.STOP:
+        return _stopped(state, drain, None)
+    ended = EndAttempt(attempt=state.attempt, root=None, reason=drain.reason)
+    return _placed_anew(state, ended, _nodes_to_avoid(state, now))
+
+
+def _stopped(state: State, drain: DrainWanted, root: Failure | None) -> Transition:
+    ended = EndAttempt(attempt=state.attempt, root=root, reason=drain.reason)
+    stopped = _concluded_stopped(state, drain.reason)
+    return replace(stopped, actions=(ended, *stopped.actions))
+
+
+def _placed_anew(state: State, ended: EndAttempt, avoid: frozenset[str]) -> Transition:
+    """Acquire agents for the next attempt."""
+    without = frozenset[int]() if state.drain is None else state.drain.ranks
+    return Transition(
+        state=replace(state, attempt=state.attempt + 1, phase=Placing(), drain=None),
+        actions=(ended, AcquireWorkers(avoid=avoid, without=without)),
+        reason=ended.reason,
+    )
+
+
+def _nodes_to_avoid(state: State, now: float) -> frozenset[str]:
+    return state.leaving_nodes | avoided(state.losses, cooldown_s=state.node_cooldown_s, now=now)

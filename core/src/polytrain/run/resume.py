@@ -1,9 +1,11 @@
-"""What earlier drivers have left of a run: what they have written down, and its checkpoints."""
+"""What earlier drivers left of a run: its history and its checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
 import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import metadata
 
 from polytrain.checkpoint.manager import CheckpointManager
@@ -19,7 +21,7 @@ from polytrain_plugins import Backend, CheckpointKind
 
 
 def checkpoint_kind(backend: Backend, config: RunConfig) -> CheckpointKind:
-    """Who writes the run's checkpoints."""
+    """Return which ranks write the run's checkpoints."""
     chosen = config.checkpoint_config.written_by
     return CheckpointKind(chosen) if chosen is not None else backend.capabilities.checkpoint
 
@@ -28,23 +30,37 @@ def checkpoint_manager(
     backend: Backend,
     *,
     config: RunConfig,
+    is_declarative: bool,
     location: Location,
     world_size: int,
     lease: Lease,
     past: RunHistory | None,
     origin: StartingPoint,
 ) -> CheckpointManager:
-    """The run's checkpoints, with those of earlier drivers.
+    """Return the manager of the run's checkpoints, with those of earlier drivers.
+
+    Args:
+        backend: the backend.
+        config: the run's config.
+        is_declarative: whether the backend trains and saves without a training function.
+        location: the run's location.
+        world_size: number of ranks.
+        lease: this driver's lease.
+        past: the history of earlier drivers.
+        origin: the starting point of the run itself.
 
     Raises:
         OSError: the storage can't be read.
     """
     store = CheckpointStore(location=location)
+    kind = checkpoint_kind(backend, config)
+    is_undecided = config.checkpoint_config.written_by is None
     manager = CheckpointManager(
         store=store,
         config=config.checkpoint_config,
         backend=backend.name,
-        kind=checkpoint_kind(backend, config),
+        kind=kind,
+        merges_files=is_undecided and not is_declarative and kind is CheckpointKind.ONE_RANK,
         versions=_versions(backend),
         world_size=world_size,
         token=lease.token,
@@ -55,17 +71,36 @@ def checkpoint_manager(
     return manager
 
 
-def previous_history(storage: Storage) -> RunHistory | None:
-    """What earlier drivers have written down of a run; None if there was none.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviousRun:
+    """What earlier drivers have written down of a run."""
+
+    journal: Mapping[str, int]
+    """What their journal was: it changes with every line."""
+
+    history: RunHistory | None
+    """None if there was no driver."""
+
+
+def previous_run(storage: Storage, *, known: PreviousRun | None = None) -> PreviousRun:
+    """Read the journal.
+
+    Args:
+        storage: the run's.
+        known: the last answer, which is returned if nothing was added since.
 
     Raises:
         OSError: the storage can't be read.
     """
-    return read_history(storage.read_log(JOURNAL))
+    # Before it is read: what is written meanwhile is noticed by the next call.
+    journal = storage.log_state(JOURNAL)
+    if known is not None and known.journal == journal:
+        return known
+    return PreviousRun(journal=journal, history=read_history(storage.read_log(JOURNAL)))
 
 
 def _versions(backend: Backend) -> dict[str, str]:
-    """Versions of what a checkpoint is written with."""
+    """Return the versions to record in checkpoints."""
     found = {"python": platform.python_version()}
     for distribution in ("polytrain-core", *backend.requires):
         with contextlib.suppress(metadata.PackageNotFoundError):

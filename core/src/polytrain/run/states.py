@@ -1,7 +1,7 @@
-"""Where a run stands.
+"""The states of a run.
 
-What grows with the number of ranks is persistent: the next state shares it with this one, and an
-event costs the same in a run of ten thousand workers.
+Maps of ranks are persistent: the next state shares them with this one, so an event costs the same
+with ten thousand workers.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Placing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """Worker processes are starting; their offers come in."""
+    """Worker processes start and send their offers."""
 
     offers: HashTrieMap[int, Offer] = field(default_factory=HashTrieMap)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Everybody has the roster and trains; some ranks may be done."""
+    """All ranks have the roster and train; some may be done."""
 
     done: HashTrieSet[int] = field(default_factory=HashTrieSet)
 
@@ -47,30 +47,32 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """All worker processes are being killed. Until they are gone more may come up."""
+    """All worker processes are being killed. Until they are gone, more failures may arrive."""
 
     failures: Queue[Failure] = field(default_factory=Queue)
-    """What went wrong, in the order in which it was told; empty where the run itself ends it."""
+    """The failures, in order of arrival; empty at a planned end."""
 
     failed: HashTrieSet[int | None] = field(default_factory=HashTrieSet)
-    """Ranks with a failure of their own: how their processes end says nothing more."""
+    """Ranks with a failure of their own: the end of their processes adds nothing."""
 
     lasted_s: float = 0.0
-    """Seconds that the attempt has lasted."""
+    """Duration of the attempt, in seconds."""
 
     gone: HashTrieSet[int] = field(default_factory=HashTrieSet)
     was_dismissed: bool = False
-    """Whether every rank was done before: a worker that ends by itself then does as told."""
+    """Whether every rank was done before: then a worker process that exits isn't a failure."""
 
     lost_agents: HashTrieSet[int] = field(default_factory=HashTrieSet)
 
     @property
     def is_planned(self) -> bool:
-        """Whether the run itself ends the attempt."""
+        """Whether the end is planned."""
         return not self.failed
 
     def also(self, failure: Failure) -> Ending:
-        """The same with one failure more."""
+        """The same with one failure more, unless it is known already."""
+        if failure in self.failures:
+            return self
         return replace(
             self,
             failures=self.failures.enqueue(failure),
@@ -80,7 +82,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concluded:
-    """The run is over, or this driver has stopped working on it."""
+    """The run has ended, or this driver has stopped working on it."""
 
     succeeded: bool
 
@@ -90,54 +92,54 @@ Phase = Placing | Gathering | Training | Leaving | Ending | Concluded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Everything that the machine remembers."""
+    """The complete state of the machine."""
 
     world_size: int
-    """Ranks of the attempt that lives, or of the last one."""
+    """Number of ranks of the current attempt, or of the last one."""
 
     policy: FailurePolicy
     node_cooldown_s: float = 0.0
-    """Seconds for which losses count against a node."""
+    """Seconds for which a loss counts against its node."""
 
     phase: Phase = field(default_factory=Placing)
     attempt: int = 0
-    """The attempt that lives, or the next one to be launched while there is none."""
+    """The current attempt; between attempts, the next one."""
 
     attempts: tuple[FailedAttempt, ...] = ()
-    """Those that have failed, the oldest first."""
+    """Failed attempts, oldest first."""
 
     losses: tuple[Loss, ...] = ()
-    """Workers that were lost on nodes."""
+    """Losses of workers, with their nodes."""
 
     nodes: tuple[str, ...] = ()
-    """Where each rank is."""
+    """The node of each rank."""
 
     leaving_nodes: frozenset[str] = frozenset()
-    """Nodes that are about to be taken away."""
+    """Draining nodes."""
 
     launches: int = 0
-    """Attempts that were launched."""
+    """Number of launched attempts."""
 
     launched_at: float = 0.0
 
     committed: int = 0
-    """Step of the newest checkpoint: what an attempt starts from."""
+    """Step of the newest checkpoint, from which an attempt starts."""
 
     steps: HashTrieMap[int, int] = field(default_factory=HashTrieMap)
-    """Last step that each rank has reported that has joined this attempt."""
+    """Last reported step of each rank that has joined this attempt."""
 
     has_reported: bool = False
     """Whether any rank of this attempt has reported a step."""
 
     saves: bool = True
-    """Whether the training makes checkpoints, as far as is known: a stop waits for the next one."""
+    """Whether the training is known to make checkpoints: a stop waits for the next one."""
 
     drain: DrainWanted | None = None
-    """Why the worker processes are to stop after their next checkpoint, if they are."""
+    """The requested drain, after which worker processes stop at their next checkpoint."""
 
     @property
     def status(self) -> AttemptStatus | None:
-        """How far the ranks are, as the hang detector needs it; None unless they are at work."""
+        """The ranks' progress for the hang detector; None unless they work."""
         match self.phase:
             case Gathering(offers=offers):
                 offered: Collection[int] | None = offers
@@ -150,5 +152,5 @@ class State:
 
     @property
     def restarts(self) -> int:
-        """Attempts that were launched after the first, for whatever reason."""
+        """Number of attempts after the first."""
         return max(0, self.launches - 1)

@@ -1,4 +1,4 @@
-"""What the state machine answers to an event."""
+"""The answer of the state machine to an event."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ class Transition:
     state: State
     actions: tuple[Action, ...] = ()
     reason: str = ""
-    """Why, for the journal; empty when nothing changed."""
+    """The reason, for the journal; empty if nothing changed."""

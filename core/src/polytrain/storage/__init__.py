@@ -1,1 +1,1 @@
-"""Where runs are kept: a directory or an object storage, behind one small interface."""
+"""Where runs are stored: a directory or object storage, behind one small interface."""

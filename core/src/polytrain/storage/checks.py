@@ -20,11 +20,11 @@ _FIELD = "RunConfig.storage_path"
 
 
 def storage_problems(location: Location, *, num_workers: int) -> Iterator[Problem]:
-    """Whether a run can be kept at a location.
+    """Yield why a run can't be stored at a location.
 
     Args:
         location: the run's.
-        num_workers: worker processes that are to reach it; 0 if there are none.
+        num_workers: worker processes that have to reach it; 0 if there are none.
     """
     if holds_credentials(location.address):
         yield Problem(
@@ -50,20 +50,20 @@ def _directory_problems(path: Path) -> Iterator[Problem]:
     if path.is_dir() and any(path.iterdir()) and not (path / "leases").is_dir():
         yield Problem(
             field="RunConfig.name",
-            what=f"{str(path)!r} is there already, and is no run",
+            what=f"{str(path)!r} exists already, and isn't a run",
             remedy="Choose another name, or leave it out to get a new one",
         )
         return
     existing = next(p for p in (path, *path.parents) if p.exists())
     try:
-        # Permissions don't tell of read-only and special file systems; trying does.
+        # Permissions don't show read-only and special file systems; a try does.
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
         yield Problem(
             field=_FIELD,
             what=f"{str(existing)!r} can't be written to ({error.strerror})",
-            remedy="Give a directory in which this user may make files",
+            remedy="Give a directory in which this user may create files",
         )
 
 
@@ -75,9 +75,9 @@ def _address_problems(location: Location) -> Iterator[Problem]:
         if arrow_filesystem(location.filesystem) is None or not is_path:
             yield Problem(
                 field="RunConfig.storage_filesystem",
-                what=f"a {type(location.filesystem).__name__} with the path {location.address!r}",
-                remedy="Give a pyarrow.fs.FileSystem or one of fsspec's, and as storage_path a "
-                "path on it, or an address alone",
+                what=f"{location.address!r} isn't a path on a {type(location.filesystem).__name__}",
+                remedy="Give a pyarrow.fs.FileSystem or one of fsspec's, with a path on it as "
+                "storage_path; or an address without storage_filesystem",
             )
             return
     probe = f".polytrain-probe-{secrets.token_hex(8)}"
@@ -89,5 +89,5 @@ def _address_problems(location: Location) -> Iterator[Problem]:
         yield Problem(
             field=_FIELD,
             what=f"{location.parent.address!r} can't be written to: {error}",
-            remedy="Check the address, and what the environment says of servers and credentials",
+            remedy="Check the address, and the servers and credentials in the environment",
         )

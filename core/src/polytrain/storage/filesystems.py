@@ -1,7 +1,7 @@
 """Where files lie: on this machine, or at an address such as `s3://bucket/key`.
 
-A place is a string that means the same in every process: an absolute path, or an address. What it
-takes to read from there is made where it is read, once in each process, and never crosses a fork.
+A place is a string that means the same in every process: an absolute path, or an address. Each
+process makes its own file system for it; none crosses a fork.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import pyarrow.fs as pafs
 
 from polytrain.common.close_names import close_to
 from polytrain.common.data_errors import SourceError, one_line
+from polytrain.storage.fsspec_files import FsspecHandler
 
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?]*)(.*)", re.DOTALL)
-_OPTIONS = re.compile(r"\?\w+=[^/&?*]*(?:&\w+=[^/&?*]*)*\Z")
+OPTIONS = re.compile(r"\?\w+=[^/&?*]*(?:&\w+=[^/&?*]*)*\Z")
 """What may follow an address: ?region=…&scheme=http. A lone ? is part of a glob."""
 
 _COMMON = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
@@ -36,16 +37,16 @@ class ResolvedPath:
 
     path: str
     root: str
-    """What precedes paths of the file system, to make them addresses again; "" for local ones."""
+    """Prefix that turns a path of the file system into an address; "" if local."""
 
     base: str = ""
-    """What an address names by its first part, and paths of the file system repeat."""
+    """The part that both addresses and paths of the file system contain, such as the bucket."""
 
     options: str = ""
 
     @property
     def is_local(self) -> bool:
-        """Whether reading ahead is the operating system's task."""
+        """Whether it is local: then the operating system reads ahead."""
         return isinstance(self.filesystem, pafs.LocalFileSystem)
 
     def address(self, path: str) -> str:
@@ -54,22 +55,29 @@ class ResolvedPath:
 
 
 def find(place: str) -> ResolvedPath:
-    """The file system that a path or an address is about.
+    """The file system of a path or an address.
 
     Raises:
-        SourceError: there is none of that kind, or it can't be reached.
+        SourceError: it is unknown, or can't be reached.
     """
     matched = _ADDRESS.fullmatch(place)
+    if not place.strip() or (matched and not any(matched.groups()[1:])):
+        raise SourceError(f"the path is empty: {place!r}", "Pass the path or address of the data")
     if matched is None:
-        return ResolvedPath(_local(), str(Path(place).expanduser().absolute()), "")
+        try:
+            return ResolvedPath(_local(), str(Path(place).expanduser().absolute()), "")
+        except RuntimeError as error:
+            raise SourceError(
+                f"{place!r} can't be read: {one_line(error)}", "Name the directory itself"
+            ) from error
     scheme, authority, rest = matched.groups()
     if scheme.lower() == "file":
         return ResolvedPath(_local(), _local_path(rest), "")
-    options = found.group() if (found := _OPTIONS.search(rest)) else ""
+    options = found.group() if (found := OPTIONS.search(rest)) else ""
     rest = rest.removesuffix(options)
     try:
-        # The path stays out of what Arrow parses: it would take it for percent-encoded, and
-        # refuse blanks and brackets.
+        # Arrow doesn't get the path: it would decode percent signs, and reject blanks and
+        # brackets.
         filesystem, base = _arrow(_circumstances(), scheme, authority, options)
     except pa.ArrowInvalid as error:
         if "nrecognized filesystem" not in str(error):
@@ -87,13 +95,13 @@ def _local() -> Any:
 
 
 def _circumstances() -> Any:
-    """What a file system that was made in other ones must not be used in.
+    """The process and the variables that a file system depends on: part of the cache's key.
 
-    It keeps connections and threads, which a forked process would share or lack, and has asked the
-    environment for servers and credentials, which a user may well have corrected since.
+    A file system has connections and threads, which a forked process would share or lack. It has
+    read servers and credentials from the environment, which the user may have changed since.
     """
-    told = ("AWS_", "AZURE_", "GOOGLE_")
-    return os.getpid(), *sorted(item for item in os.environ.items() if item[0].startswith(told))
+    names = ("AWS_", "AZURE_", "GOOGLE_")
+    return os.getpid(), *sorted(item for item in os.environ.items() if item[0].startswith(names))
 
 
 @lru_cache(maxsize=64)
@@ -118,13 +126,13 @@ def _local_path(rest: str) -> str:
 
 def _from_fsspec(place: str, scheme: str) -> ResolvedPath:
     try:
-        # The whole address: what part of it names the server is the implementation's affair.
+        # The whole address: only the implementation knows which part names the server.
         filesystem = _fsspec(_circumstances(), place)
     except ImportError as error:
         if error.name == "fsspec":
             raise SourceError(*_unknown(place, scheme, _COMMON)) from error
         raise SourceError(
-            f"{place!r} can't be read: {one_line(error)}", "Install what it names"
+            f"{place!r} can't be read: {one_line(error)}", "Install the package that it names"
         ) from error
     except ValueError as error:
         from fsspec.registry import (  # type: ignore[import-untyped]
@@ -134,26 +142,26 @@ def _from_fsspec(place: str, scheme: str) -> ResolvedPath:
         known = sorted({*_COMMON, *known_implementations})
         raise SourceError(*_unknown(place, scheme, known)) from error
     except Exception as error:
-        # Every implementation has exceptions of its own.
+        # Every implementation has its own exceptions.
         raise SourceError(*_unreachable(place, error)) from error
     path = filesystem._strip_protocol(place)
     whole = place if place.endswith(path) else filesystem.unstrip_protocol(path)
     root = whole.removesuffix(path)
-    return ResolvedPath(pafs.PyFileSystem(pafs.FSSpecHandler(filesystem)), path, root)
+    return ResolvedPath(pafs.PyFileSystem(FsspecHandler(filesystem)), path, root)
 
 
 def _unknown(place: str, scheme: str, known: Any) -> tuple[str, str]:
     near = close_to(scheme, known)
     return (
-        f"{place!r} can't be read: nothing is known of addresses that begin with {scheme}://",
+        f"{place!r} can't be read: {scheme}:// is unknown",
         f"Did you mean {' or '.join(f'{name}://' for name in near)}?"
         if near
-        else "Use a path, s3://, gs://, abfs://, hdfs:// or what fsspec has a file system for",
+        else "Use a path, s3://, gs://, abfs://, hdfs:// or an address that fsspec knows",
     )
 
 
 def _unreachable(place: str, error: BaseException) -> tuple[str, str]:
     return (
         f"{place!r} can't be reached: {one_line(error)}",
-        "Check the address, and what the environment says of servers and credentials",
+        "Check the address, and the servers and credentials in the environment",
     )

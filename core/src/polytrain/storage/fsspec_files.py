@@ -1,8 +1,8 @@
-"""fsspec's file systems as Arrow's, such that an error is never taken for an empty place.
+"""fsspec's file systems as Arrow's, such that an error never looks like an empty directory.
 
-fsspec's `exists`, `isdir`, `isfile` and `find`, on which Arrow's own handler builds, say of
-whatever fails that it isn't there. Its `rm` takes names for patterns, and its listings are
-remembered, though other processes write too.
+Arrow's own handler uses fsspec's `exists`, `isdir`, `isfile` and `find`, which answer False or
+nothing after any error. fsspec's `rm` takes names as patterns, and fsspec caches listings although
+other processes write too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import pyarrow.fs as pafs
 
 
 class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships no types
-    """What a run's storage needs, of calls that tell failures and absences apart."""
+    """What a run's storage and data sets need, of calls that tell failures and absences apart."""
 
     def get_file_info_selector(self, selector: Any) -> list[Any]:
         self.fs.invalidate_cache()
-        return [self._create_file_info(path, info) for path, info in self._below(selector.base_dir)]
+        found = self._below(selector.base_dir, recursive=selector.recursive)
+        return [self._create_file_info(path, info) for path, info in found]
 
     def open_input_stream(self, path: str) -> Any:
         self.fs.invalidate_cache()
@@ -39,11 +40,11 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships 
                 with contextlib.suppress(FileNotFoundError):
                     self.fs.rm_file(inner)
         for directory in reversed(directories):
-            # Where there are directories at all.
+            # Object storage may have no directories.
             with contextlib.suppress(OSError, NotImplementedError):
                 self.fs.rmdir(directory)
 
-    def _below(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _below(self, path: str, *, recursive: bool = True) -> Iterator[tuple[str, dict[str, Any]]]:
         """Whatever is in a directory and below, each directory before what is in it."""
         pending = [path.rstrip("/")]
         while pending:
@@ -54,10 +55,10 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships 
                 continue
             for info in entries:
                 *above, name = info["name"].rstrip("/").split("/")
-                # What stands for the directory itself, as object storages have it.
+                # An entry for the directory itself, as object storage has it.
                 if "/".join(above).strip("/") != directory.strip("/"):
                     continue
                 inner = f"{directory}/{name}"
                 yield inner, info
-                if info["type"] == "directory":
+                if recursive and info["type"] == "directory":
                     pending.append(inner)

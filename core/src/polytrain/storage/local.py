@@ -1,7 +1,7 @@
 """A directory as storage: a disk of this machine, or a file system that all nodes mount.
 
-Relies on what NFS keeps too: creating a hard link is exclusive, and renaming a file replaces
-another in one step. Directories are never renamed.
+This relies on two guarantees that NFS has too: creating a hard link is exclusive, and renaming a
+file over another is atomic. Directories are never renamed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TypeVar
@@ -23,16 +23,22 @@ from polytrain.storage.retry import retry
 Answer = TypeVar("Answer")
 
 _UNFINISHED = ".polytrain-unfinished-"
-"""What the names of files begin with that are still being written."""
+"""Prefix of the names of files that are still being written."""
 
 _CHUNK = 1 << 20
 
+_PIECE = 1 << 22
+"""Bytes of a log that are read at once."""
+
+_DRAFTS = ".drafts-"
+"""Behind a log's name, and before a writer's series: the name of that writer's drafts."""
+
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
-"""What file systems say that have no hard links."""
+"""Errors of file systems without hard links."""
 
 
 class LocalStorage:
-    """See `Storage`. What was written to a log survives this process at once."""
+    """See `Storage`. A line that was written to a log survives this process at once."""
 
     is_local = True
 
@@ -70,7 +76,7 @@ class LocalStorage:
                 try:
                     os.link(unfinished, target)
                 except FileExistsError:
-                    # An answer of NFS that got lost makes its client ask twice.
+                    # If an answer of NFS is lost, its client asks twice.
                     if unfinished.stat().st_nlink != 2:
                         return None
                 except OSError as error:
@@ -117,19 +123,72 @@ class LocalStorage:
         self._retrying(delete)
 
     def open_log(self, path: str, *, series: str) -> LocalLog:
-        # One file has them all: appending needs no series.
-        return LocalLog(self._existing((self._root / path).parent) / Path(path).name)
+        # One file has the lines of all writers: appending needs no series. Drafts do.
+        own = f"{path}{_DRAFTS}{series}"
 
-    def read_log(self, path: str) -> str:
-        try:
-            return self.read(path).decode(errors="replace")
-        except FileNotFoundError:
-            return ""
+        def open_log() -> LocalLog:
+            self._existing((self._root / path).parent)
+            return LocalLog(self._root / path, self._root / own, retry_s=self._retry_s)
 
-    def stamp(self, path: str) -> tuple[int, ...]:
-        """What changes whenever the file does."""
-        status = (self._root / path).stat()
-        return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        log = self._retrying(open_log)
+        for drafts in self._drafts_of(path):
+            if drafts > own:
+                break
+            # Their writer is gone, or has lost the run.
+            log.write(self.read(drafts).decode(errors="replace"))
+            self.delete(drafts)
+        return log
+
+    def read_log(self, path: str) -> Iterator[bytes]:
+        # Drafts first: meanwhile they may be appended, and would be in neither.
+        drafts = [b"".join(self._pieces(drafts)) for drafts in self._drafts_of(path)]
+        yield from self._pieces(path)
+        for each in filter(None, drafts):
+            yield b"\n" + each
+
+    def log_state(self, path: str) -> Mapping[str, int]:
+        return {name: self._size(name) for name in (path, *self._drafts_of(path))}
+
+    def _drafts_of(self, path: str) -> Sequence[str]:
+        """Paths of the drafts of a log, in their writers' order."""
+        directory, _, name = path.rpartition("/")
+        start = f"{name}{_DRAFTS}"
+
+        def found() -> Sequence[str]:
+            try:
+                names = os.listdir(self._root / directory)
+            except FileNotFoundError:
+                return ()
+            return sorted(
+                f"{directory}/{each}".lstrip("/") for each in names if each.startswith(start)
+            )
+
+        return self._retrying(found)
+
+    def _pieces(self, path: str) -> Iterator[bytes]:
+        """The content of a file; nothing if there is none."""
+        start = 0
+
+        def read() -> bytes:
+            try:
+                with (self._root / path).open("rb") as file:
+                    file.seek(start)
+                    return file.read(_PIECE)
+            except FileNotFoundError:
+                return b""
+
+        while piece := self._retrying(read):
+            start += len(piece)
+            yield piece
+
+    def _size(self, path: str) -> int:
+        def size() -> int:
+            try:
+                return (self._root / path).stat().st_size
+            except FileNotFoundError:
+                return 0
+
+        return self._retrying(size)
 
     def _retrying(self, call: Callable[[], Answer]) -> Answer:
         return retry(call, retry_s=self._retry_s, what=f"Storage {self.root}")
@@ -140,7 +199,7 @@ class LocalStorage:
 
     @contextlib.contextmanager
     def _unfinished(self, path: str) -> Iterator[Path]:
-        """A name beside the final one; what is left under it in the end is removed."""
+        """A temporary name beside the final one; a file that keeps it is removed at the end."""
         directory = self._existing((self._root / path).parent)
         unfinished = directory / f"{_UNFINISHED}{secrets.token_hex(8)}"
         try:
@@ -150,21 +209,37 @@ class LocalStorage:
 
 
 class LocalLog:
-    """A file that lines are appended to."""
+    """A file that lines are appended to, and one beside it with the drafts."""
 
-    def __init__(self, path: Path) -> None:
-        # Line by line to the kernel: what has been written survives this process.
-        self._file: IO[str] = path.open("a", buffering=1)
+    unsynced = 0
+
+    def __init__(self, path: Path, drafts: Path, *, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self._lines = _AppendedFile(path)
+        self._drafts_path = drafts
+        self._drafts: _AppendedFile | None = None
         self._lock = threading.Lock()
-        if _is_torn(path):
-            self._file.write("\n")
 
     def write(self, text: str) -> None:
         with self._lock:
-            self._file.write(text)
+            self._lines.unwritten += text.encode()
+            self._retrying(self._lines.write)
+            if self._drafts is not None:
+                self._retrying(self._drafts.empty)
+
+    def draft(self, text: str) -> None:
+        with self._lock:
+            if self._drafts is None:
+                self._drafts = retry(
+                    lambda: _AppendedFile(self._drafts_path),
+                    retry_s=self._retry_s,
+                    what=str(self._drafts_path),
+                )
+            self._drafts.unwritten += text.encode()
+            self._retrying(self._drafts.write)
 
     def sync(self) -> None:
-        os.fsync(self._file.fileno())
+        self._retrying(self._lines.sync)
 
     def __enter__(self) -> LocalLog:
         return self
@@ -175,11 +250,55 @@ class LocalLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.close()
+        self._lines.close()
+        if self._drafts is not None:
+            self._drafts.close()
+            if not self._drafts.size:
+                self._drafts_path.unlink(missing_ok=True)
+
+    def _retrying(self, call: Callable[[], None]) -> None:
+        try:
+            # A line for each report: arranging for a repetition takes longer than writing it.
+            call()
+        except OSError:
+            if not self._retry_s:
+                raise
+            retry(call, retry_s=self._retry_s, what=str(self._lines.path))
+
+
+class _AppendedFile:
+    """A file without a buffer of Python's: what has been written survives this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        self._descriptor = os.open(path, flags, 0o666)
+        self.unwritten = b"\n" if _is_torn(path) else b""
+        self.size = 0
+        """Bytes that were written here."""
+
+    def write(self) -> None:
+        # As much as the system takes at once: what it has taken isn't written again after an error.
+        while self.unwritten:
+            written = os.write(self._descriptor, self.unwritten)
+            self.unwritten = self.unwritten[written:]
+            self.size += written
+
+    def empty(self) -> None:
+        self.unwritten = b""
+        if self.size:
+            os.ftruncate(self._descriptor, 0)
+            self.size = 0
+
+    def sync(self) -> None:
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
 
 
 def _is_torn(path: Path) -> bool:
-    """Whether the last line has no end, because its writer had one."""
+    """Whether the last line is incomplete, because its writer died."""
     with path.open("rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False
@@ -188,7 +307,7 @@ def _is_torn(path: Path) -> bool:
 
 
 def _files_below(directory: str) -> Iterator[tuple[str, int]]:
-    # What is being replaced or deleted just now isn't there.
+    # A file may be replaced or deleted at this moment.
     with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -199,7 +318,7 @@ def _files_below(directory: str) -> Iterator[tuple[str, int]]:
 
 
 def _moved(file: Path, target: Path) -> str | None:
-    """Move a file that has no other name, and return its digest; None if it has to be copied."""
+    """Move a file without other hard links, and return its digest; None if it must be copied."""
     target.parent.mkdir(parents=True, exist_ok=True)
     status = file.stat()
     if status.st_nlink != 1 or status.st_dev != target.parent.stat().st_dev:
@@ -254,7 +373,7 @@ def _sync(file: IO[bytes]) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    """Make the names in a directory survive the machine, where its file system has that."""
+    """Make the names in a directory survive the machine, if the file system supports it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
         try:

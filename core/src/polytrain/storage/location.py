@@ -1,4 +1,4 @@
-"""Where a storage is: a value that travels to every process, each of which opens it for itself."""
+"""Where a storage is: a value that is sent to every process; each process opens it itself."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SECRET = re.compile(
     r"([^=]*(?:secret|password|passwd|token|signature|account_?key|access_?key)[^=]*|sig)=.*",
     re.IGNORECASE | re.DOTALL,
 )
-"""An option of an address that is nobody's business."""
+"""An option of an address that holds a secret."""
 
 RETRY_S = 600.0
-"""How long a storage may be out by default, before what needs it fails."""
+"""How long calls to an unavailable storage are retried by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class Location:
     """An absolute path, or the address."""
 
     filesystem: Any = field(default=None, repr=False)
-    """A `pyarrow.fs.FileSystem` or one of fsspec's that the location is a path on. It may hold
+    """A `pyarrow.fs.FileSystem` or one of fsspec's, if the location is a path on one. It may hold
     credentials: it is never shown."""
 
     retry_s: float = RETRY_S
-    """How long calls are repeated that fail."""
+    """How long failing calls are retried."""
 
     @classmethod
     def of(cls, path: str | Path, filesystem: Any = None, *, retry_s: float = RETRY_S) -> Location:
@@ -56,7 +56,7 @@ class Location:
 
     @property
     def parent(self) -> Location:
-        """What it lies in."""
+        """The location that contains it."""
         path, options = _without_options(self.address)
         return replace(self, address=(path.rpartition("/")[0] or "/") + options)
 
@@ -66,15 +66,15 @@ class Location:
         return replace(self, address=f"{path.rstrip('/')}/{name}{options}")
 
     def open(self) -> Storage:
-        """The storage, to be used in this process.
+        """The storage, for use in this process.
 
         Raises:
-            OSError: there is nothing at such an address; the message says what is known.
+            OSError: the address is unknown or can't be reached; the message says why.
         """
         if holds_credentials(self.address):
             raise PermissionError(
                 f"{without_credentials(self.address)!r} has a password or another secret in it, "
-                "which would end up in logs. Leave it to the environment"
+                "which would end up in logs. Put it into the environment"
             )
         if self.is_local:
             return LocalStorage(Path(self.address), retry_s=self.retry_s)
@@ -104,7 +104,7 @@ class Location:
 
 
 def is_address(location: str) -> bool:
-    """Whether it names more than a path of this machine."""
+    """Whether it is an address, not a path of this machine."""
     return bool(_ADDRESS.match(location)) and not location.startswith("file://")
 
 
@@ -114,7 +114,7 @@ def holds_credentials(location: str) -> bool:
 
 
 def without_credentials(location: str) -> str:
-    """The address, to be shown: with an ellipsis for users with passwords, and for secrets."""
+    """The address for display, with an ellipsis for passwords and secrets."""
     found = _ADDRESS.match(location)
     if found is None:
         return location
@@ -125,12 +125,12 @@ def without_credentials(location: str) -> str:
 
 
 def _end_of_password(rest: str) -> int:
-    """Where the user and the password end, of what follows the scheme; 0 if there are none."""
+    """Length of the user and password after the scheme; 0 if there are none."""
     authority, _, path = rest.partition("/")
     user, at, _ = authority.rpartition("@")
     if at:
         return len(user) if ":" in user else 0
-    # A slash in a password has to be written as %2F, and isn't always.
+    # A slash in a password should be written as %2F, but not everybody does.
     _, colon, port = authority.partition(":")
     is_port = port.isdigit() or authority.startswith("[")
     return rest.rindex("@") if colon and not is_port and "@" in path else 0
@@ -138,7 +138,7 @@ def _end_of_password(rest: str) -> int:
 
 def is_of_one_process(location: str, filesystem: Any) -> bool:
     """Whether only this process can reach it, as with fsspec's `memory://`."""
-    # Arrow has fsspec's in a handler; some of fsspec's own are around another.
+    # Arrow wraps an fsspec file system in a handler; some of fsspec's own wrap others.
     given = getattr(getattr(filesystem, "handler", None), "fs", filesystem)
     protocol = getattr(getattr(given, "fs", given), "protocol", ())
     protocols = (protocol,) if isinstance(protocol, str) else protocol

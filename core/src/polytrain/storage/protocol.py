@@ -1,20 +1,34 @@
-"""What the rest of the code may ask of a storage, whatever it is."""
+"""The protocol of every storage."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
 
 class Log(Protocol):
-    """A file of a storage that only grows. Threads may share it."""
+    """An append-only file of a storage. Threads may share it."""
+
+    @property
+    def unsynced(self) -> int:
+        """Characters that are lost with this process unless they are synced."""
 
     def write(self, text: str) -> None:
-        """Append whole lines. What was written survives this process as far as `Storage` says."""
+        """Append whole lines, which replace all drafts.
+
+        The storage's class says when they survive this process.
+        """
+
+    def draft(self, text: str) -> None:
+        """Append whole lines for the time until the next `write`.
+
+        They survive this process if others do without a sync, and are read behind all others.
+        """
 
     def sync(self) -> None:
-        """Return once everything that was written survives the machine."""
+        """Return once all written lines survive the machine."""
 
     def __enter__(self) -> Log:
         """The log itself."""
@@ -25,14 +39,14 @@ class Log(Protocol):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Write what is left, and release the file."""
+        """Write the remaining lines, and release the file."""
 
 
 class Storage(Protocol):
     """Files below one root. Paths are relative to it, with forward slashes.
 
-    Calls that fail for a passing reason are repeated for as long as the storage's patience lasts.
-    All of them raise OSError when it doesn't work; a file that isn't there is a FileNotFoundError.
+    Calls that fail for a temporary reason are retried for the location's `retry_s`. Then they raise
+    OSError. A missing file is a FileNotFoundError.
     """
 
     root: str
@@ -51,19 +65,19 @@ class Storage(Protocol):
         """Write a small file, or replace it. When this returns it survives the machine."""
 
     def create(self, path: str, data: bytes) -> str | None:
-        """Write a small file unless there is one: of several who try at once, at most one succeeds.
+        """Write a small file unless it exists. Of several concurrent calls, at most one succeeds.
 
         Returns:
-            The path that it has really got, which begins with `path`; None if there was one.
+            The path of the new file, which begins with `path`; None if it existed.
         """
 
     def put(self, file: Path, path: str, *, move: bool) -> str:
         """Store a local file, and return the SHA-256 of what was stored, in hexadecimal.
 
         Args:
-            file: to be stored.
-            path: its place; a file there is replaced.
-            give_up: nobody needs the local file any more, so it may be moved.
+            file: the local file.
+            path: where to store it; an existing file is replaced.
+            move: whether the local file may be moved, because nobody needs it any more.
         """
 
     def get(self, path: str, file: Path) -> str:
@@ -73,18 +87,24 @@ class Storage(Protocol):
         """SHA-256 of a stored file's content, in hexadecimal."""
 
     def delete(self, path: str) -> None:
-        """Delete a file; it needn't be there."""
+        """Delete a file; no error if it doesn't exist."""
 
     def delete_below(self, directory: str) -> None:
-        """Delete a directory with all that is in it; it needn't be there."""
+        """Delete a directory and its content; no error if it doesn't exist."""
 
     def open_log(self, path: str, *, series: str) -> Log:
         """A log to append to.
 
         Args:
             path: of the log.
-            series: sorts behind those of earlier writers, and is this writer's alone.
+            series: unique to this writer; sorts after those of earlier writers.
         """
 
-    def read_log(self, path: str) -> str:
-        """All that was written to a log, by all its writers; empty if there is none."""
+    def read_log(self, path: str) -> Iterator[bytes]:
+        """The content of a log, of all its writers, in pieces; none if it doesn't exist.
+
+        A line that was a draft before it was appended may be there twice.
+        """
+
+    def log_state(self, path: str) -> Mapping[str, int]:
+        """What changes with every line that is appended to a log: its files and their sizes."""

@@ -1,7 +1,7 @@
 """Object storage, or any file system that Arrow or fsspec knows, as storage.
 
-Relies on no renaming and on no exclusive creation: only on a file being listed and readable once
-its writer has closed it, as S3, GCS and Azure promise.
+This needs neither renaming nor exclusive creation. It relies on one guarantee, which S3, GCS and
+Azure have: a file is listed and readable once its writer has closed it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import secrets
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -33,7 +33,7 @@ _WITHOUT_DIRECTORIES = ("s3", "gcs", "abfs")
 
 
 class RemoteStorage:
-    """See `Storage`. What was written to a log survives this process once it is synced."""
+    """See `Storage`. A line that was written to a log survives this process once it is synced."""
 
     is_local = False
 
@@ -43,7 +43,7 @@ class RemoteStorage:
             filesystem: a `pyarrow.fs.FileSystem`.
             base: path of the root on it.
             root: the address.
-            patience_s: how long calls are repeated that fail.
+            retry_s: how long failing calls are retried.
         """
         self.root = root
         self._filesystem = filesystem
@@ -78,15 +78,16 @@ class RemoteStorage:
         self._retrying(write)
 
     def create(self, path: str, data: bytes) -> str | None:
-        # Everybody writes under a name of his own, and looks around only then. Of two who try at
-        # once the later writer sees the earlier one's; if both see each other's, both give way.
+        # Each writer creates a file with a name of its own, and then lists the others. Of two
+        # concurrent writers the later one sees the earlier one's file. If both see each other's,
+        # both give way.
         own = f"{path}.{secrets.token_hex(8)}"
         directory = path.rpartition("/")[0]
         try:
             self.write(own, data)
             others = {name for name in self.list(directory) if name.startswith(path)} - {own}
         except OSError:
-            # Nobody is to take it for somebody's.
+            # Otherwise other writers would give way to this file.
             with contextlib.suppress(OSError):
                 self._filesystem.delete_file(self._path(own))
             raise
@@ -136,12 +137,18 @@ class RemoteStorage:
     def open_log(self, path: str, *, series: str) -> RemoteLog:
         return RemoteLog(self, path, series)
 
-    def read_log(self, path: str) -> str:
+    def read_log(self, path: str) -> Iterator[bytes]:
+        segments = sorted(self.list(path))
         with ThreadPoolExecutor(_READERS) as readers:
-            segments = list(readers.map(self.read, sorted(self.list(path))))
-        # The last line of one may have no end, because its writer had one.
-        whole = (text if text.endswith(b"\n") else text + b"\n" for text in segments)
-        return b"".join(whole).decode(errors="replace")
+            for start in range(0, len(segments), _READERS):
+                for segment in readers.map(self.read, segments[start : start + _READERS]):
+                    yield segment
+                    # The last line of a segment may be incomplete, because its writer died.
+                    if not segment.endswith(b"\n"):
+                        yield b"\n"
+
+    def log_state(self, path: str) -> Mapping[str, int]:
+        return self.list(path)
 
     def _path(self, path: str) -> str:
         return f"{self._base}/{path}" if path else self._base
@@ -158,25 +165,30 @@ class RemoteStorage:
             except (OSError, TypeError, AttributeError):
                 raise
             except Exception as error:
-                # fsspec's implementations raise what their clients do.
+                # fsspec's implementations raise the exceptions of their clients.
                 raise OSError(f"{type(error).__name__}: {error}") from error
 
         return retry(as_os_error, retry_s=self._retry_s, what=self.root)
 
 
 class RemoteLog:
-    """Lines in memory, written as one object more whenever they have to last."""
+    """Lines in memory; each sync writes them as one more object."""
 
     def __init__(self, storage: RemoteStorage, path: str, series: str) -> None:
         self._storage = storage
         self._prefix = f"{path}/{series}"
         self._segments = 0
         self._lines: list[str] = []
+        self.unsynced = 0
         self._syncing = threading.Lock()
         self._is_out = False
 
     def write(self, text: str) -> None:
         self._lines.append(text)
+        self.unsynced += len(text)
+
+    def draft(self, text: str) -> None:
+        """Nothing survives this process here before it is synced."""
 
     def sync(self) -> None:
         with self._syncing:
@@ -186,10 +198,11 @@ class RemoteLog:
             segment = f"{self._prefix}-{self._segments:06d}"
             self._is_out = True
             self._storage.write(segment, "".join(lines).encode())
-            # Not before: what couldn't be written is for the next time.
+            # Not before: the next sync writes what this one couldn't.
             self._is_out = False
             self._segments += 1
             del self._lines[: len(lines)]
+            self.unsynced -= sum(map(len, lines))
 
     def __enter__(self) -> RemoteLog:
         return self
@@ -200,18 +213,18 @@ class RemoteLog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # A storage that has been waited for isn't waited for again.
+        # If the last sync has failed after all retries, don't wait again.
         if not self._is_out:
             self.sync()
 
 
 def arrow_filesystem(given: Any) -> Any:
-    """A `pyarrow.fs.FileSystem` of one, or of what fsspec calls so; None of anything else."""
+    """Arrow's file system for one of Arrow's or fsspec's; None for any other value."""
     if isinstance(given, pafs.PyFileSystem) and isinstance(given.handler, pafs.FSSpecHandler):
         given = given.handler.fs
     if isinstance(given, pafs.FileSystem):
         return given
-    # Whoever has one of its file systems has imported it.
+    # A caller with an fsspec file system has imported fsspec.
     fsspec = sys.modules.get("fsspec")
     if fsspec is None or not isinstance(given, fsspec.AbstractFileSystem):
         return None

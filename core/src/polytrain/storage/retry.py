@@ -1,4 +1,4 @@
-"""What goes wrong with storages for a while is tried again; what won't change is not."""
+"""Retries of storage calls: temporary errors are retried, permanent ones aren't."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 15.0
 
-_HOPELESS = frozenset(
+_PERMANENT = frozenset(
     {
         errno.ENOSPC,
         errno.EDQUOT,
@@ -34,8 +34,8 @@ _HOPELESS = frozenset(
     }
 )
 
-# Arrow's clients of object storages have no error numbers, but the services' own words.
-_HOPELESS_WORDS = (
+# Arrow's clients of object storage have no error numbers, but the services' own words.
+_PERMANENT_WORDS = (
     "ACCESS_DENIED",
     "INVALID_ACCESS_KEY_ID",
     "INVALID_CLIENT_TOKEN_ID",
@@ -47,40 +47,40 @@ _HOPELESS_WORDS = (
 
 
 def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
-    """Call until it works, with growing pauses in between (exponential backoff with jitter).
+    """Call until it works, with exponential backoff and jitter.
 
     Args:
         call: may be called any number of times.
-        patience_s: seconds after which the last error is raised.
-        what: is done, for the warning at the first failure.
+        retry_s: seconds after which the last error is raised.
+        what: what is called, for the warning at the first failure.
 
     Raises:
-        OSError: it still didn't work, or never will.
+        OSError: it still fails, or the error is permanent.
     """
     # Worker processes, which import this indirectly, never call a storage.
     import tenacity
 
-    def tell(state: tenacity.RetryCallState) -> None:
+    def warn(state: tenacity.RetryCallState) -> None:
         if state.attempt_number == 1 and state.outcome is not None:
             logger.warning(
                 "%s: %s. Trying again for up to %g s.", what, state.outcome.exception(), retry_s
             )
 
     repeated = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(is_passing),
+        retry=tenacity.retry_if_exception(is_temporary),
         wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
         stop=tenacity.stop_before_delay(retry_s),
-        before_sleep=tell,
+        before_sleep=warn,
         reraise=True,
     )
     return repeated(call)
 
 
-def is_passing(error: BaseException) -> bool:
+def is_temporary(error: BaseException) -> bool:
     """Whether the same call may work later."""
     if not isinstance(error, OSError) or isinstance(error, FileNotFoundError | PermissionError):
         return False
-    if error.errno in _HOPELESS:
+    if error.errno in _PERMANENT:
         return False
     text = str(error)
-    return not any(word in text for word in _HOPELESS_WORDS)
+    return not any(word in text for word in _PERMANENT_WORDS)

@@ -1,4 +1,4 @@
-"""The conformance kit: what every backend promises, as tests that its author inherits.
+"""The conformance kit: tests of every backend's promises, which its author inherits.
 
     from polytrain.testing import BackendConformance
     from polytrain_catboost import CatBoost
@@ -6,7 +6,7 @@
     class TestCatBoost(BackendConformance):
         backend = CatBoost(rounds=8, label="label")
 
-That is a whole test file. The data set "train" of the kit has the columns x0, x1, x2 and label.
+This is a complete test file. The data set "train" of the kit has the columns x0, x1, x2 and label.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HOME_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    # Not at import: the reference backend lives here too, and needs neither pytest nor Ray.
+    # Not at import: the reference backend is in this package too, and needs neither pytest nor Ray.
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import pytest

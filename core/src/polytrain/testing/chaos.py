@@ -1,7 +1,6 @@
-"""The chaos tier: whatever befalls a run, it ends, says why, and has the model it should have.
+"""The chaos tier: with faults, a run still ends, says why, and has the right model.
 
-A short selection. All cases, and others by chance, are what `python -m polytrain.testing.chaos_cli`
-runs.
+This is a short selection. `python -m polytrain.testing.chaos_cli` runs all cases, and random ones.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from polytrain.testing.leftovers import mark_processes
 from polytrain_plugins import Backend
 
 MIN_STEPS = 6
-"""Reports that a run makes at least, for faults to strike between them."""
+"""Minimum number of reports of a run, so that faults can strike between them."""
 
 _IN_TRAINING = (
     "kill rank 1",
@@ -41,7 +40,7 @@ _AROUND_TRAINING = (
 
 
 class ChaosTier:
-    """What becomes of a run that faults befall, on this machine."""
+    """Tests of runs with faults, on this machine."""
 
     backend: Backend
     training_function: Callable[[Mapping[str, Any]], None] | None = None
@@ -49,48 +48,48 @@ class ChaosTier:
     @pytest.fixture(scope="class")
     @classmethod
     def untouched(cls, tmp_path_factory: pytest.TempPathFactory) -> Verdict:
-        """A run that nothing befalls."""
+        """A run without faults."""
         verdict = cls._judged(UNTOUCHED, tmp_path_factory.mktemp("untouched"))
         assert verdict.steps >= MIN_STEPS, (
-            f"{verdict.steps} steps are too few: have the backend of this test train for at least "
-            f"{MIN_STEPS} rounds, or training_function report as often, with a checkpoint each"
+            f"{verdict.steps} steps are too few: the backend of this test must train at least "
+            f"{MIN_STEPS} rounds, or training_function report as often, each with a checkpoint"
         )
         return verdict
 
     def test_chaos_in_training(self, untouched: Verdict, tmp_path: Path) -> None:
-        """Killed, broken, half saved, without zygote: the model is that of a run without faults.
+        """After kills, exceptions, half-saved files, a lost zygote: the model is still the same.
 
-        If this fails: training doesn't resume from the checkpoint with all it had; something of
-        a dead attempt stands in the way of the next; or the journal blames another rank, because
-        the engine's processes end before they say why.
+        If this fails: the checkpoint lacks some of the state; something of a dead attempt blocks
+        the next; or the journal names the wrong rank, because the engine's processes end before
+        they report why.
         """
         cases = [BY_NAME[name] for name in _IN_TRAINING]
         case = in_sequence(cases, name="in training")
         assert self._judged(case, tmp_path, untouched=untouched).wrong == []
 
     def test_chaos_around_training(self, tmp_path: Path) -> None:
-        """Starting, joining, out of memory, out of disk: every row is used once per epoch.
+        """Faults at the start, at joining, in memory, on disk: every row is used once per epoch.
 
-        If this fails: a rendezvous doesn't come to an end when a rank is missing, or ranks that
-        have met before are taken for those of this attempt.
+        If this fails: a rendezvous doesn't end when a rank is missing, or accepts ranks of an
+        earlier attempt.
         """
         cases = [BY_NAME[name] for name in _AROUND_TRAINING]
         case = in_sequence(cases, name="around training")
         assert self._judged(case, tmp_path, work="rows").wrong == []
 
     def test_chaos_by_chance(self, untouched: Verdict, tmp_path: Path) -> None:
-        """Faults that chance has chosen, the same at every call."""
+        """Random faults, with a fixed seed."""
         case = at_random(seed=1, steps=untouched.steps)
         assert self._judged(case, tmp_path, untouched=untouched).wrong == []
 
     def test_chaos_that_does_not_end(self, tmp_path: Path) -> None:
-        """A rank that dies whenever it starts ends the run, when as many failures are used up."""
+        """A rank that dies at every start ends the run after `max_failures` restarts."""
         case = BY_NAME["the same rank again and again"]
         assert self._judged(case, tmp_path).wrong == []
 
     @classmethod
     def subject(cls) -> Subject:
-        """What the faults befall."""
+        """The backend and data of the runs."""
         return Subject(
             name=cls.__name__,
             backend=cls.backend,

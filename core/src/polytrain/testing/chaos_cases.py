@@ -1,4 +1,4 @@
-"""The chaos tier's cases, as data: what befalls a run, and what is to come of it."""
+"""The chaos tier's cases, as data: the faults of a run, and the expected result."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from polytrain.testing.faults import Fault, Point, kill
 from polytrain.testing.strikes import Kind
 
 Effect = Literal["restart", "maybe", "none", "failure", "other driver"]
-"""What a case does to a run: another attempt, one if the framework needs what is lost, nothing, its
-end, or the end of its driver, whereupon another goes on with it."""
+"""The expected effect of a case: a restart, a restart if the framework needs what is lost, no
+effect, a failed run, or a killed driver, whose run another driver resumes."""
 
 FIRST_STEP = 2
-"""The step at which a run's first fault strikes: by then there is a checkpoint."""
+"""The step at which a run's first fault strikes; there is a checkpoint by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What befalls a run, and what is to come of it."""
+    """The faults of a run, and the expected result."""
 
     name: str
     faults: tuple[Fault, ...]
     effect: Effect = "restart"
     kind: FailureKind | None = None
-    """Of the failure that the run ends in."""
+    """Kind of the failure that ends the run."""
 
     restarts: tuple[int, ...] = (1,)
-    """How many there may be."""
+    """Allowed numbers of restarts."""
 
     max_failures: int = 1
     on_two_nodes: bool = False
@@ -39,7 +39,7 @@ class Case:
     hang_timeout_s: float | None = None
 
     def endings(self, attempt: int) -> tuple[Ending, ...]:
-        """What the journal may say of an attempt's end; nothing if it needn't be ended."""
+        """The causes that the journal may name for an attempt's end; empty if it needn't end."""
         here = [fault for fault in self.faults if fault.attempt in (attempt, None)]
         return tuple(
             Ending(kinds=kinds, message=message, rank=fault.rank if is_from_it else None)
@@ -51,14 +51,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The cause of an attempt's end, as the journal has it."""
+    """The cause of an attempt's end in the journal."""
 
     kinds: tuple[FailureKind, ...]
     message: str
     """A pattern."""
 
     rank: int | None
-    """None if it is chance whose process is missed first."""
+    """None if it is random which rank's loss is detected first."""
 
     def is_reported(self, failure: Mapping[str, Any]) -> bool:
         """Whether the journal says so."""
@@ -86,8 +86,8 @@ _ENDINGS: Mapping[Kind, tuple[tuple[FailureKind, ...], str, bool]] = {
     "agent_killed": ((FailureKind.AGENT_LOST,), "agent", True),
     "raylet_killed": ((FailureKind.NODE_LOST, FailureKind.AGENT_LOST), "node|agent", True),
 }
-"""Of which kind what befalls a rank is, how it is told, and whether it is known to be that rank's.
-What isn't here needn't end an attempt."""
+"""Kind of fault → kinds of failure, pattern of the message, and whether the rank is known. Other
+faults needn't end an attempt."""
 
 
 def _one(name: str, rank: int, kind: Kind, point: Point = "after_report") -> Case:
@@ -124,10 +124,10 @@ RESTARTED: tuple[Case, ...] = (
     _one("disk full", 0, "disk_full", "saving"),
     _one("zygote killed", 0, "zygote_killed"),
 )
-"""Cases after which the run goes on: they can follow one another."""
+"""Cases after which the run continues; they can follow one another."""
 
 _AGENT_KILLED = replace(_one("agent killed", 1, "agent_killed"), cluster="ray")
-"""On this machine alone, agents are in the driver."""
+"""Without Ray, agents are in the driver, so this case needs Ray."""
 
 CASES: tuple[Case, ...] = (
     *RESTARTED,
@@ -139,7 +139,7 @@ CASES: tuple[Case, ...] = (
         faults=tuple(_again(_fault(rank, "user_error", "before_report")) for rank in (0, 1)),
         effect="failure",
         kind=FailureKind.USER_ERROR,
-        # The second time is one too many, if the first wasn't.
+        # The first or the second time ends the run.
         restarts=(0, 1),
         max_failures=5,
     ),
@@ -175,27 +175,27 @@ BY_NAME: Mapping[str, Case] = {case.name: case for case in CASES}
 
 
 def in_sequence(cases: Sequence[Case], *, name: str) -> Case:
-    """All of these befall one run, each in an attempt of its own, further and further into it."""
+    """One case with the faults of all, each in its own attempt, at later and later steps."""
     faults: list[Fault] = []
     step = FIRST_STEP
     for attempt, case in enumerate(cases):
         faults += [replace(fault, attempt=attempt, at_step=step) for fault in case.faults]
         if any(fault.point == "after_report" or fault.rank for fault in case.faults):
-            # There may be a checkpoint of it: it doesn't come again.
+            # The step may have a checkpoint, and then doesn't come again.
             step += 1
     count = len(cases)
     return Case(name=name, faults=tuple(faults), restarts=(count,), max_failures=count)
 
 
 def at_random(seed: int, *, steps: int) -> Case:
-    """Cases that befall one run one after another, at ranks and steps that chance chooses.
+    """Random cases that strike one run one after another, at random ranks and steps.
 
     Args:
-        seed: the same gives the same. Odd ones run on this machine alone.
-        steps: how many a run has.
+        seed: the same seed gives the same case. Odd ones run without Ray.
+        steps: number of steps of a run.
     """
     random = Random(seed)
-    # Each once: a disk that is full at the same step again is no accident, and ends the run.
+    # Each at most once: a full disk at the same step again would end the run.
     is_local = seed % 2 == 1
     among = RESTARTED if is_local else (*RESTARTED, _AGENT_KILLED)
     cases = random.sample(among, k=random.randint(1, min(4, steps - FIRST_STEP)))

@@ -1,9 +1,9 @@
-"""All of the chaos tier, for the test classes of some backends, and faults by chance after it.
+"""Runs all cases of the chaos tier for the test classes of some backends, then random faults.
 
     python -m polytrain.testing.chaos_cli tests/conformance --minutes 30 --seed 1 --backend torch
 
-Every case befalls the training of every backend, and a function that shows which rows were used.
-What isn't as it must be is told with the call that repeats it; the end is a table.
+Every case strikes the training of every backend, and a function that shows which rows were used.
+A problem is printed at once, with the command that repeats it. A table comes last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WORKS: tuple[Work, ...] = ("model", "rows")
 
 
 def main() -> int:
-    """Run what the arguments say; 1 if anything went wrong."""
+    """Run the requested cases; return 1 if anything is wrong."""
     arguments = _arguments()
     directory = Path(tempfile.mkdtemp(prefix="polytrain-chaos-"))
     subjects = list(_subjects(arguments.tests, set(arguments.backend)))
@@ -65,7 +65,7 @@ def main() -> int:
 
 @dataclass(slots=True, kw_only=True)
 class _Trials:
-    """Runs one case after another, and tells at once what is wrong."""
+    """Runs one case after another, and prints problems at once."""
 
     directory: Path
     cluster: LocalRay
@@ -74,13 +74,13 @@ class _Trials:
     def run(
         self, subject: Subject, case: Case, work: Work, reference: Verdict | None = None
     ) -> Verdict:
-        """Have a case befall a run of its own."""
+        """Run one case."""
         self._done += 1
         directory = self.directory / f"{self._done:05d}"
         directory.mkdir()
         run = ChaosRun(subject=subject, case=case, work=work, directory=directory)
         nodes = self.cluster.second_node() if case.on_two_nodes else contextlib.nullcontext()
-        # What trainers write while they are killed is of interest only if something is wrong.
+        # The output of killed worker processes matters only if something is wrong.
         with (
             (directory / "output").open("w") as output,
             contextlib.redirect_stderr(output),

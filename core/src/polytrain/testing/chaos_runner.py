@@ -1,4 +1,4 @@
-"""One run of the chaos tier: it is befallen by a case, and judged by what has become of it."""
+"""One run of the chaos tier: runs a case, and checks the result."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from polytrain.workers.pickling import code_of_job, pickled_with
 from polytrain_plugins import Backend, CheckpointKind
 
 Work = Literal["model", "rows"]
-"""What a run does: the backend's own training, or a function that shows which rows were used."""
+"""What a run does: the backend's own training, or a function that records the used rows."""
 
 BOUND_S = 60.0
-"""Seconds within which any run is over, whatever befalls it."""
+"""Seconds within which every run must end."""
 
 Files = Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """A backend, and what it trains."""
+    """A backend and its training."""
 
     name: str
     backend: Backend
@@ -55,17 +55,17 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosRun:
-    """A run and what is to befall it."""
+    """A run and its case."""
 
     subject: Subject
     case: Case
     work: Work
     directory: Path
-    """Of its own."""
+    """The run's own directory."""
 
     @property
     def plan(self) -> FaultPlan:
-        """What befalls it."""
+        """The faults of the run."""
         return FaultPlan(directory=self.directory, faults=self.case.faults)
 
     def fit(self, clock: FaultClock) -> Result:
@@ -79,7 +79,7 @@ class ChaosRun:
         backend, function = self.subject.backend, self.subject.training_function
         config: dict[str, Any] | None = {} if function is not None else None
         if rows:
-            # The function brings its own work: options for training would be in its way.
+            # With a training function, options for declarative training must be unset.
             backend, function = type(backend)(), use_rows
             every_rank = backend.capabilities.checkpoint is CheckpointKind.EVERY_RANK
             config = {"diary": str(self.directory / "diary"), "all_write": every_rank}
@@ -99,8 +99,8 @@ class ChaosRun:
                 storage_path=self.directory,
                 failure_config=FailureConfig(
                     max_failures=self.case.max_failures,
-                    # Where nothing happens, nothing is to be found soon, however long a busy
-                    # machine takes to import a framework for the first time.
+                    # Without faults there is nothing to detect soon, and a busy machine may take
+                    # long for the first import of a framework.
                     rendezvous_timeout_s=BOUND_S / 3 if self.case.faults else BOUND_S,
                     hang_timeout_s=self.case.hang_timeout_s,
                 ),
@@ -113,12 +113,12 @@ class ChaosRun:
 
 @dataclass(slots=True, kw_only=True)
 class Verdict:
-    """What has come of a run."""
+    """The result of a run."""
 
     run: ChaosRun
     wrong: list[str] = field(default_factory=list)
     note: str = ""
-    """What else there is to say of it."""
+    """A remark on the run."""
 
     restarts: int = 0
     struck: int = 0
@@ -131,11 +131,11 @@ class Verdict:
 
 
 def judged(run: ChaosRun, *, expected: Files | None) -> Verdict:
-    """Have a case befall a run, and say what isn't as it must be.
+    """Run a case, and check the result.
 
     Args:
-        run: it.
-        expected: the model that it is to end in; None if whatever it ends in is right.
+        run: the run.
+        expected: the expected model; None if any model is right.
     """
     verdict = Verdict(run=run)
     run.directory.mkdir(parents=True, exist_ok=True)
@@ -165,12 +165,12 @@ def judged(run: ChaosRun, *, expected: Files | None) -> Verdict:
 
 
 class NotOverError(Exception):
-    """Something takes longer than it may."""
+    """A run took too long."""
 
 
 @contextmanager
 def bounded(seconds: float) -> Iterator[None]:
-    """Have what takes longer raise a NotOverError. On the main thread only."""
+    """Raise a NotOverError if the block takes longer. On the main thread only."""
 
     def expire(*_: object) -> None:
         raise NotOverError(f"it wasn't over after {seconds:g} s")
@@ -194,7 +194,7 @@ def _ended(run: ChaosRun, clock: FaultClock) -> Result:
 
 
 def _killed_driver(run: ChaosRun) -> None:
-    """Run it in another process, which is killed on the way."""
+    """Run it in a separate process, which a fault kills."""
     address = None
     if ray_is_initialized():
         import ray
@@ -211,7 +211,7 @@ def _killed_driver(run: ChaosRun) -> None:
 
 
 def other_driver(directory: str, address: str | None) -> None:
-    """The body of that process; `address` is that of the Ray that it is to use, if any."""
+    """The main function of that process; `address` is that of its Ray, if it uses one."""
     import cloudpickle
 
     if address is not None:
@@ -235,14 +235,14 @@ def _wrong_end(run: ChaosRun, result: Result) -> Iterator[str]:
 
 
 def _wrong_reasons(run: ChaosRun) -> Iterator[str]:
-    told: dict[int, Mapping[str, Any]] = {}
+    failures: dict[int, Mapping[str, Any]] = {}
     for line in (run.directory / "run" / JOURNAL).read_text().splitlines():
         entry = json.loads(line)
         if entry["event"] == "AttemptEnded" and entry["failure"] is not None:
-            told[entry["attempt"]] = entry["failure"]
+            failures[entry["attempt"]] = entry["failure"]
     for attempt in sorted({strike.attempt for strike in run.plan.strikes}):
         endings = run.case.endings(attempt)
-        failure = told.get(attempt)
+        failure = failures.get(attempt)
         if endings and failure is None:
             yield f"the journal doesn't say why attempt {attempt} ended"
         elif endings and not any(ending.is_reported(failure or {}) for ending in endings):
@@ -267,11 +267,11 @@ def _wrong_model(
 
 
 def _missing(case: Case, strikes: list[Strike]) -> Iterator[str]:
-    """Faults that have not happened: the run proves nothing about them."""
+    """Faults that haven't struck: the run proves nothing about them."""
     happened = {(strike.kind, strike.point, strike.rank, strike.attempt) for strike in strikes}
     for attempt in {0, *(fault.attempt for fault in case.faults if fault.attempt is not None)}:
         faults = [fault for fault in case.faults if fault.attempt in (attempt, None)]
-        # Of two that are to strike at once, one may have been killed for the other.
+        # Of two faults at the same time, one may prevent the other.
         if faults and not any((f.kind, f.point, f.rank, attempt) in happened for f in faults):
             yield str(faults)
 
@@ -285,8 +285,8 @@ def _recoveries(strikes: list[Strike], first_reports: Mapping[int, float]) -> It
 
 def _note(strikes: list[Strike], result: Result) -> str:
     if strikes and not strikes[0].services:
-        return "nothing to lose: rank 0 serves nothing on a port then"
-    return "recovered" if result.restarts else "not needed any more, and not missed"
+        return "no effect: rank 0 listens on no port at that time"
+    return "recovered" if result.restarts else "no effect: no longer needed"
 
 
 def _files(result: Result) -> Files:

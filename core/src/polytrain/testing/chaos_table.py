@@ -1,4 +1,4 @@
-"""What has come of a chaos run, as tables."""
+"""The results of a chaos run, as tables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _BY_CHANCE = "by chance"
 @dataclass(slots=True)
 class _Row:
     tried: int = 0
-    """Faults that have struck."""
+    """Number of faults that have struck."""
 
     survived: int = 0
-    """Those after which the run ended as it should."""
+    """Number of these after which the run ended as it should."""
 
     wrong: int = 0
     recoveries_s: list[float] = field(default_factory=list)
@@ -42,11 +42,11 @@ class _Row:
 
 
 def print_table(verdicts: Iterable[Verdict]) -> None:
-    """Print what came of each case with each backend, and of each backend in all.
+    """Print the results of each case with each backend, and of each backend in total.
 
-    "tried" is how many faults have struck, "survived" how many of those in runs that ended as they
-    must, "median" and "worst" are the seconds from a fault to the first report after it, "wrong"
-    counts runs of which anything isn't as it must be.
+    "tried" is the number of faults that have struck, "survived" the number of these in runs that
+    ended as they should, "median" and "worst" are the seconds from a fault to the next report,
+    "wrong" is the number of runs with any problem.
     """
     verdicts = [verdict for verdict in verdicts if verdict.run.case.faults]
     cases: defaultdict[tuple[str, str], _Row] = defaultdict(_Row)

@@ -1,4 +1,4 @@
-"""The class that a backend's author inherits, and the rules that keep it honest."""
+"""The class that a backend's author inherits, and the rules for subclasses."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from polytrain.testing.trainer import TrainerTier
 
 @dataclass(frozen=True, slots=True)
 class KnownFailure:
-    """A standard test that fails for a reason that is known. When it passes, the entry is wrong."""
+    """A standard test that fails for a known reason. If the test passes, that is a failure too."""
 
     reason: str
     raises: type[BaseException]
 
 
 class BackendConformance(ContractTier, TrainerTier, ChaosTier):
-    """Every test that a backend has to pass. Set `backend`, and inherit.
+    """Every test that a backend has to pass. Inherit, and set `backend`.
 
-    Standard tests can't be left out or replaced; one that is known to fail is listed with its
-    reason and the exception that it fails with. More tests are welcome. Whoever wants the quick
-    tests alone for a while, which start no Ray, inherits `ContractTier`.
+    Standard tests can't be removed or replaced. List one that is known to fail in
+    `known_failures`, with its reason and its exception. You can add tests. `ContractTier` has only
+    the quick tests, which don't start Ray.
     """
 
     known_failures: ClassVar[Mapping[str, KnownFailure]] = {}
@@ -56,7 +56,7 @@ def _standard_tests() -> set[str]:
 
 
 def _copy(function: types.FunctionType) -> types.FunctionType:
-    """Marks belong to a function: a mark for one backend must not reach the others."""
+    """Copy a test, because a mark for one backend must not apply to other backends."""
     copy = types.FunctionType(
         function.__code__,
         function.__globals__,
@@ -66,5 +66,5 @@ def _copy(function: types.FunctionType) -> types.FunctionType:
     )
     copy.__kwdefaults__ = function.__kwdefaults__
     copy.__doc__ = function.__doc__
-    # Marks of the class that it comes from are found through the class.
+    # pytest finds marks of the original class through that class.
     return copy

@@ -16,27 +16,27 @@ Point = Literal[
     "saving",
     "after_report",
 ]
-"""Where in a trainer's life: before and after it offers and joins; before it saves the checkpoint
-of a step, when only half of that is written, and after the report of the step is told."""
+"""A point in a worker process's life: before and after it offers and joins; before it reports a
+step, when half of the step's checkpoint is written, and after the report."""
 
 _WITHOUT_STEP: frozenset[Point] = frozenset({"offering", "offered", "joining", "joined"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something that a trainer does to itself or to what it depends on."""
+    """Something that a worker process does to itself or to something that it depends on."""
 
     rank: int
     at_step: int = 0
-    """The step that is about to be reported, or has just been. Before training there is none."""
+    """The step that is about to be reported, or was just reported. Unused before training."""
 
     kind: Kind = "sigkill"
     point: Point = "after_report"
     attempt: int | None = 0
-    """Of the run's attempts, by all its drivers; None is every one of them."""
+    """Number of the attempt, counted over all drivers; None is every attempt."""
 
     def is_due(self, *, rank: int, step: int, attempt: int, point: Point) -> bool:
-        """Whether this is the place and the time."""
+        """Whether the fault is due here."""
         return (
             rank == self.rank
             and point == self.point
@@ -45,7 +45,7 @@ class Fault:
         )
 
     def strike(self, *, rank: int, step: int, attempt: int, point: Point = "after_report") -> None:
-        """Let it happen, if this is the place and the time."""
+        """Strike, if the fault is due here."""
         if self.is_due(rank=rank, step=step, attempt=attempt, point=point):
             STRIKES[self.kind](f"rank {rank}, step {step}, attempt {attempt}")
 

@@ -1,4 +1,4 @@
-"""Training functions that use no framework: they run in every backend."""
+"""Training functions without a framework, which run in every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where faults strike: a backend that is another one, but for what befalls its trainers."""
+"""Injects faults: a wrapper around a backend whose worker processes fail at given points."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ from polytrain_plugins import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultPlan:
-    """The faults of one run, and where is noted what has come of them."""
+    """The faults of one run, and the files in which strikes are recorded."""
 
     directory: Path
-    """The run's own, on this machine. It must be there."""
+    """The run's own directory, on this machine. It must exist."""
 
     faults: tuple[Fault, ...] = ()
 
     @property
     def clock(self) -> FaultClock:
-        """An observer that the run needs: it tells trainers which attempt is theirs."""
+        """An observer that the run needs: it records the number of the current attempt."""
         return FaultClock(self)
 
     @property
     def strikes(self) -> list[Strike]:
-        """What has struck so far, in its order."""
+        """The strikes so far, in order."""
         if not self._noted.exists():
             return []
         lines = self._noted.read_text().splitlines()
         return [Strike(**json.loads(line)) for line in lines]
 
     def note(self, strike: Strike) -> None:
-        """Note what is about to strike."""
+        """Record a strike that is about to happen."""
         with self._noted.open("a") as file:
             file.write(json.dumps(asdict(strike)) + "\n")
 
     @property
     def attempts(self) -> int:
-        """Attempts that were begun, by all drivers."""
+        """Number of attempts that all drivers have started."""
         return self._now()["attempts"] if self._current.exists() else 0
 
     @property
@@ -70,7 +70,7 @@ class FaultPlan:
         return self._now()["driver"]
 
     def begin_attempt(self) -> None:
-        """The next attempt begins, in a run of this process."""
+        """Record that this process starts the next attempt."""
         now = {"attempts": self.attempts + 1, "driver": os.getpid()}
         new = self._current.with_suffix(".new")
         new.write_text(json.dumps(now))
@@ -102,16 +102,16 @@ class Strike:
     point: str
     step: int
     services: int
-    """Ports on which the rank offered something at that time."""
+    """Number of ports on which the rank listened at that time."""
 
 
 class FaultClock:
-    """Notes in the driver when attempts begin and when they report."""
+    """Records in the driver when attempts begin and when they report."""
 
     def __init__(self, plan: FaultPlan) -> None:
         self._plan = plan
         self.first_reports: dict[int, float] = {}
-        """Attempt → when rank 0's first report of it has come, in seconds since the epoch."""
+        """Attempt → time of rank 0's first report, in seconds since the epoch."""
 
     @hookimpl
     def polytrain_attempt_started(self) -> None:
@@ -124,7 +124,7 @@ class FaultClock:
 
 @dataclass(frozen=True, kw_only=True)
 class WithFaults(Backend):
-    """A backend whose trainers meet faults, and which is otherwise another one."""
+    """A wrapper that injects faults into another backend's worker processes."""
 
     contract_version: ClassVar[int] = 1
 
@@ -132,7 +132,7 @@ class WithFaults(Backend):
     plan: FaultPlan
 
     def __post_init__(self) -> None:
-        # What is the class's in every other backend is here the inner one's.
+        # These are class attributes of every other backend; here they are the inner backend's.
         for name in ("name", "capabilities", "requires", "mutable_on_resume"):
             object.__setattr__(self, name, getattr(self.inner, name))
 
@@ -147,17 +147,17 @@ class WithFaults(Backend):
 
 
 class Injection:
-    """The faults that wait for one trainer."""
+    """The faults of one worker process."""
 
     def __init__(self, plan: FaultPlan, rank: int) -> None:
         self.attempt = plan.attempts - 1
-        """Of the run, counted over all its drivers."""
+        """Number of the attempt, counted over all drivers of the run."""
 
         self._plan = plan
         self._rank = rank
 
     def reach(self, point: Point, step: int = 0) -> None:
-        """The trainer is here: let happen what is to."""
+        """The worker process has reached a point: let the faults that are due strike."""
         for fault in self._due(point, step):
             self._plan.note(
                 Strike(
@@ -173,12 +173,12 @@ class Injection:
             fault.strike(rank=self._rank, step=step, attempt=self.attempt, point=point)
 
     def awaits(self, point: Point, step: int) -> bool:
-        """Whether anything is to happen here."""
+        """Whether a fault is due here."""
         return bool(self._due(point, step))
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Have the points of reports reached, whoever reports."""
+        """Call `reach` at the points around every report."""
         send, give = SocketChannel.send, CheckpointUploader.give
 
         def faulty_send(channel: SocketChannel, *messages: Message) -> None:
@@ -214,12 +214,12 @@ class Injection:
 
 
 def current_injection() -> Injection:
-    """Of the trainer that this process is."""
+    """The injection of this worker process."""
     return _injections[-1]
 
 
 def sum_over_ranks(values: Sequence[int]) -> list[int]:
-    """Add up numbers over all ranks, by the collective operation that the backend has for it."""
+    """Add up numbers over all ranks with the backend's own collective operation."""
     return _sums[-1](values)
 
 
@@ -281,9 +281,9 @@ def _pushed(stack: list[Any], value: Any) -> Iterator[None]:
 
 
 def _halve(directory: Path) -> None:
-    """Make a checkpoint what it would be in the middle of being written."""
+    """Truncate a checkpoint's files, as if they were half written."""
     for file in [path for path in directory.rglob("*") if path.is_file()]:
         content = file.read_bytes()
-        # Anew: a link shares its content with what the caller has.
+        # Write new files: a hard link shares its content with the caller's file.
         file.unlink()
         file.write_bytes(content[: len(content) // 2])

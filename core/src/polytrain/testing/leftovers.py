@@ -1,4 +1,4 @@
-"""What runs have left of themselves, on this machine and on Ray."""
+"""What runs have left behind, on this machine and on Ray."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from polytrain.workers.available_clusters import ray_is_initialized
 from polytrain.workers.processes.cache import kept_process
 
 _MARK = "POLYTRAIN_CONFORMANCE_PROCESS"
-"""A variable that all processes of this test session's runs inherit: others' runs are no leak."""
+"""A variable that all processes of this test session inherit; other processes are ignored."""
 
 
 def mark_processes() -> None:
-    """Have what this process starts known as its own, from now on."""
+    """Mark the processes that this process starts from now on."""
     os.environ[_MARK] = str(os.getpid())
 
 
 def our_processes() -> list[psutil.Process]:
-    """Zygotes, trainers and agents that live, whichever run of this session they are of."""
+    """Live zygotes, worker processes and agents of all runs of this session."""
     forked = [p for p in psutil.process_iter() if _is_marked(p) and "polytrain.workers" in title(p)]
-    # Ray writes its titles over the environment: agents are known by whose they are.
+    # Ray overwrites the environment with its titles, so agents are found by their ancestry.
     below = psutil.Process().children(recursive=True)
-    agents = [process for process in below if "ray::RayAgent" in title(process)]
+    agents = [process for process in below if "ray::RayHost" in title(process)]
     return forked + agents
 
 
 def _left_processes() -> list[psutil.Process]:
-    # The one zygote that is kept for the next run is kept on purpose.
+    # One zygote is kept for the next run on purpose.
     return [process for process in our_processes() if process.pid != kept_process()]
 
 
 def leftovers(run: Path) -> list[str]:
-    """What a run that has ended should have taken with it: none of it is there at the end.
+    """What a run that has ended has left behind; should be empty.
 
     Args:
         run: its directory.
     """
-    # The kernel and Ray end in their own time what they have been told to end.
+    # The kernel and Ray end processes with a delay.
     eventually(lambda: not _left_processes(), seconds=10)
     left = [f"the process {process}" for process in _left_processes()]
     if ray_is_initialized():
@@ -61,7 +61,7 @@ def _left_on_ray() -> list[str]:
 
     groups = ray.util.placement_group_table().values()
     left = [f"the placement group {g['name']}" for g in groups if g["state"] != "REMOVED"]
-    # Ray counts in its own time, too.
+    # Ray counts resources with a delay, too.
     total = ray.cluster_resources().get("CPU")  # type: ignore[no-untyped-call]
     if not eventually(lambda: free_resources().get("CPU") == total, seconds=10):
         left.append(f"{free_resources().get('CPU')} of {total} CPUs are free")

@@ -1,11 +1,12 @@
-"""One rank of a local world: a trainer's life, with a look at what it leaves behind."""
+"""One rank of a local world: runs a worker process, and reports what it leaves behind."""
 
 from __future__ import annotations
 
 import os
 import socket
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -13,17 +14,31 @@ import cloudpickle
 import psutil
 
 from polytrain.data.shards.opening import open_shards
+from polytrain.monitoring.progress_page import write_to
 from polytrain.testing.processes import eventually
 from polytrain.workers.messages import SocketChannel
 from polytrain.workers.worker_process import run_worker
 
 
-def run_rank(connection: socket.socket) -> NoReturn:
+def run_and_exit(connection: socket.socket, page: int, _: Sequence[int]) -> NoReturn:
     """The body of its process. The first message says what to do."""
+    try:
+        write_to(page)
+        _run(connection)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # As in a real run: the interpreter's own finalisation is left out.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _run(connection: socket.socket) -> NoReturn:
     channel = SocketChannel(connection)
     _, start = channel.receive()
     job, order, rank, spec, table, path = cloudpickle.loads(start)
-    # The framework's import may set variables and start threads: that isn't the engine's doing.
+    # The framework's import may set variables and start threads; the engine isn't to blame.
     job.backend.engine()
     before = _Traces.now()
     run_worker(
@@ -39,7 +54,7 @@ def run_rank(connection: socket.socket) -> NoReturn:
     # A library's own thread may be just about to close what it listened on.
     eventually(lambda: not _Traces.now().beyond(before)["ports"], seconds=2)
     channel.send(["left", _Traces.now().beyond(before)])
-    # As in a real trainer: the interpreter's own finalisation is left out.
+    # As in a real worker process, the interpreter's finalisation is skipped.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
@@ -47,7 +62,7 @@ def run_rank(connection: socket.socket) -> NoReturn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Traces:
-    """What a process holds that others could stumble over."""
+    """Ports and variables of a process."""
 
     ports: frozenset[int]
     environment: Mapping[str, str]

@@ -14,7 +14,7 @@ _CPUS = 4
 
 
 class LocalRay:
-    """A Ray of several nodes, all of them on this machine, as long as the block lasts."""
+    """A Ray with several nodes on this machine, for the duration of a block."""
 
     def __enter__(self) -> LocalRay:
         from ray.cluster_utils import Cluster
@@ -31,7 +31,7 @@ class LocalRay:
 
     @contextmanager
     def second_node(self) -> Iterator[None]:
-        """Have another node, which may get lost."""
+        """Add a second node, which may be lost."""
         node = self._cluster.add_node(num_cpus=1)
         self._cluster.wait_for_nodes()
         try:

@@ -1,12 +1,11 @@
-"""A world of local processes without Ray: what the contract tier runs backends in.
+"""A world of local processes without Ray, in which the contract tier runs backends.
 
-The test's process does what agents and controller do: it starts one process for each rank, gathers
-offers, sends the roster, and lets everybody leave once all are done.
+The test's process replaces agents and controller: it starts one process for each rank, gathers
+offers, sends the roster, and lets all ranks leave once all are done.
 """
 
 from __future__ import annotations
 
-import os
 import selectors
 import socket
 import sys
@@ -24,7 +23,7 @@ from polytrain.common.placement import NodeAddress, members
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.sources.describe import describe
 from polytrain.storage.location import Location
-from polytrain.testing.forker import warm_forker
+from polytrain.testing.rank_processes import RankProcesses
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
     FrameBuffer,
@@ -48,9 +47,10 @@ class RankRecord:
     failure: Failed | None = None
     done: bool = False
     leaks: Mapping[str, list[Any]] | None = None
-    """Ports and variables that it had beyond before, after it left; None if it never left."""
+    """Ports and variables that were left when it left the collective; None if it never left."""
 
-    exit_code: int | None = None
+    end: str | None = None
+    """How its process has ended: "exited with code 0"; None while it hasn't."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class WorldRecord:
     path: Path
 
     def saved(self, rank: int) -> Mapping[str, bytes]:
-        """The files that the rank's newest checkpoint consisted of, by name."""
+        """The files of the rank's newest checkpoint, by name."""
         newest = self.newest_staging(rank)
         if newest is None:
             return {}
@@ -95,20 +95,20 @@ def run_world(
     checkpoint: Path | None = None,
     seconds: float = 120,
 ) -> WorldRecord:
-    """Run one attempt to its end, or to its first failure, in processes of this machine.
+    """Run one attempt to its end, or to its first failure, in processes on this machine.
 
     Args:
-        backend: its offering, joined and train are run.
+        backend: the backend under test.
         data: the data set "train"; each rank gets its shard.
-        path: a directory for what the ranks save.
+        path: a directory for the ranks' files.
         world_size: number of processes.
         training_function: run instead of `Engine.train`.
         training_config: what it is called with.
         checkpoint: directory to resume from.
-        seconds: after which everything is killed and an error is raised.
+        seconds: if nothing happens for this time, everything is killed and an error is raised.
 
     Raises:
-        TimeoutError: if the world hasn't ended in time.
+        TimeoutError: if nothing has happened for this time.
     """
     path.mkdir(parents=True, exist_ok=True)
     job = WorkerJob(
@@ -118,7 +118,8 @@ def run_world(
         training_config=training_config,
         checkpoint_frequency=0,
         checkpoint_kind=CheckpointKind.EVERY_RANK,
-        # Nobody takes them away: what a rank has saved stays in its staging.
+        merges_files=False,
+        # No agent stores them: a rank's files stay in its staging directory.
         max_in_flight=sys.maxsize,
         waits_for_commit=False,
         near_staging=None,
@@ -130,67 +131,77 @@ def run_world(
         start=StartingPoint(location=Location.of(checkpoint) if checkpoint else None),
         first_checkpoint=0,
     )
-    with _Processes(job, order, data, path) as processes:
-        return processes.run(seconds)
+    with _World(job, order, data, path, seconds) as world:
+        return world.run()
 
 
-class _Processes:
-    """The processes of one world. Whatever happens, none of them is left."""
+class _World:
+    """The ranks of one world; all are killed at the end."""
 
-    def __init__(self, job: WorkerJob, order: LaunchOrder, data: pa.Table, path: Path) -> None:
+    def __init__(
+        self, job: WorkerJob, order: LaunchOrder, data: pa.Table, path: Path, seconds: float
+    ) -> None:
+        self._seconds = seconds
         self._path = path
         self._order = order
         self._job = job
         self._data = data
         self._sockets: list[socket.socket] = []
-        self._processes: list[int] = []
-        self._forker = warm_forker(*self._needs())
+        self._processes = RankProcesses(*self._needs())
         self._records = [RankRecord() for _ in order.members]
         self._offers: dict[int, Any] = {}
 
-    def __enter__(self) -> _Processes:
+    def __enter__(self) -> _World:
+        self._processes.__enter__()
         world_size = len(self._order.members)
         dataset = RunDataset(source=describe("train", self._data))
         spec = dataset.spec(world_size=world_size, whole=False, as_tables=False, only_tables=False)
         for member in self._order.members:
             ours, theirs = socket.socketpair()
+            # A rank that doesn't read its job must not block the test.
+            ours.settimeout(self._seconds)
             self._sockets.append(ours)
             with theirs:
-                self._processes.append(self._forker.fork(theirs))
+                self._processes.fork(member.rank, theirs)
             start = (self._job, self._order, member.rank, spec, self._data, self._path)
             written = code_of_job(self._job.training_function, self._job.backend)
             ours.sendall(pack(["start", pickled_with(*written, value=start)]))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for rank, process in enumerate(self._processes):
-            if self._records[rank].exit_code is None:
-                self._forker.kill(process)
+    def __exit__(self, *error: Any) -> None:
         for ours in self._sockets:
             ours.close()
+        self._processes.__exit__(*error)
 
-    def run(self, seconds: float) -> WorldRecord:
+    def run(self) -> WorldRecord:
         buffers = [FrameBuffer() for _ in self._sockets]
         with selectors.DefaultSelector() as selector:
+            selector.register(self._processes, selectors.EVENT_READ)
             for rank, ours in enumerate(self._sockets):
                 selector.register(ours, selectors.EVENT_READ, rank)
-            while selector.get_map():
-                ready = selector.select(seconds)
+            while not self._is_over():
+                ready = selector.select(self._seconds)
                 if not ready:
-                    raise TimeoutError(f"nothing has happened for {seconds:g} s")
+                    raise TimeoutError(f"nothing has happened for {self._seconds:g} s")
                 for key, _ in ready:
-                    rank = key.data
-                    data = self._sockets[rank].recv(1 << 16)
+                    if key.fileobj is self._processes:
+                        self._processes.read()
+                        continue
+                    data = self._sockets[key.data].recv(1 << 16)
                     if not data:
                         selector.unregister(key.fileobj)
-                        self._records[rank].exit_code = self._forker.wait(self._processes[rank])
-                    for message in buffers[rank].feed(data):
-                        self._take(rank, message)
-                if any(
-                    r.failure or (r.exit_code is not None and not r.done) for r in self._records
-                ):
-                    break
+                    for message in buffers[key.data].feed(data):
+                        self._take(key.data, message)
+                # A rank's last messages are in its socket before its end is reported.
+                for rank, how in self._processes.ends.items():
+                    if self._sockets[rank] not in selector.get_map():
+                        self._records[rank].end = how
         return WorldRecord(ranks=tuple(self._records), path=self._path)
+
+    def _is_over(self) -> bool:
+        records = self._records
+        is_broken = any(r.failure or (r.end is not None and not r.done) for r in records)
+        return is_broken or all(record.end is not None for record in records)
 
     def _take(self, rank: int, message: Message) -> None:
         record = self._records[rank]
@@ -219,7 +230,7 @@ class _Processes:
             ours.sendall(pack(message))
 
     def _needs(self) -> tuple[Sequence[str], Mapping[str, str]]:
-        """What the ranks' processes import, and their variables."""
+        """The modules and variables of the ranks' processes."""
         job = Job(
             num_workers=len(self._order.members),
             use_gpu=False,
@@ -228,4 +239,4 @@ class _Processes:
             datasets={},
         )
         demand = self._job.backend.demand(job)
-        return demand.preload, {**os.environ, "OMP_NUM_THREADS": "1", **demand.environment}
+        return demand.preload, {"OMP_NUM_THREADS": "1", **demand.environment}

@@ -1,4 +1,4 @@
-"""Looking at processes from outside, and waiting for what nobody announces."""
+"""Helpers that look at processes from outside, and wait for conditions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def title(process: psutil.Process) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether a process still runs: one that has ended may wait for its parent to take notice."""
+    """Whether a process still runs. A zombie, whose parent hasn't reaped it, doesn't."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -26,7 +26,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 30) -> bool:
-    """Whether it becomes true. The kernel and Ray end things, and tell of it, in their own time."""
+    """Whether a condition becomes true in time. The kernel and Ray end processes with a delay."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
 """The reference backend: complete, in plain Python and NumPy, to read and to test the kit with.
 
 It fits a linear model by gradient descent. Its collective is a star of TCP connections with rank 0
-in the middle: everybody sends a vector, rank 0 adds them up and sends the sum back.
+in the middle: every rank sends a vector, rank 0 adds them up and sends the sum back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from polytrain_plugins import (
     World,
     hookimpl,
     missing_columns,
-    missing_label,
+    needed_without_function,
     options_beside_function,
 )
 
@@ -59,7 +59,7 @@ class Reference(Backend):
         if job.has_training_function:
             yield from options_beside_function(self, ("rounds", "label", "learning_rate"))
             return
-        yield from missing_label(self.label)
+        yield from needed_without_function(self, label="Name the column to predict")
         yield from missing_columns(job, label=self.label)
 
     def demand(self, job: Job) -> Demand:
@@ -70,7 +70,7 @@ class Reference(Backend):
 
 
 class ShardedReference(Reference):
-    """The same, with checkpoints to which every rank contributes its part."""
+    """The same backend, with checkpoints to which every rank contributes."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
         declarative=True, checkpoint=CheckpointKind.EVERY_RANK
@@ -91,8 +91,8 @@ class ReferenceEngine(Engine[Vector]):
         if me.rank != 0:
             yield Offer()
             return
-        # Listening from here on: the port is never free in between.
-        with socket.create_server(("", 0)) as self._listener:
+        # It listens from now on, so the port is never free in between.
+        with socket.create_server((me.host, 0)) as self._listener:
             yield Offer(host=me.host, port=self._listener.getsockname()[1])
 
     @contextmanager
@@ -140,7 +140,7 @@ class ReferenceEngine(Engine[Vector]):
     _rounds_done = 0
 
     def _suffix(self) -> str:
-        """Where every rank contributes to a checkpoint, each needs names of its own."""
+        """The suffix of a rank's file names: if every rank writes, each needs its own names."""
         shared = self._options.capabilities.checkpoint is CheckpointKind.EVERY_RANK
         return f"-{self._rank}" if shared and self._rank else ""
 
@@ -160,7 +160,7 @@ class Star:
         self._is_center = is_center
 
     def sum(self, vector: Vector) -> Vector:
-        """The sum of everybody's vectors, the same on every rank to the last bit."""
+        """The sum of all ranks' vectors, the same on every rank to the last bit."""
         if self._is_center:
             for file in self._files:
                 vector = vector + _receive(file, len(vector))

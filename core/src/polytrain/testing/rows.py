@@ -1,8 +1,8 @@
-"""Shows that every row is used exactly once per epoch, whatever befalls a run, in any backend.
+"""Shows that every row is used exactly once per epoch, whatever faults strike, in any backend.
 
-Each rank writes down the rows of every step before it reports that step. What counts in the end is
-what led to the final model: of each attempt, the steps up to the one that the next one began with.
-The model is a sum over all rows that were used, which the ranks' own collective adds up.
+Each rank records the rows of every step before it reports that step. In the end those steps count
+that led to the final model: of each attempt, the steps up to the start of the next attempt. The
+model is a sum over all used rows, which the backend's own collective adds up.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def use_rows(config: Mapping[str, Any]) -> None:
     """The training function.
 
     Args:
-        config: "diary", a directory for what the ranks write down, and "all_write", whether every
-            rank's part of a checkpoint is kept.
+        config: "diary", a directory for the ranks' records, and "all_write", whether every rank
+            writes a part of a checkpoint.
     """
     rank = polytrain.get_context().get_world_rank()
     shard = polytrain.get_dataset_shard("train")
@@ -55,24 +55,24 @@ def use_rows(config: Mapping[str, Any]) -> None:
 
 
 def steps_per_epoch(rows: int) -> int:
-    """Global batches that so many rows make."""
+    """Number of global batches for a number of rows."""
     return -(-rows // GLOBAL_BATCH)
 
 
 def digest(rows: Iterable[float]) -> int:
-    """A number for a set of rows, of which none has been left out or used twice."""
+    """A number for a set of rows; it changes if a row is missing or comes twice."""
     hashes = (hashlib.sha256(row.hex().encode()).digest() for row in rows)
-    # Small, so that the sum over all rows is one that every backend can add up.
+    # Small, so that every backend can add up all rows.
     return sum(int.from_bytes(hash_[:3], "big") for hash_ in hashes)
 
 
 def wrong_rows(diary: Path, rows: Sequence[float], model: Mapping[str, Any]) -> list[str]:
-    """What isn't as it must be with the rows that a run has used.
+    """What is wrong with the rows that a run has used.
 
     Args:
-        diary: what the ranks have written down.
-        rows: all that there are.
-        model: what the run has ended in.
+        diary: the ranks' records.
+        rows: all rows of the data set.
+        model: the run's final model.
     """
     wrong = []
     steps = _steps_that_count(diary)
@@ -92,12 +92,12 @@ def wrong_rows(diary: Path, rows: Sequence[float], model: Mapping[str, Any]) -> 
 
 
 def _steps_that_count(diary: Path) -> dict[int, list[float]]:
-    """Step → its rows, of all ranks, in the attempt that the final model has it from."""
+    """Step → its rows, of all ranks, in the attempt that led to the final model."""
     attempts: dict[str, dict[int, list[float]]] = {}
     starts: dict[str, int] = {}
     for path in sorted(diary.iterdir()):
         attempt = path.name.partition("-")[0]
-        # The last line may be torn: of a step that was never reported.
+        # The last line may be incomplete: its step was never reported.
         lines = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
         for line in lines:
             if "start" in line:

@@ -1,4 +1,4 @@
-"""A rank's shard without a run: for tests of what an engine makes of it."""
+"""A rank's shard without a run, for tests of engines."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polytrain.common.config import DataConfig
+from polytrain.data.fingerprint import marks
 from polytrain.data.shards.assignment import RunDataset, holding
 from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.reader import RowsShard
@@ -23,20 +24,20 @@ def shard_of(
     position: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> RowsShard:
-    """The shard "train" of one rank, had as agents and trainers have it.
+    """The shard "train" of one rank, made as agents and worker processes make it.
 
     Args:
         data: as in `datasets={"train": data}`.
         world_size: number of ranks.
-        rank: which of them.
-        shards: canonical shards, if they have been cut before.
+        rank: this rank.
+        shards: number of canonical shards, if the run has them already, or by the user's choice.
         as_tables: as for a backend whose demand is `reads_tables`.
-        position: where to go on, as a manifest has it; at the start by default.
-        config: fields of `DataConfig`, but for `group`.
+        position: where to resume, as in a manifest; by default at the start.
+        config: fields of `DataConfig`, except `group`.
     """
     wanted = DataConfig(**config)
     source = describe("train", data, columns=wanted.columns, transform=wanted.transform)
-    dataset = RunDataset(source=source, config=wanted)
+    dataset = RunDataset(source=source, config=wanted, marks=marks(source))
     spec = dataset.spec(
         world_size=world_size,
         shards=shards,

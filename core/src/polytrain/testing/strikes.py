@@ -1,4 +1,4 @@
-"""What faults do, in the trainer that they strike. Nothing here waits for time to pass."""
+"""What faults do in the worker process that they strike. Nothing here sleeps."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _os_exit(where: str) -> None:
 
 
 def _exception(where: str) -> None:
-    """Another one at every attempt."""
+    """A different message at every attempt."""
     raise InjectedError(f"injected: {where}")
 
 
@@ -83,7 +83,7 @@ def _user_error(where: str) -> None:
 
 
 def _memory(where: str) -> None:
-    """Run into a limit of the process's own: others on the machine have to live too."""
+    """Run into a memory limit of this process, so that other processes aren't affected."""
     limit = psutil.Process().memory_info().vms + _HEADROOM
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     filled = bytearray()
@@ -103,20 +103,20 @@ def _slow(where: str) -> None:
 
 
 def _ports_closed(where: str) -> None:
-    """What was offered isn't there any more."""
+    """Close the ports that were offered."""
     for _, service in _services():
         _cut(service)
 
 
 def _ports_stolen(where: str) -> None:
-    """Another process has the ports that were offered, and hangs up on whoever calls."""
+    """A different process takes the offered ports, and closes every connection."""
     held = [(descriptor, service.getsockname()[:2]) for descriptor, service in _services()]
     for descriptor, address in held:
         with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), descriptor)
         ours, theirs = socket.socketpair()
         code = f"from polytrain.testing.strikes import thief; thief({address!r}, {theirs.fileno()})"
-        # It belongs to the trainer's session, and ends with it.
+        # It belongs to the worker process's session, and ends with it.
         subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"],
             pass_fds=[theirs.fileno()],
@@ -127,19 +127,19 @@ def _ports_stolen(where: str) -> None:
                 raise RuntimeError(f"{address} can't be stolen")
 
 
-def thief(address: tuple[str, int], tell: int) -> NoReturn:
+def thief(address: tuple[str, int], notify: int) -> NoReturn:
     """The body of the process that has taken a port."""
-    with socket.socket() as listener, socket.socket(fileno=tell) as told:
+    with socket.socket() as listener, socket.socket(fileno=notify) as ready:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address[:2])
         listener.listen()
-        told.sendall(b"!")
+        ready.sendall(b"!")
         while True:
             listener.accept()[0].close()
 
 
 def _services_lost(where: str) -> None:
-    """Whatever this process serves on a port is gone, and all connections to it."""
+    """Close all ports on which this process listens, and the connections to them."""
     ports = {service.getsockname()[1] for _, service in _services()}
     for _, connection in _sockets(socket.AF_INET, socket.AF_INET6):
         if connection.getsockname()[1] in ports:
@@ -157,7 +157,7 @@ def _agent_killed(where: str) -> None:
 
 
 def _raylet_killed(where: str) -> None:
-    """Whatever Ray runs on the node is gone."""
+    """Kill the node's raylet, and with it everything that Ray runs on the node."""
     os.kill(psutil.Process(_agent()).ppid(), signal.SIGKILL)
     signal.pause()
 
@@ -186,20 +186,20 @@ STRIKES: Mapping[Kind, Callable[[str], None]] = {
     "raylet_killed": _raylet_killed,
     "driver_killed": _driver_killed,
 }
-"""What each kind does; it is told where and when that is."""
+"""What each kind does. It is called with the place and time, as text."""
 
 
 def count_services() -> int:
-    """On how many ports this process offers something."""
+    """Number of ports on which this process listens."""
     return len(list(_services()))
 
 
 _Open = tuple[int, socket.socket]
-"""A socket's descriptor, and another name for it that can be closed for itself."""
+"""A socket's descriptor, and a duplicate that can be closed separately."""
 
 
 def _services() -> Iterator[_Open]:
-    """TCP sockets that have a port and no peer: a server's, or one that holds the port for it."""
+    """TCP sockets with a port and no peer: servers, or sockets that hold a port for one."""
     for descriptor, opened in _sockets(socket.AF_INET, socket.AF_INET6):
         try:
             opened.getpeername()
@@ -209,12 +209,12 @@ def _services() -> Iterator[_Open]:
 
 
 def _sockets(*families: socket.AddressFamily) -> Iterator[_Open]:
-    """This process's stream sockets of some families, whoever has opened them."""
+    """All stream sockets of this process of some families."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         try:
             if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 continue
-        except OSError:  # that of the list itself
+        except OSError:  # the descriptor of the listing itself
             continue
         with socket.socket(fileno=os.dup(descriptor)) as opened:
             if opened.family in families and opened.type == socket.SOCK_STREAM:
@@ -222,15 +222,16 @@ def _sockets(*families: socket.AddressFamily) -> Iterator[_Open]:
 
 
 def _cut(connection: socket.socket) -> None:
-    """End a connection or a service under the feet of its owner."""
+    """Shut down a connection or a service without its owner."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _agent() -> int:
-    """Process id of this trainer's agent: it has made the socket pair between the two."""
-    for _, line in _sockets(socket.AF_UNIX):
-        pid, _, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    """Process id of this worker's agent, which has made the socket pair between the two."""
+    for _, connection in _sockets(socket.AF_UNIX):
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, _, _ = struct.unpack("3i", credentials)
         if pid not in (0, os.getpid()):
             return int(pid)
     raise RuntimeError("this process has no agent")

@@ -1,4 +1,4 @@
-"""The trainer tier: whole runs on a local Ray, with a real SIGKILL on the way."""
+"""The trainer tier: whole runs, in which a worker process gets a real SIGKILL."""
 
 from __future__ import annotations
 
@@ -26,16 +26,20 @@ from polytrain.testing.leftovers import leftovers, mark_processes, our_processes
 from polytrain.testing.local_world import run_world
 from polytrain_plugins import Backend, CheckpointKind, Report, hookimpl
 
+_HANG_TIMEOUT_S = 60.0
+_RENDEZVOUS_TIMEOUT_S = 120.0
+"""A run that hangs fails after this time, with the stacks of its ranks."""
+
 
 class TrainerTier:
-    """What a user notices of a backend in a run."""
+    """Tests of a backend in whole runs."""
 
     backend: Backend
 
     def test_run_reports_and_checkpoints(self, tmp_path: Path) -> None:
-        """History has every report of rank 0; the newest checkpoint holds what its kind says.
+        """History has every report of rank 0; the newest checkpoint has the files of its kind.
 
-        If this fails: `capabilities.checkpoint` doesn't say who writes.
+        If this fails: `capabilities.checkpoint` doesn't say which ranks write.
         """
         result = self._fit(tmp_path)
         assert [metrics["step"] for metrics in result.history] == list(range(1, STEPS + 1))
@@ -47,10 +51,10 @@ class TrainerTier:
         assert names == ({"step-0", "step-1"} if every_rank else {"step-0"})
 
     def test_killed_worker_is_replaced(self, tmp_path: Path) -> None:
-        """After a SIGKILL the run resumes from the last checkpoint, reported the instant before.
+        """After a SIGKILL the run resumes from the last checkpoint, reported just before.
 
-        If this fails: something of the dead attempt stands in the way of the next, for example
-        a fixed port.
+        If this fails: something of the dead attempt blocks the next one, for example a fixed
+        port.
         """
         result = self._fit(tmp_path, fault=Fault(rank=0, at_step=2), max_failures=1)
         assert result.restarts == 1
@@ -59,19 +63,19 @@ class TrainerTier:
         if self.backend.capabilities.checkpoint is CheckpointKind.ONE_RANK:
             assert resumed_from == 2
         else:
-            # The other rank may not have made its report yet: then there was no such checkpoint.
+            # The other rank may not have reported yet: then this checkpoint wasn't complete.
             assert resumed_from <= 2
 
     def test_declarative_run_survives_a_kill(self, tmp_path: Path) -> None:
-        """Declared: a SIGKILL in the middle of training costs no round that was saved.
+        """If declared: a SIGKILL in the middle of training loses no saved round.
 
-        And with `exact_resume` it makes no difference to what is saved in the end.
+        With `exact_resume` the final files are also the same as without a kill.
 
-        If this fails: `train` doesn't resume from `session.checkpoint`; or has a state that `save`
-        leaves out.
+        If this fails: `train` doesn't resume from `session.checkpoint`, or has a state that `save`
+        doesn't write.
         """
         if not self.backend.capabilities.declarative:
-            # What isn't declared is refused: the contract tier shows it.
+            # The contract tier shows that an undeclared capability is rejected.
             return
         attempts = _Attempts()
         plan = FaultPlan(directory=tmp_path, faults=(Fault(rank=0, at_step=3),))
@@ -81,7 +85,7 @@ class TrainerTier:
             scaling_config=ScalingConfig(num_workers=2),
             run_config=RunConfig(
                 storage_path=tmp_path,
-                failure_config=FailureConfig(max_failures=1),
+                failure_config=_failure_config(max_failures=1),
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=1),
                 observers=(attempts, plan.clock),
                 progress=False,
@@ -91,7 +95,7 @@ class TrainerTier:
         result = trainer.fit()
         assert result.restarts == 1
         steps = [report.step for report in attempts.reports]
-        assert steps == list(range(1, len(steps) + 1)), "a round was done twice, or left out"
+        assert steps == list(range(1, len(steps) + 1)), "a round was repeated or skipped"
         assert len(result.history) == len(steps)
         assert result.load_model() is not None
         if self.backend.capabilities.exact_resume:
@@ -103,7 +107,7 @@ class TrainerTier:
     def test_exception_reaches_the_caller(self, tmp_path: Path) -> None:
         """An exception of the training function ends the run, with the rank's own traceback.
 
-        If this fails: `joined` or `offering` changes what passes through it.
+        If this fails: `joined` or `offering` changes the exception.
         """
         with pytest.raises(TrainingFailedError) as caught:
             self._fit(tmp_path, fault=Fault(rank=1, at_step=1, kind="exception"))
@@ -112,24 +116,24 @@ class TrainerTier:
         assert "InjectedError" in failure.traceback
 
     def test_nothing_is_left(self, tmp_path: Path) -> None:
-        """After a run no process, resource, or variable of it is left, however it ended.
+        """After a run, however it ended, no process, resource or variable of it is left.
 
-        If this fails: the engine starts processes in sessions of their own.
+        If this fails: the engine starts processes in their own sessions.
         """
         mark_processes()
         environment, alive = dict(os.environ), _CountProcesses()
         good = self._fit(tmp_path / "good", observers=(alive,))
         with pytest.raises(TrainingFailedError):
             self._fit(tmp_path / "bad", fault=Fault(rank=0, at_step=1))
-        assert alive.seen >= 3, "a zygote and two worker processes are what a run consists of"
+        assert alive.seen >= 3, "a run should consist of a zygote and two worker processes"
         assert leftovers(Path(good.path)) == []
         assert dict(os.environ) == environment
 
     def test_inline(self, tmp_path: Path) -> None:
-        """`num_workers=0` runs the same in this process: reports, checkpoints, all rows.
+        """With `num_workers=0` this process does the same: reports, checkpoints, all rows.
 
         If this fails: the engine needs more than one rank, or leaves something in the process that
-        a second run stumbles over.
+        breaks a second run.
         """
         for attempt in ("first", "second"):
             result = self._fit(tmp_path / attempt, num_workers=0)
@@ -147,7 +151,7 @@ class TrainerTier:
         observers: tuple[Any, ...] = (),
     ) -> Result:
         mark_processes()
-        # The function brings its own work: options for declarative training would be in its way.
+        # With a training function, options for declarative training must be unset.
         trainer = Trainer(
             type(self.backend)(),
             count_steps,
@@ -156,7 +160,7 @@ class TrainerTier:
             scaling_config=ScalingConfig(num_workers=num_workers),
             run_config=RunConfig(
                 storage_path=path,
-                failure_config=FailureConfig(max_failures=max_failures),
+                failure_config=_failure_config(max_failures=max_failures),
                 observers=observers,
                 progress=False,
             ),
@@ -164,8 +168,17 @@ class TrainerTier:
         return trainer.fit()
 
 
+def _failure_config(*, max_failures: int) -> FailureConfig:
+    return FailureConfig(
+        max_failures=max_failures,
+        hang_timeout_s=_HANG_TIMEOUT_S,
+        hang_action="kill",
+        rendezvous_timeout_s=_RENDEZVOUS_TIMEOUT_S,
+    )
+
+
 class _Attempts:
-    """An observer that remembers what rank 0 has reported in all attempts."""
+    """An observer that records rank 0's reports of all attempts."""
 
     def __init__(self) -> None:
         self.reports: list[Report] = []
@@ -176,7 +189,7 @@ class _Attempts:
 
 
 class _CountProcesses:
-    """An observer that looks for the run's processes while there must be some."""
+    """An observer that counts the run's processes during the run."""
 
     def __init__(self) -> None:
         self.seen = 0

@@ -1,1 +1,1 @@
-"""What a person and a program see of a run."""
+"""What users and their programs see of a run: output and observers."""

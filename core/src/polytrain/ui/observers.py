@@ -1,4 +1,4 @@
-"""Telling observers, each on its own: one that raises is logged and not called again."""
+"""Calls observers. An observer that raises is logged and not called again."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Observers:
     """The observers of one run, called through typed methods."""
 
     def __init__(self, observers: Iterable[Any] = ()) -> None:
-        # One manager for each run: two runs at once don't share their observers.
+        # One manager for each run: concurrent runs don't share observers.
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(ObserverHooks)
         for observer in observers:
             self._manager.register(observer)
-        # A hook whose name is misspelt would otherwise be silently dead.
+        # A hook with a misspelt name would otherwise never be called.
         self._manager.check_pending()
 
     def run_started(self, run: RunInfo) -> None:
@@ -48,14 +48,14 @@ class Observers:
         self._tell("polytrain_run_ended", run=run, outcome=outcome)
 
     def _tell(self, hook: str, **arguments: Any) -> None:
-        # pluggy's own call would stop at the first exception, and observers after it hear nothing.
+        # pluggy's own call would stop at the first exception, and skip the other observers.
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
             wanted = {name: arguments[name] for name in implementation.argnames}
             try:
                 implementation.function(**wanted)
             except Exception:
                 logger.exception(
-                    "The observer %r raised in %s and is not called again; the run goes on.",
+                    "The observer %r raised in %s and is not called again; the run continues.",
                     implementation.plugin_name,
                     hook,
                 )
@@ -63,11 +63,11 @@ class Observers:
 
 
 def installed_observers() -> list[Any]:
-    """The observers that installed distributions provide; one that can't be imported is logged."""
+    """The observers of installed distributions. One that can't be imported is logged."""
     found = []
     for entry_point in entry_points(group=GROUP):
         try:
             found.append(entry_point.load())
         except Exception:
-            logger.exception("The observer %r can't be imported and is left out.", entry_point.name)
+            logger.exception("The observer %r can't be imported. It is ignored.", entry_point.name)
     return found

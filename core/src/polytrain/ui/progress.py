@@ -1,44 +1,62 @@
-"""The line of progress that a person sees, and the worker processes' own output beside it."""
+"""The progress line, and the output of worker processes."""
 
 from __future__ import annotations
 
+import logging
 import sys
+import time
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any, TextIO
 
 from rich.console import Console
-from rich.status import Status
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
 
 from polytrain.common.output import Output
+from polytrain.ui.lines import LineBuffer
+from polytrain.ui.rank_log import RankLog
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo, hookimpl
+
+logger = logging.getLogger(__name__)
 
 _SHOWN_METRICS = 4
 
 
 class ProgressLine:
-    """An observer: on a terminal a line that changes in place; elsewhere one for each happening."""
+    """An observer that shows progress: one changing line on a terminal, else a line per event."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._status: Status | None = None
+        self._live: Live | None = None
+        self._spinner = Spinner("dots", style="status.spinner")
         self._saved = ""
 
     @hookimpl
     def polytrain_run_started(self, run: RunInfo) -> None:
         workers = f"{run.num_workers} workers {run.cluster}" if run.num_workers else "inline"
         if self._console.is_terminal:
-            self._status = self._console.status(f"{run.name}: starting ({workers})")
-            self._status.start()
+            self._update(f"{run.name}: starting ({workers})")
+            self._live = Live(
+                self._spinner,
+                console=self._console,
+                transient=True,
+                refresh_per_second=12.5,
+                # Lines on the same terminal go above this one; those in a file stay there.
+                redirect_stdout=_is_terminal(sys.stdout),
+            )
+            self._live.start()
         else:
             self._print(f"{run.name}: starting ({workers}), in {run.path}")
 
     @hookimpl
     def polytrain_reported(self, run: RunInfo, report: Report) -> None:
-        if self._status is not None:
-            told = f"{run.name}: step {report.step}{self._saved}  {_brief(report.metrics)}"
-            self._status.update(told)
+        if self._live is not None:
+            self._update(f"{run.name}: step {report.step}{self._saved}  {_brief(report.metrics)}")
 
     @hookimpl
     def polytrain_attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
@@ -57,27 +75,40 @@ class ProgressLine:
 
     @hookimpl
     def polytrain_run_ended(self, run: RunInfo, outcome: Outcome) -> None:
-        if self._status is not None:
-            self._status.stop()
+        if self._live is not None:
+            self._live.stop()
         ended = "finished" if outcome.succeeded else "stopped" if outcome.planned else "failed"
         restarts = f", {outcome.restarts} restart(s)" if outcome.restarts else ""
         self._print(f"{run.name}: {ended}{restarts}")
+
+    def _update(self, text: str) -> None:
+        self._spinner.update(text=Text(text))
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class WorkerOutput:
-    """Passes on what workers write: to the user with the rank in front, and to a log per rank.
+    """Passes the workers' output on: to the user with the rank in front, and to a log per rank.
 
     What they write after something has failed is mostly the noise of broken collectives: it goes
     to the logs alone.
+
+    None of it decides about a run: a standard output whose reader is gone, and a log that can't be
+    written in time, are warned about once.
     """
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, *, retry_s: float) -> None:
+        """
+        Args:
+            logs: directory of the logs.
+            retry_s: how long text for a log that can't be written is kept.
+        """
+        self.retry_s = retry_s
         self._logs = logs
-        self._files: dict[int, IO[str]] = {}
-        self._partial: dict[tuple[int, str], str] = {}
+        self._files: dict[int, RankLog] = {}
+        self._partial: defaultdict[tuple[int, str], LineBuffer] = defaultdict(LineBuffer)
+        self._warned: set[str] = set()
         self.muted = False
 
     def __enter__(self) -> WorkerOutput:
@@ -90,35 +121,66 @@ class WorkerOutput:
         traceback: TracebackType | None,
     ) -> None:
         self.flush()
+        deadline = time.monotonic() + self.retry_s
         for file in self._files.values():
-            file.close()
+            file.close(deadline=deadline)
 
     def write(self, output: Output) -> None:
         """Take some text; whole lines are passed on, the rest waits for its end."""
-        self._log(output.rank).write(output.text)
-        key = (output.rank, output.stream)
-        *lines, rest = (self._partial.get(key, "") + output.text).split("\n")
-        self._partial[key] = rest
-        for line in lines:
+        self._log(output.rank).write(output.text, retry_s=self.retry_s)
+        for line in self._partial[output.rank, output.stream].feed(output.text):
             self._show(output.rank, output.stream, line)
 
     def flush(self) -> None:
         """Pass on lines that have no end, because their writer is gone."""
-        for (rank, stream), rest in self._partial.items():
-            if rest:
+        for (rank, stream), buffer in self._partial.items():
+            if rest := buffer.take_rest():
                 self._show(rank, stream, rest)
         self._partial.clear()
 
     def _show(self, rank: int, stream: str, line: str) -> None:
-        if not self.muted:
-            target = sys.stdout if stream == "stdout" else sys.stderr
-            print(f"(rank {rank}) {line}", file=target, flush=True)
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        # A program without a terminal may have neither.
+        if self.muted or target is None:
+            return
+        try:
+            _print(f"(rank {rank}) {line}", target)
+        except (OSError, ValueError) as error:
+            self._warn(
+                stream,
+                f"What workers write can't be shown ({stream}: {error}). The run goes on, and "
+                f"it is in {self._logs}.",
+            )
 
-    def _log(self, rank: int) -> IO[str]:
+    def _warn_of_log(self, rank: int, error: OSError) -> None:
+        self._warn(
+            f"log of rank {rank}",
+            f"What rank {rank} writes can't be kept in {self._logs}, and some of it will be "
+            f"missing there: {error}. The run goes on.",
+        )
+
+    def _warn(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            logger.warning("%s", message)
+
+    def _log(self, rank: int) -> RankLog:
         if rank not in self._files:
-            self._logs.mkdir(parents=True, exist_ok=True)
-            self._files[rank] = (self._logs / f"rank_{rank}.log").open("a", buffering=1)
+            path = self._logs / f"rank_{rank}.log"
+            self._files[rank] = RankLog(path, warn=partial(self._warn_of_log, rank))
         return self._files[rank]
+
+
+def _print(text: str, target: TextIO) -> None:
+    try:
+        print(text, file=target, flush=True)
+    except UnicodeEncodeError as error:
+        known = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
+        print(known, file=target, flush=True)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
 
 
 def _brief(metrics: Mapping[str, Any]) -> str:

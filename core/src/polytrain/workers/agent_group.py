@@ -1,4 +1,4 @@
-"""Workers with agents: one per rank, some more on standby, and those that are yet to come."""
+"""A group of workers with agents: one per rank, some on standby, some requested."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +20,7 @@ from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.streams.stream import StreamSpec
 from polytrain.policy.scaling import holds
 from polytrain.workers.agent import AgentSpec
-from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
+from polytrain.workers.agent_handle import Arrived, Delivery, Gone
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.pickling import code_of_job, pickled_with
@@ -38,6 +38,9 @@ _CLOSE_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 60.0
 """Seconds that a worker process may take to end once every rank is done."""
 
+_KILL_TIMEOUT_S = 60.0
+"""Seconds that a killed worker process may take to end. It frees its memory meanwhile."""
+
 # Imported in the zygotes of every run, and of those with data: Arrow's conversions use pandas.
 _PRELOAD = ("polytrain.workers.worker_process",)
 _PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
@@ -51,19 +54,18 @@ class Watch(Protocol):
 
 
 class ClosableLauncher(AgentLauncher, Protocol):
-    """Who asks for agents, and ends all of them."""
+    """A launcher that can end all agents."""
 
-    def close(self, timeout_s: float, *, here: Sequence[AgentHandle]) -> None:
-        """End all agents, and give back what they hold.
+    def close(self, timeout_s: float) -> None:
+        """End all agents, and release their resources.
 
         Args:
-            timeout_s: seconds to wait for that.
-            here: the agents that are there.
+            timeout_s: seconds to wait.
         """
 
 
 class AgentCluster(Cluster, TableStore, Protocol):
-    """The place where a run's agents live: a Ray cluster, or this machine alone."""
+    """The cluster on which a run's agents run: a Ray cluster, or this machine."""
 
     @property
     def node_id(self) -> str:
@@ -72,22 +74,22 @@ class AgentCluster(Cluster, TableStore, Protocol):
     def launcher(
         self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
     ) -> ClosableLauncher:
-        """Who asks for agents there. What agents tell goes to the mailbox."""
+        """Return the launcher of agents. The mailbox receives their events."""
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> Watch:
-        """Tell of nodes that are about to be taken away."""
+        """Report draining nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentGroupSpec:
-    """What the workers are to be like."""
+    """The settings of the workers."""
 
     scaling: ScalingConfig
     demand: Demand
     job: WorkerJob
     store: CheckpointStore
     marker: str
-    """A file that the driver has written into the run's storage."""
+    """A file that the driver wrote into the run's storage."""
 
     hang_timeout_s: float | None
     straggler_window_s: float | None
@@ -103,9 +105,9 @@ class AgentGroupSpec:
 
 
 class AgentGroup:
-    """A `WorkerGroup` of agents, wherever these live.
+    """A `WorkerGroup` of agents, on Ray or in the driver.
 
-    Nothing here blocks: agents arrive, and are lost, as mail.
+    Only `wait` blocks: agents arrive and are lost as events in a mailbox.
     """
 
     def __init__(self, spec: AgentGroupSpec, cluster: AgentCluster) -> None:
@@ -114,7 +116,7 @@ class AgentGroup:
         self._token = secrets.token_hex(8)
         self._node_id = cluster.node_id
         scaling, agent_spec = spec.scaling, self._describe_agents()
-        # Frameworks import here while agents still start.
+        # The zygote imports frameworks while agents start.
         self._zygote = self._have_zygote_early(agent_spec.zygote)
         if self._zygote is not None:
             name = self._zygote.token
@@ -172,9 +174,16 @@ class AgentGroup:
         for agent_handle in self._pool.ranked:
             agent_handle.call("dump_stacks", attempt, pausing)
 
-    def acknowledge(self, attempt: int, checkpoint: int) -> None:
+    def store_rest(
+        self, attempt: int, rank: int, checkpoint: int, stored_already: Mapping[str, str] | None
+    ) -> None:
+        # There may be fewer ranks by now.
+        for agent_handle in self._pool.ranked[rank : rank + 1]:
+            agent_handle.call("store_rest", attempt, checkpoint, stored_already)
+
+    def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
         for rank, agent_handle in enumerate(self._pool.ranked):
-            if self._spec.job.writes_checkpoints(rank):
+            if rank in ranks:
                 agent_handle.call("acknowledge", attempt, checkpoint)
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
@@ -199,7 +208,7 @@ class AgentGroup:
         if self._streams is not None:
             self._streams.close()
         self._pool.dismiss_those_to_come()
-        self._launcher.close(_CLOSE_TIMEOUT_S, here=self._pool.here)
+        self._launcher.close(_CLOSE_TIMEOUT_S)
         if self._data is not None:
             self._data.close()
         if self._zygote is not None:
@@ -235,6 +244,8 @@ class AgentGroup:
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
             leave_timeout_s=LEAVE_TIMEOUT_S,
+            kill_timeout_s=_KILL_TIMEOUT_S,
+            merges_files=self._spec.job.merges_files,
         )
 
     def _have_zygote_early(self, spec: ZygoteSpec) -> WarmZygote | None:
@@ -257,11 +268,11 @@ class AgentGroup:
                 handle(happening)
 
     def _update_pool(self, handle: Handler) -> bool:
-        """Pass on what the pool has told, before anything else; whether there was anything."""
-        told = bool(self._of_the_pool)
+        """Pass on the pool's events, before all others; return whether there were any."""
+        had_events = bool(self._of_the_pool)
         while self._of_the_pool:
             handle(self._of_the_pool.popleft())
-        return told
+        return had_events
 
     def _nodes_are_leaving(self, nodes: frozenset[str]) -> None:
         """Called by the watch's thread."""
@@ -269,11 +280,11 @@ class AgentGroup:
         self._mailbox.put((DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=nodes),))
 
     def _seat(self, world_size: int) -> None:
-        """Have every agent at its rank, with the rank's data."""
+        """Prepare every agent for its rank, with the rank's data."""
         if self._zygote is not None and not any(
             agent_handle.place.node_id == self._node_id for agent_handle in self._pool.here
         ):
-            # Not waited for: an agent that is yet to arrive here may be its client.
+            # Not waited for: an agent that hasn't arrived yet may be its client.
             self._zygote.connection.leave()
         # Not before: while the actors started, the zygotes could import.
         data = self._data = self._data or ShardCachePlanner(

@@ -1,4 +1,4 @@
-"""Agents as the driver sees them: asked for, arrived, lost."""
+"""The driver's view of agents: requested, arrived, lost."""
 
 from __future__ import annotations
 
@@ -8,36 +8,37 @@ from typing import Any, Protocol
 
 from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
+from polytrain.workers.agent_host import Broken, Mail, Ready
 from polytrain.workers.group import Happening
 
 
 class Call(Protocol):
     """Calls a method of an agent, without waiting for it."""
 
-    def __call__(self, method: str, /, *arguments: Any) -> Any: ...
+    def __call__(self, method: str, /, *arguments: Any) -> None: ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class AgentHandle:
-    """One agent, from the moment it is asked for."""
+    """One agent, from the moment it is requested."""
 
     call: Call
     bundle: int | None
-    """Its bundle of the placement group; None outside of it."""
+    """Its bundle in the placement group; None outside the group."""
 
     place: NodeAddress = field(default_factory=lambda: NodeAddress(node_id="", host=""))
-    """Where it is, once it has arrived."""
+    """The agent's node, once it has arrived."""
 
     seat: tuple[int, int] | None = None
-    """The rank that it was prepared for, and of how many."""
+    """The rank that it was prepared for, and the world size."""
 
     is_gone: bool = False
-    """Whether it is lost, or was sent away."""
+    """Whether it is lost or was dismissed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrived:
-    """An agent is there."""
+    """An agent has arrived."""
 
     agent_handle: AgentHandle
     place: NodeAddress
@@ -45,7 +46,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """An agent is lost, or never came to be."""
+    """An agent is lost, or could not be started."""
 
     agent_handle: AgentHandle
     kind: FailureKind
@@ -53,4 +54,21 @@ class Gone:
 
 
 Delivery = Sequence[Happening | Arrived | Gone]
-"""What is told at once; nothing, only to wake the reader."""
+"""Events that are sent together; none only wakes the reader."""
+
+
+def delivery(agent_handle: AgentHandle, mail: Mail) -> Delivery:
+    """What an agent has sent, for the driver."""
+    return [_for_driver(agent_handle, each) for each in mail]
+
+
+def _for_driver(
+    agent_handle: AgentHandle, mail: Happening | Ready | Broken
+) -> Happening | Arrived | Gone:
+    match mail:
+        case Ready(place=place):
+            return Arrived(agent_handle=agent_handle, place=place)
+        case Broken(reason=reason):
+            return Gone(agent_handle=agent_handle, kind=FailureKind.AGENT_LOST, reason=reason)
+        case _:
+            return mail

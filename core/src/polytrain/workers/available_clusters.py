@@ -1,4 +1,4 @@
-"""What is there for a run's agents to live on, found without importing Ray."""
+"""Finds the clusters that a run can use, without importing Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from polytrain.workers.ray_address import cluster_address
 
 
 def available_clusters(function: Any, datasets: Any) -> AvailableClusters:
-    """What is there now.
+    """Return the clusters that are available now.
 
     Args:
         function: the training function, or None.
@@ -36,8 +36,9 @@ def available_clusters(function: Any, datasets: Any) -> AvailableClusters:
 
 def ray_is_initialized() -> bool:
     """Whether this process is connected to Ray."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
+    # Another thread may be importing it now.
+    is_initialized = getattr(sys.modules.get("ray"), "is_initialized", None)
+    return is_initialized is not None and bool(is_initialized())
 
 
 def ray_client_address() -> str:
@@ -51,15 +52,15 @@ def ray_client_address() -> str:
 
 @contextlib.contextmanager
 def opened_cluster(choice: ClusterChoice) -> Iterator[AgentCluster]:
-    """Have the place that was chosen. A Ray that is started for it is shut down again.
+    """Open the chosen cluster. If this starts Ray, it also shuts Ray down.
 
     Raises:
-        InvalidJobError: `RAY_ADDRESS` names a cluster of which nobody answers.
+        InvalidJobError: `RAY_ADDRESS` names a cluster that doesn't answer.
     """
     if choice.is_local:
         yield LocalCluster()
         return
-    # Ray takes a while to import.
+    # Importing Ray takes a while.
     from polytrain.workers.ray_cluster import RayCluster
     from polytrain.workers.ray_runtime import running_ray
 
@@ -68,7 +69,7 @@ def opened_cluster(choice: ClusterChoice) -> Iterator[AgentCluster]:
 
 
 def _names_ray(code: CodeType | None) -> bool:
-    """Whether code, or a function within it, uses or imports something called `ray`."""
+    """Return whether code, or a function within it, uses or imports the name `ray`."""
     if code is None:
         return False
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))

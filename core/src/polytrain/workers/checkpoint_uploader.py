@@ -1,6 +1,6 @@
-"""How a worker process gives checkpoints away: a local snapshot, and a message to its agent.
+"""Passes a worker process's checkpoints to its agent: a local snapshot, and a message.
 
-What the agent says meanwhile arrives here too: that one is committed, or is to be the last.
+It also receives the agent's messages: a checkpoint is committed, or the next one is the last.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from polytrain.workers.messages import (
 )
 
 Write = Callable[[Path], Stamps]
-"""Puts a checkpoint's files into an empty directory; returns the stamps of those that are links."""
+"""Writes a checkpoint's files into an empty directory; returns the stamps of linked files."""
 
 
 class CheckpointUploader:
-    """The checkpoints of one worker process that are on their way to the storage."""
+    """The uploads of one worker process's checkpoints."""
 
     def __init__(
         self, *, job: WorkerJob, order: LaunchOrder, rank: int, channel: Channel, scratch: Path
     ) -> None:
         """
         Args:
-            job: what is trained.
-            order: in which attempt.
-            rank: this worker process's.
-            channel: to its agent.
-            scratch: directory on the node for files on their way.
+            job: the run's work.
+            order: the attempt.
+            rank: this worker process's rank.
+            channel: the channel to its agent.
+            scratch: directory on the node for staged files.
         """
         self._attempt = order.attempt_id
         self._rank = rank
@@ -59,7 +59,7 @@ class CheckpointUploader:
 
     @property
     def stalled_s(self) -> float:
-        """Seconds that training has stood still for checkpoints, so far."""
+        """Seconds that training has waited for checkpoints so far."""
         since = self._stalled_since
         return self._stalled_s + (0.0 if since is None else time.monotonic() - since)
 
@@ -74,20 +74,20 @@ class CheckpointUploader:
         with_it: Callable[[], list[Message]],
         waits: bool,
     ) -> None:
-        """Give a checkpoint away.
+        """Stage a checkpoint, and pass it to the agent.
 
         Args:
-            write: makes the files.
-            source: where they are taken from; None if they are made anew.
-            step: last reported.
-            metrics: reported at that step.
-            positions: data set → where this rank stands in it.
-            with_it: makes messages to be sent before, once the files are made.
-            waits: return only when it is committed, or won't ever be; otherwise that is waited for
-                only while too many are on their way.
+            write: writes the files.
+            source: the directory that they come from; None for new files.
+            step: the last reported step.
+            metrics: the metrics of that step.
+            positions: data set → this rank's position in it.
+            with_it: returns messages to send before it, once the files are written.
+            waits: return only when the checkpoint is committed or dropped. Otherwise wait only
+                while too many uploads are in flight.
 
         Raises:
-            CheckpointError: there is no room for the files.
+            CheckpointError: the disk has no room for the files.
             ConnectionClosedError: the agent is gone.
         """
         with self._stalling():
@@ -115,17 +115,17 @@ class CheckpointUploader:
                 positions,
                 waits=waits or self._max_in_flight == 1,
             )
-            # All at once, and last: on a busy machine the agent may run before this returns. From
-            # here on the checkpoint is the agent's, whatever becomes of this process.
+            # In one call, and last: on a busy machine the agent may run before this returns. From
+            # here on the agent owns the checkpoint, even if this process dies.
             self._channel.send(*with_it(), staged)
             if waits:
                 self._wait(at_most=0)
 
     def newest(self) -> str | None:
-        """The directory of the checkpoint that was given last, once nothing is on its way any more.
+        """Wait for all uploads, and return the directory of the last checkpoint.
 
         Returns:
-            Its name; None if this attempt has given none.
+            Its name; None if this process has reported none in this attempt.
 
         Raises:
             ConnectionClosedError: the agent is gone.
@@ -137,7 +137,7 @@ class CheckpointUploader:
         return directory_name(self._newest, self._attempt)
 
     def is_asked_to_stop(self) -> bool:
-        """Whether the next checkpoint is to be the last of this worker process.
+        """Return whether the next checkpoint is the last of this worker process.
 
         Raises:
             ConnectionClosedError: the agent is gone.
@@ -147,10 +147,10 @@ class CheckpointUploader:
         return self._asked_to_stop
 
     def stop(self) -> NoReturn:
-        """Say that the last checkpoint is made, and wait for the end.
+        """Report that the last checkpoint is made, and wait to be ended.
 
         Raises:
-            ConnectionClosedError: it has come.
+            ConnectionClosedError: the agent has closed the connection.
         """
         self._channel.send(drained_message(self.stalled_s))
         with during(Stage.WAITING_FOR_COMMIT):
@@ -166,7 +166,7 @@ class CheckpointUploader:
             self._stalled_s, self._stalled_since = self.stalled_s, None
 
     def _wait(self, *, at_most: int) -> None:
-        """Wait until no more checkpoints than this are on their way."""
+        """Wait until at most this many uploads are in flight."""
         while len(self._in_flight) > at_most:
             with during(Stage.WAITING_FOR_COMMIT):
                 message = self._channel.receive()
@@ -181,6 +181,6 @@ class CheckpointUploader:
 
 def _no_room(error: OSError, staging: Path) -> CheckpointError:
     return CheckpointError(
-        f"No room for a checkpoint in {staging.parent} ({error.strerror}). Those before it are "
+        f"No room for a checkpoint in {staging.parent} ({error.strerror}). Earlier checkpoints are "
         "intact. Make room there, or set TMPDIR or RunConfig(storage_path=…) to a larger disk."
     )

@@ -1,4 +1,4 @@
-"""Where a training function stands in its run."""
+"""The context of a training function: its rank, node and run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polytrain_plugins import CheckpointKind, World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Where this process stands in the run. The getters are those of Ray Train's context."""
+    """This process's place in the run. The getters have the names of Ray Train's context."""
 
     run_name: str
     world: World
@@ -40,9 +40,9 @@ class Context:
         return self.run_name
 
     def get_attempt(self) -> int:
-        """How often the run has been restarted before: 0 at first."""
+        """Number of earlier attempts, from 0."""
         return self.world.attempt
 
     def every_rank_writes(self) -> bool:
-        """Whether every rank's part is in a checkpoint, and not rank 0's alone."""
+        """Whether a checkpoint has a part of every rank, not only of rank 0."""
         return self.checkpoint_kind is CheckpointKind.EVERY_RANK

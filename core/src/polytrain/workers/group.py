@@ -1,74 +1,86 @@
-"""The workers of a run as the controller sees them, whatever they are."""
+"""The protocol between the controller and a run's workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
-from polytrain.checkpoint.events import CheckpointEvent, FilesIgnored
-from polytrain.common.events import Event
+from polytrain.checkpoint.events import CheckpointEvent
+from polytrain.common.events import Event, Reported
 from polytrain.common.output import Output
 from polytrain.monitoring.health_events import HealthEvent
 from polytrain.workers.job import LaunchOrder
 from polytrain_plugins import Member, Offer
 
-Happening = Event | CheckpointEvent | FilesIgnored | Output | HealthEvent
+Happening = Event | Reported | CheckpointEvent | Output | HealthEvent
 Handler = Callable[[Happening], None]
 
 
 class WorkerGroup(Protocol):
-    """Carries out what the state machine wants, and says what happens."""
+    """Carries out the state machine's actions, and reports events."""
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Everybody's place, in rank order; known once `AgentsPlaced` has happened."""
+        """Return every rank's place, in rank order; known after `AgentsPlaced`."""
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
-        """Have an agent for every rank of the next attempt.
+        """Acquire an agent for every rank of the next attempt.
 
         Leads to `AgentsPlaced` or `PlacementFailed`.
 
         Args:
             avoid: nodes to leave, if others can hold the workers.
-            without: ranks of the last attempt whose agents are to be replaced.
+            without: ranks of the last attempt whose agents must be replaced.
         """
 
     def launch(self, order: LaunchOrder) -> None:
         """Start a worker process for every rank."""
 
     def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
-        """Tell every worker process everybody's offer."""
+        """Send all offers to every worker process."""
 
     def drain(self, attempt: int) -> None:
-        """Have every worker process make a checkpoint, and stop."""
+        """Ask every worker process to make a checkpoint and stop."""
 
     def leave(self, attempt: int) -> None:
         """Let every worker process leave the collective and end."""
 
     def kill(self, attempt: int) -> None:
-        """End every worker process at once."""
+        """Kill every worker process."""
 
     def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
-        """Ask what every worker process is doing; leads to `Stacks` of each within a bounded time.
+        """Dump the stacks of every worker process; leads to `Stacks` of each in a bounded time.
 
         Args:
-            attempt: whose worker processes.
-            pausing: whether they may be paused for it.
+            attempt: the attempt of the worker processes.
+            pausing: whether they may be paused for the dump.
         """
 
-    def acknowledge(self, attempt: int, checkpoint: int) -> None:
-        """Tell the worker processes that this checkpoint isn't on its way any more."""
-
-    def wait(self, handle: Handler, timeout: float | None) -> None:
-        """Wait until something happens; hand it, and all that is known by then, to `handle`.
+    def store_rest(
+        self, attempt: int, rank: int, checkpoint: int, stored_already: Mapping[str, str] | None
+    ) -> None:
+        """Let an agent store a rank's part, which it holds back until rank 0's part is stored.
 
         Args:
-            handle: what to do with it.
-            timeout: seconds after which to return all the same.
+            attempt: the attempt of the part.
+            rank: the rank of the part; not 0.
+            checkpoint: the number of the checkpoint.
+            stored_already: name → SHA-256 of rank 0's files; None drops the part.
+        """
+
+    def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
+        """Notify these ranks' worker processes that this checkpoint is committed or dropped."""
+
+    def wait(self, handle: Handler, timeout: float | None) -> None:
+        """Wait for an event, and pass it and all later ones that are known to `handle`.
+
+        Args:
+            handle: called with each event.
+            timeout: seconds after which to return without an event.
         """
 
     def wake(self) -> None:
-        """Let `wait` return, from whatever thread this is called."""
+        """Make `wait` return. Any thread may call this."""
 
     def close(self) -> None:
         """Release everything."""

@@ -1,4 +1,4 @@
-"""A world of one in the process that called `fit()`: the same machine, and a debugger attaches."""
+"""One worker in the process that called `fit()`, so that a debugger can attach."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -41,9 +41,9 @@ from polytrain_plugins import Member, Offer, changed_environment
 
 
 class InlineGroup:
-    """A `WorkerGroup` of one worker, whose worker process runs in the caller's thread.
+    """A `WorkerGroup` of one worker, which runs in the caller's thread.
 
-    What the worker process says is handled before it goes on: a report counts at once.
+    The worker's messages are handled before it continues: a report counts at once.
     """
 
     def __init__(
@@ -89,7 +89,12 @@ class InlineGroup:
     def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
         self._inbox.append(roster_message(offers))
 
-    def acknowledge(self, attempt: int, checkpoint: int) -> None:
+    def store_rest(
+        self, attempt: int, rank: int, checkpoint: int, stored_already: Mapping[str, str] | None
+    ) -> None:
+        """Do nothing: there is only rank 0."""
+
+    def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
         self._inbox.append(settled_message(checkpoint))
 
     def drain(self, attempt: int) -> None:
@@ -102,7 +107,7 @@ class InlineGroup:
         self._killed = True
 
     def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
-        """Nobody watches: the worker process runs in the thread that would have to."""
+        """Do nothing: the worker runs in the thread that would dump its stack."""
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._pending:
@@ -112,7 +117,7 @@ class InlineGroup:
             self._run(order, handle)
 
     def wake(self) -> None:
-        """Nobody sleeps: what is done meanwhile is done in the caller's thread."""
+        """Do nothing: all work is done in the caller's thread."""
 
     def close(self) -> None:
         self._scratch.release()
@@ -163,7 +168,7 @@ class InlineGroup:
 
 
 class _InlineChannel:
-    """A channel without a wire."""
+    """A channel within one process."""
 
     def __init__(self, *, take: Callable[[Message], None], inbox: deque[Message]) -> None:
         self._take = take

@@ -1,4 +1,4 @@
-"""What a worker process is given: the work of the whole run, and one attempt's order."""
+"""What a worker process gets: the job of the run, and the order of one attempt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polytrain_plugins import Backend, CheckpointKind, Member
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerJob:
-    """The work: the same for every rank and attempt of a run."""
+    """The job, the same for every rank and attempt of a run."""
 
     run_name: str
     backend: Backend
@@ -23,32 +23,35 @@ class WorkerJob:
     training_config: Mapping[str, Any] | None
     checkpoint_frequency: int
     checkpoint_kind: CheckpointKind
+    merges_files: bool
+    """Whether files that other ranks report are added to rank 0's checkpoint."""
+
     max_in_flight: int
-    """Checkpoints that may be on their way to the storage while training goes on."""
+    """Maximum concurrent uploads; further reports wait."""
 
     waits_for_commit: bool
-    """Whether a report with a checkpoint returns only when that is committed."""
+    """Whether a report with a checkpoint waits for the commit."""
 
     near_staging: Path | None
-    """Where files may be staged on the storage's own file system."""
+    """Staging directory on the storage's own file system."""
 
     checkpoints: Location
-    """Where committed checkpoints are."""
+    """Location of committed checkpoints."""
 
     def writes_checkpoints(self, rank: int) -> bool:
-        """Whether what this rank reports is part of a checkpoint."""
-        return rank == 0 or self.checkpoint_kind is CheckpointKind.EVERY_RANK
+        """Return whether the files that this rank reports are part of a checkpoint."""
+        return rank == 0 or self.merges_files or self.checkpoint_kind is CheckpointKind.EVERY_RANK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOrder:
-    """One attempt: the same for every rank of it."""
+    """The order of one attempt, the same for all its ranks."""
 
     attempt_id: AttemptId
     members: tuple[Member, ...]
     start: StartingPoint
     first_checkpoint: int
-    """Number of the first checkpoint that this attempt makes."""
+    """Number of this attempt's first checkpoint."""
 
     @property
     def attempt(self) -> int:

@@ -1,4 +1,4 @@
-"""This machine as the place where agents live: Ray is neither started nor imported."""
+"""This machine as a cluster, without importing Ray."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class LocalCluster:
     """A `Cluster` of one node, whose agents are objects in this process."""
 
     reference_type: tuple[type, ...] = ()
-    """What refers to objects of Ray's is refused before."""
+    """Validation has refused data sets that refer to Ray objects."""
 
     def __init__(self) -> None:
         self.node_id = socket.gethostname()
         self._resources = machine_resources(os.environ)
 
     def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """This machine's resources in all."""
+        """This machine's total resources."""
         return {self.node_id: self._resources}
 
     def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """The same: what others use is unknown."""
+        """The total resources: what other programs use is unknown."""
         return self.living_nodes()
 
     def launcher(
         self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
     ) -> LocalAgentLauncher:
-        """Who makes agents."""
+        """Return the launcher of agents."""
         return LocalAgentLauncher(
             spec,
             place=NodeAddress(node_id=self.node_id, host="127.0.0.1"),
@@ -51,19 +51,19 @@ class LocalCluster:
         )
 
     def share(self, table: pa.Buffer) -> LocalTable:
-        """Have a table in memory once, for all agents."""
+        """Put a table into memory once, for all agents."""
         return LocalTable(descriptor=bytes_to_shared_memory(memoryview(table)))
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> Nothing:
-        """This machine doesn't leave before this process does."""
+        """Watch nothing: this machine isn't drained."""
         return Nothing()
 
 
 class Nothing:
-    """What is watched where nothing can happen."""
+    """A watch without events."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,5 +77,5 @@ class LocalTable:
         return OpenTable(descriptor=os.dup(self.descriptor), extent=None, kept=None)
 
     def close(self) -> None:
-        """Give the memory back once no agent has it any more."""
+        """Free the memory once no agent uses it."""
         os.close(self.descriptor)

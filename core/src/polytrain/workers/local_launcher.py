@@ -1,26 +1,26 @@
-"""Agents in the driver: objects on one event loop, on a thread of its own."""
+"""Agents in the driver: their host's event loop runs on its own thread."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import queue
 import threading
 from collections import deque
-from collections.abc import Coroutine, Sequence
-from concurrent.futures import Future
+from collections.abc import Coroutine
 from typing import Any
 
-from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
-from polytrain.workers.agent import Agent, AgentSpec
-from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
+from polytrain.workers.agent import AgentSpec
+from polytrain.workers.agent_handle import AgentHandle, Delivery, delivery
+from polytrain.workers.agent_host import AgentHost, Mail
 
 logger = logging.getLogger(__name__)
 
 
 class LocalAgentLauncher:
-    """Makes agents, as many as the machine has room for, and ends them."""
+    """Starts agents, as many as the machine has room for, and ends them."""
 
     def __init__(
         self,
@@ -32,17 +32,20 @@ class LocalAgentLauncher:
     ) -> None:
         """
         Args:
-            spec: what all agents have in common.
-            place: where they are.
-            room: how many there may be at once; further ones wait until others have gone.
-            mailbox: gets what they tell.
+            spec: the settings of all agents.
+            place: the node's address.
+            room: maximum number of agents; further ones wait until others end.
+            mailbox: receives their events.
         """
-        self._spec = spec
         self._place = place
         self._room = room
         self._mailbox = mailbox
-        self._agents: dict[AgentHandle, Agent] = {}
-        self._waiting: deque[AgentHandle] = deque()
+        self._host = AgentHost(spec, place, {}, tell=self._deliver)
+        self._numbers = itertools.count()
+        self._handles: dict[int, AgentHandle] = {}
+        """Those of agents that have been started, by number."""
+
+        self._waiting: deque[tuple[int, AgentHandle]] = deque()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="polytrain-agents", daemon=True
@@ -50,83 +53,66 @@ class LocalAgentLauncher:
         self._thread.start()
 
     def reserve(self, bundles: int, strategy: str) -> None:
-        """Nothing has to be reserved: nobody else asks this for agents."""
+        """Do nothing: no other run uses this launcher."""
 
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
-        """Ask for an agent; it arrives once there is room for it.
+        """Request an agent, which arrives once there is room for it.
 
         Args:
-            bundle: a number that it is to be known by, if that is wanted.
-            avoid: nodes on which it mustn't be.
+            bundle: a number to identify the agent by, if any.
+            avoid: nodes to avoid.
         """
+        number = next(self._numbers)
 
         def call(method: str, /, *arguments: Any) -> None:
-            self._call(agent_handle, method, arguments)
+            self._submit(self._host.call(number, method, arguments))
 
         agent_handle = AgentHandle(call=call, bundle=bundle)
         if self._place.node_id not in avoid:
-            self._waiting.append(agent_handle)
+            self._waiting.append((number, agent_handle))
             self._start_those_with_room()
         return agent_handle
 
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent."""
-        if agent_handle in self._waiting:
-            self._waiting.remove(agent_handle)
-        agent = self._agents.pop(agent_handle, None)
-        if agent is not None:
-            self._submit(agent.end())
-            self._start_those_with_room()
+        self._waiting = deque(w for w in self._waiting if w[1] is not agent_handle)
+        for number, handle in list(self._handles.items()):
+            if handle is agent_handle:
+                del self._handles[number]
+                self._submit(self._host.end(number))
+        self._start_those_with_room()
 
-    def close(self, timeout_s: float, *, here: Sequence[AgentHandle]) -> None:
-        """End all agents, and give back what they hold.
+    def close(self, timeout_s: float) -> None:
+        """End all agents, and release their resources.
 
         Args:
-            timeout_s: seconds to wait for that.
-            here: the agents that are there.
+            timeout_s: seconds to wait.
         """
         self._waiting.clear()
-        ending = asyncio.run_coroutine_threadsafe(self._end_all(), self._loop)
         try:
-            ending.result(timeout_s)
+            self._submit(self._end_all()).result(timeout_s)
         except TimeoutError:
-            logger.warning("Not everything that worker processes used could be given back in time.")
+            logger.warning("The worker processes' resources could not all be released in time.")
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
     def _start_those_with_room(self) -> None:
-        while self._waiting and len(self._agents) < self._room:
-            agent_handle = self._waiting.popleft()
-            agent = self._agents[agent_handle] = Agent(self._spec, self._place, {})
-            self._submit(self._serve(agent_handle, agent), of=agent_handle)
+        while self._waiting and len(self._handles) < self._room:
+            number, agent_handle = self._waiting.popleft()
+            self._handles[number] = agent_handle
+            self._loop.call_soon_threadsafe(self._host.start, number)
 
-    async def _serve(self, agent_handle: AgentHandle, agent: Agent) -> None:
-        self._mailbox.put((Arrived(agent_handle=agent_handle, place=await agent.place()),))
-        async for happenings in agent.events():
-            self._mailbox.put(happenings)
+    def _submit(self, work: Coroutine[Any, Any, None]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def _call(self, agent_handle: AgentHandle, method: str, arguments: tuple[Any, ...]) -> None:
-        agent = self._agents.get(agent_handle)
-        if agent is not None:
-            self._submit(getattr(agent, method)(*arguments), of=agent_handle)
-
-    def _submit(self, work: Coroutine[Any, Any, None], *, of: AgentHandle | None = None) -> None:
-        done = asyncio.run_coroutine_threadsafe(work, self._loop)
-        if of is not None:
-            done.add_done_callback(lambda future: self._look_at(future, of))
-
-    def _look_at(self, done: Future[None], agent_handle: AgentHandle) -> None:
-        """An agent whose method fails is lost, as an actor would be."""
-        error = None if done.cancelled() else done.exception()
-        if error is not None:
-            reason = f"{type(error).__name__}: {error}"
-            gone = Gone(agent_handle=agent_handle, kind=FailureKind.AGENT_LOST, reason=reason)
-            self._mailbox.put((gone,))
+    def _deliver(self, number: int, mail: Mail) -> None:
+        agent_handle = self._handles.get(number)
+        if agent_handle is not None:
+            self._mailbox.put(delivery(agent_handle, mail))
 
     async def _end_all(self) -> None:
-        agents = list(self._agents.values())
-        await asyncio.gather(*(agent.end() for agent in agents), return_exceptions=True)
+        await self._host.end_all()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()

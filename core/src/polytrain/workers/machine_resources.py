@@ -1,4 +1,4 @@
-"""What this machine has for workers: a container's limits count, not those of what is below."""
+"""This machine's resources for workers, within the limits of a container."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 def machine_resources(
     environment: Mapping[str, str], control_group: Path = _CGROUP
 ) -> dict[str, float]:
-    """CPUs that this process may use, and bytes of memory, by the names that Ray gives them.
+    """Return the CPUs and bytes of memory that this process may use, by Ray's names.
 
     Args:
-        environment: this process's variables. POLYTRAIN_LOCAL_CPUS is a number of CPUs to take
-            instead of those that there are.
-        control_group: where the kernel shows its limits.
+        environment: this process's variables. POLYTRAIN_LOCAL_CPUS replaces the number of CPUs.
+            control_group: directory with the kernel's limits.
 
     Raises:
         InvalidJobError: POLYTRAIN_LOCAL_CPUS isn't a number above 0.
@@ -59,7 +58,7 @@ def _cpus(group: Path) -> int:
 
 
 def _quota(group: Path) -> float | None:
-    """CPUs that the control group may use on average; None if that isn't limited."""
+    """Return the CPUs that the control group may use on average; None without a limit."""
     # Version 2, then version 1.
     limit, _, period = _read(group / "cpu.max").partition(" ")
     if not limit:

@@ -1,7 +1,7 @@
 """Messages between a worker process and its agent, and their framing on a stream socket.
 
-A frame is four bytes of length and a msgpack value. Only plain values travel: an agent that reads
-a message never imports a framework and never executes anything.
+A frame is a length of four bytes and a msgpack value. Messages hold plain values only, so an agent
+that reads one never imports a framework or executes code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgpack
 
-from polytrain.checkpoint.events import FilesIgnored, PartStaged
+from polytrain.checkpoint.events import PartStaged
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.common.data_errors import DataError
@@ -40,19 +40,19 @@ Message = list[Any]
 
 _LENGTH = struct.Struct(">I")
 
-# File names in an exception's text may hold bytes that are no text: they must arrive all the same.
+# File names in an exception's text may hold bytes that aren't UTF-8. They must be sent too.
 _UNDECODABLE = "surrogatepass"
 
 
 class ConnectionClosedError(EOFError):
-    """The other end is gone. What training reads from files of its own may raise EOFError too."""
+    """The other end is gone. Its own class, because training may raise EOFError itself."""
 
 
 class Channel(Protocol):
-    """A worker process's line to whoever watches over it."""
+    """A worker process's channel to its agent."""
 
     def send(self, *messages: Message) -> None:
-        """Hand messages over; they survive this process."""
+        """Send messages, which survive this process."""
 
     def receive(self) -> Message:
         """Wait for the next message.
@@ -62,7 +62,7 @@ class Channel(Protocol):
         """
 
     def poll(self) -> Message | None:
-        """The next message, if it is there.
+        """Return the next message, if there is one.
 
         Raises:
             ConnectionClosedError: the other end is gone.
@@ -79,19 +79,19 @@ class SocketChannel:
         self._called = -math.inf
 
     def gather_reports(self, ring: Ring, *, calls_every_s: float) -> None:
-        """From now on, write reports into a ring, and call its reader now and then.
+        """From now on, write reports into a ring, and call its reader at intervals.
 
         Args:
-            ring: where to write.
-            calls_every_s: seconds between two calls, at least. What is written after one is looked
-                for after this time.
+            ring: the ring to write to.
+            calls_every_s: minimum seconds between two calls. The reader looks again after this
+                time.
         """
         self._ring, self._calls_every_s = ring, calls_every_s
 
     def send(self, *messages: Message) -> None:
         if self._ring is not None and messages[0][0] == "report":
-            # All of them: reports in the ring would overtake one that isn't. Should it be full,
-            # whoever reads the socket reads it first.
+            # All or none: reports in the ring would overtake messages in the socket. If the ring
+            # is full, the agent reads it before it reads the socket.
             report, *others = messages
             if self._ring.put(pack(report)):
                 if not others and not self._may_call():
@@ -100,7 +100,7 @@ class SocketChannel:
         self._socket.sendall(b"".join(map(pack, messages)))
 
     def _may_call(self) -> bool:
-        """Whether the ring's reader is to be called; if so, it has been."""
+        """Return whether to call the ring's reader now, and note the call."""
         now = time.monotonic()
         if now - self._called < self._calls_every_s:
             return False
@@ -117,7 +117,7 @@ class SocketChannel:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
-        # Messages to worker processes are short, and sent in one piece.
+        # Messages to worker processes are short and arrive in one piece.
         return self.receive()
 
 
@@ -128,7 +128,7 @@ class FrameBuffer:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """Add what was received; return the messages that are complete now."""
+        """Add received bytes; return the messages that are now complete."""
         self._buffer += data
         messages = []
         while len(self._buffer) >= _LENGTH.size:
@@ -142,7 +142,7 @@ class FrameBuffer:
 
 
 def pack(message: Any) -> bytes:
-    """A frame that holds one message."""
+    """Return the frame of a message."""
     body: bytes = msgpack.packb(message, unicode_errors=_UNDECODABLE)
     return _LENGTH.pack(len(body)) + body
 
@@ -151,7 +151,7 @@ _CALL: Message = ["reports"]
 
 
 def unpack(body: bytes) -> Any:
-    """The message in a frame's body."""
+    """Return the message in a frame's body."""
     return msgpack.unpackb(body, strict_map_key=False, unicode_errors=_UNDECODABLE)
 
 
@@ -159,7 +159,7 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     """Read this many bytes.
 
     Raises:
-        ConnectionClosedError: the other end was closed before.
+        ConnectionClosedError: the other end closed the connection first.
     """
     parts = bytearray()
     while len(parts) < size:
@@ -182,7 +182,7 @@ def joined_message() -> Message:
 
 
 def report_message(step: int, metrics: Mapping[str, Any], stalled_s: float = 0.0) -> Message:
-    """Step and metrics, and the seconds that training has stood still for checkpoints."""
+    """A step, its metrics, and the seconds that training has waited for checkpoints."""
     return ["report", step, dict(metrics), stalled_s]
 
 
@@ -196,14 +196,9 @@ def staged_message(
     *,
     waits: bool,
 ) -> Message:
-    """The rank's part of this checkpoint lies in this directory, complete."""
+    """The rank's complete part of this checkpoint is in this directory."""
     plain = [dict(stamps), step, dict(metrics), dict(positions)]
     return ["staged", checkpoint, staged, *plain, waits]
-
-
-def ignored_message(step: int, names: Sequence[str]) -> Message:
-    """The rank has reported these files, and only rank 0's are kept."""
-    return ["ignored", step, list(names)]
 
 
 def done_message(stalled_s: float = 0.0) -> Message:
@@ -211,20 +206,20 @@ def done_message(stalled_s: float = 0.0) -> Message:
 
 
 def saves_on_request_message() -> Message:
-    """The training function asks whether a checkpoint is wanted."""
+    """The training function makes a checkpoint when one is requested."""
     return ["saves on request"]
 
 
 def drained_message(stalled_s: float = 0.0) -> Message:
-    """The worker process has stopped after a checkpoint, as it was asked to."""
+    """The worker process has stopped after a checkpoint, as requested."""
     return ["drained", stalled_s]
 
 
 def raised_message(error: BaseException, pickled: bytes | None) -> Message:
-    # What is wrong with data isn't told by where it was found.
+    # A traceback doesn't help with problems of the data.
     refused = isinstance(error, BadDataError)
     text = "" if refused else "".join(traceback.format_exception(error))
-    # Of these, the message alone begins with what the user's own code has raised.
+    # The message of these starts with the error of the user's code.
     summary = (
         str(error)
         if isinstance(error, DataError)
@@ -234,17 +229,17 @@ def raised_message(error: BaseException, pickled: bytes | None) -> Message:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    # Frameworks have classes of their own for a device's memory.
+    # Frameworks have their own classes for a device's memory.
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def imported_message(modules: Sequence[str], variables: Mapping[str, str | None]) -> Message:
-    """What the worker process has imported since it was forked, and variables that differ since."""
+    """The modules that the worker process imported, and the variables that changed since."""
     return ["imported", list(modules), dict(variables)]
 
 
 def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:
-    """The part of a checkpoint that a message of this kind is about."""
+    """Return the part of a checkpoint that a `staged` message describes."""
     _, checkpoint, staged, stamps, step, metrics, positions, _ = message
     return StagedPart(
         attempt_id=attempt_id,
@@ -258,8 +253,8 @@ def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart
     )
 
 
-def to_event(message: Message, *, attempt: int, rank: int) -> Event | FilesIgnored | PartStaged:
-    """What a worker process's message means to the run."""
+def to_event(message: Message, *, attempt: int, rank: int) -> Event | Reported | PartStaged:
+    """Return the event of a worker process's message."""
     match message:
         case ["offer", host, port, details]:
             offer = Offer(host=host, port=port, details=details)
@@ -274,8 +269,6 @@ def to_event(message: Message, *, attempt: int, rank: int) -> Event | FilesIgnor
             return SavesOnRequest(attempt=attempt, rank=rank)
         case ["staged", checkpoint, *_, waits]:
             return PartStaged(attempt=attempt, rank=rank, checkpoint=checkpoint, waits=waits)
-        case ["ignored", step, names]:
-            return FilesIgnored(attempt=attempt, rank=rank, step=step, names=tuple(names))
         case ["done", stalled_s]:
             return Done(attempt=attempt, rank=rank, stalled_s=stalled_s)
         case ["drained", stalled_s]:
@@ -309,12 +302,12 @@ def drain_message() -> Message:
 
 
 def settled_message(checkpoint: int) -> Message:
-    """This checkpoint isn't on its way any more: it is committed, or won't ever be."""
+    """This checkpoint is committed or dropped."""
     return ["settled", checkpoint]
 
 
 def world_from(message: Message, *, attempt: int, members: tuple[Member, ...], rank: int) -> World:
-    """The world that a roster describes."""
+    """Return the world that a roster describes."""
     offers = tuple(
         Offer(host=host, port=port, details=details) for host, port, details in message[1]
     )

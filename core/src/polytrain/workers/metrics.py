@@ -1,4 +1,4 @@
-"""What users report, as values that can travel and be stored."""
+"""Converts users' metrics to values that can be sent and stored."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Metrics as plain values: arrays and tensors of one element become numbers.
+    """Return metrics as plain values: arrays and tensors of one element become numbers.
 
     Raises:
-        TypeError: if one is neither a number, a string nor a list or dict of them.
+        TypeError: a metric isn't a number, a string, or a list or dict of them.
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(f"report takes a dict of metrics, not {type(metrics).__name__}.")
@@ -27,8 +27,8 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(name, inner) for inner in value]
     try:
-        # Most frameworks' tensors have `item`, TensorFlow's become an array that has it; both
-        # refuse more than one element. An object that is none comes back as it is.
+        # Most frameworks' tensors have `item`, and TensorFlow's convert to an array that has it.
+        # `item` refuses more than one element. Other objects are returned unchanged.
         number = value.item() if hasattr(value, "item") else np.asarray(value).item()
     except (ValueError, RuntimeError, TypeError):
         number = value
@@ -46,10 +46,10 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value can travel as it is, and stand in a manifest."""
+    """Return whether a value can be sent and stored as it is."""
     if type(value) is int:
         return -(2**63) <= value < 2**63
     if type(value) is str:
-        # File names may hold bytes that are no text.
+        # File names may hold bytes that aren't UTF-8.
         return not any("\ud800" <= character <= "\udfff" for character in value)
     return value is None or type(value) in (bool, float)

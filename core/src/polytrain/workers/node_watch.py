@@ -1,4 +1,4 @@
-"""Whether nodes are about to be taken away: a look every few seconds, for Ray tells nobody."""
+"""Watches for draining nodes. It asks every few seconds, because Ray doesn't send notices."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from polytrain.common.ray_state import draining_nodes
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 2.0
-"""Seconds between two looks. Notices come half a minute ahead, or more."""
+"""Seconds between two requests. Notices come at least half a minute ahead."""
 
 
 class NodeWatch:
-    """Tells of each draining node once, from a thread of its own."""
+    """Reports each draining node once, from its own thread."""
 
     def __init__(self, tell: Callable[[frozenset[str]], None]) -> None:
         """
@@ -30,7 +30,7 @@ class NodeWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._ended.set()
         self._thread.join()
 
@@ -42,7 +42,7 @@ class NodeWatch:
                 draining = draining_nodes()
             except (RayError, OSError, RuntimeError) as error:
                 if not is_reported:
-                    logger.warning("Ray can't be asked for draining nodes now: %s", error)
+                    logger.warning("Ray doesn't list draining nodes now: %s", error)
                 is_reported = True
                 continue
             if draining - known:

@@ -1,4 +1,4 @@
-"""Sending a user's function to another process, wherever the user has defined it."""
+"""Pickles users' functions for other processes, wherever they are defined."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import cloudpickle
 
 
 def pickled_with(*functions: Any, value: Any) -> bytes:
-    """Pickle a value that holds functions of the user's.
+    """Pickle a value that holds users' functions.
 
-    Functions of a script, a notebook or a prompt travel by value, those of modules by name. A
-    module that other processes can't find by its name (a test file, one that was loaded from its
-    path) travels by value too.
+    Functions of a script, a notebook or a prompt are pickled by value, those of modules by name. A
+    module that other processes can't import by its name (a test file, or one that was loaded from
+    its path) is pickled by value too.
     """
     pickled, _ = pickled_apart(*functions, value=value, kind=())
     return pickled
@@ -28,10 +28,10 @@ def pickled_with(*functions: Any, value: Any) -> bytes:
 def pickled_apart(
     *functions: Any, value: Any, kind: type | tuple[type, ...]
 ) -> tuple[bytes, list[Any]]:
-    """The same, with objects of some kind left out, to travel in a way of their own.
+    """Pickle like `pickled_with`, but leave out objects of some types, to be sent separately.
 
     Returns:
-        What `unpickled` takes: the pickled value, and the objects.
+        The arguments of `unpickled`: the pickled value, and the objects.
     """
     file = io.BytesIO()
     pickler = _Apart(file, kind)
@@ -43,7 +43,7 @@ def pickled_apart(
 
 
 def unpickled(pickled: bytes, apart: Sequence[Any]) -> Any:
-    """The value that `pickled_apart` was given."""
+    """Return the value that `pickled_apart` pickled."""
     return _Together(io.BytesIO(pickled), apart).load()
 
 
@@ -70,11 +70,11 @@ class _Apart(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
 
 def code_in(value: Any, *, depth: int = 6) -> Iterator[Any]:
-    """What a value holds that a user may have written: itself, and what is in it.
+    """Yield the objects in a value that may be user code, including the value itself.
 
     Args:
-        value: a function, an object, or a container of such.
-        depth: how many objects or containers deep to look.
+        value: a function, an object, or a container of them.
+        depth: maximum depth of nested objects and containers.
     """
     if depth == 0:
         return
@@ -91,9 +91,9 @@ def code_in(value: Any, *, depth: int = 6) -> Iterator[Any]:
 
 
 def code_of_job(function: Any, backend: Any) -> list[Any]:
-    """What travels with a job that a user may have written: its function, the backend, its options.
+    """Return a job's objects that may be user code: its function, the backend, its options.
 
-    A callback, an objective or a model's builder comes from a script just as the function does.
+    Callbacks, objectives and model builders may come from a script like the function.
     """
     return list(code_in([function, backend]))
 

@@ -1,17 +1,16 @@
-"""One worker process as its agent sees it: the lines to it, and what comes out of them."""
+"""The agent's connection to one worker process: its socket, its pipes and their messages."""
 
 from __future__ import annotations
 
 import asyncio
 import codecs
-import contextlib
 import os
 import socket
 from collections.abc import Callable
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.common.output import Output
+from polytrain.common.output import Output, OutputLimit
 from polytrain.common.processes import oom_kills
 from polytrain.monitoring.progress_page import Page
 from polytrain.monitoring.progress_probe import Probe, ProgressProbe, Watch
@@ -24,14 +23,17 @@ from polytrain.workers.report_ring import Ring, calls_every_s
 
 READ_SIZE = 1 << 16
 
+_READS = 64
+"""Reads that empty a pipe, which holds 64 KiB to 1 MiB on Linux, unless it is refilled."""
+
 _LAST_WORDS = 4000
-"""Characters of a worker process's standard error that are kept to explain its end."""
+"""Characters of standard error that are kept to explain the worker process's end."""
 
 
 class ProcessConnection:
     """The socket and the pipes of the worker process of one attempt.
 
-    All of it happens on the agent's event loop.
+    All methods run on the agent's event loop.
     """
 
     def __init__(
@@ -47,23 +49,23 @@ class ProcessConnection:
     ) -> None:
         """
         Args:
-            order: what the worker process is started for.
-            rank: which rank of the attempt it is.
-            tell: gets what the worker process says and writes.
-            stage: gets the parts of checkpoints that it hands over.
-            imported: gets what it says that it has imported.
-            hang_timeout_s: seconds without progress that are told; None for none.
-            straggler_window_s: seconds over which it is told how busy it was; None for never.
+            order: the order of the attempt.
+            rank: the worker process's rank.
+            tell: called with the worker process's events and output.
+            stage: called with the parts of checkpoints that it has staged.
+            imported: called with the modules that it has imported.
+            hang_timeout_s: seconds without progress after which an event is sent; None for never.
+            straggler_window_s: seconds over which its load is measured; None for never.
         """
         self.order = order
         self.pid = 0
-        """Of the worker process; 0 until the zygote has told it."""
+        """Process id of the worker process; 0 until the zygote has sent it."""
 
         self.last_words = ""
-        """What it has written last on its standard error."""
+        """The end of its standard error."""
 
         self.ended_at: float | None = None
-        """When it was first seen that its process is ending, on the event loop's clock."""
+        """When the agent first noticed that the process is ending, on the event loop's clock."""
 
         self.page = Page()
         self._oom_kills = oom_kills()
@@ -79,33 +81,34 @@ class ProcessConnection:
         self._frames_of_ring = FrameBuffer()
         self._next_look: asyncio.TimerHandle | None = None
         self._connection, self._their_connection = socket.socketpair()
+        self._unsent = bytearray()
+        """What the worker process's socket has had no room for."""
+
         pipes = {stream: os.pipe() for stream in ("stdout", "stderr")}
         self._streams = {reader: stream for stream, (reader, _) in pipes.items()}
         self._writers = [writer for _, writer in pipes.values()]
         decoder = codecs.getincrementaldecoder("utf-8")
         self._decoders = {reader: decoder("replace") for reader in self._streams}
+        now = asyncio.get_running_loop().time()
+        self._limits = {reader: OutputLimit(now=now) for reader in self._streams}
 
     @property
     def attempt(self) -> int:
-        """Which the worker process belongs to."""
+        """The worker process's attempt."""
         return self.order.attempt
 
     @property
     def theirs(self) -> tuple[int, ...]:
-        """The worker process's ends, in the order in which the zygote wants them."""
+        """The worker process's descriptors, in the order of the zygote's request."""
         return (self._their_connection.fileno(), *self._writers, self.page.descriptor)
 
     def begin(self, message: Message) -> None:
-        """Say the first thing, and listen. The worker has its ends now: ours of them are closed.
-
-        Raises:
-            OSError: it is gone already.
-        """
+        """Say the first thing, and listen. The worker has its ends now: ours of them are closed."""
         self._their_connection.close()
         for writer in self._writers:
             os.close(writer)
-        self._connection.sendall(pack(message))
         self._connection.setblocking(False)
+        self.send(message)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._connection, self._read_messages)
         for reader in self._streams:
@@ -114,41 +117,58 @@ class ProcessConnection:
 
     @property
     def memory_ran_out(self) -> bool:
-        """Whether the machine's kernel has ended processes for want of memory meanwhile."""
+        """Whether the kernel has killed processes for lack of memory since the start."""
         return oom_kills() > self._oom_kills
 
     def send(self, message: Message) -> None:
-        """Say something, unless the worker process is gone: that is about to be told."""
-        with contextlib.suppress(OSError):
-            self._connection.setblocking(True)
-            self._connection.sendall(pack(message))
-            self._connection.setblocking(False)
+        """Say something, once the worker process reads it.
+
+        Nobody waits for that here: the agent has other things to do.
+        """
+        self._unsent += pack(message)
+        self._send_some()
+
+    def _send_some(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            del self._unsent[: self._connection.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            # The worker process is gone; the zygote is about to report its end.
+            self._unsent.clear()
+        if self._unsent:
+            loop.add_writer(self._connection, self._send_some)
+        else:
+            loop.remove_writer(self._connection)
 
     def close(self) -> None:
-        """Take what the worker process has handed over: it is still in the lines, complete."""
+        """Read what the worker process has sent, which is complete, and close the connection."""
         loop = asyncio.get_running_loop()
         self._read_messages()
         self._take_reports()
         self._look_away()
         self._cancel_look()
         loop.remove_reader(self._connection)
+        loop.remove_writer(self._connection)
         self._ring.close()
         self._connection.close()
         self.page.close()
         for reader in self._streams:
-            self._read_output(reader)
+            self._read_output_that_is_there(reader)
+            self._emit_output(reader, self._limits[reader].notice())
             loop.remove_reader(reader)
             os.close(reader)
 
     async def stacks(self, pausing: bool) -> str:
-        """What the worker process is doing, frame by frame. Takes a bounded time.
+        """Return the stacks of the worker process, within a bounded time.
 
         Args:
-            pausing: whether it may be paused for that.
+            pausing: whether it may be paused for this.
         """
         if not self.pid:
             return "not known: it has not been forked yet"
-        # Its own: the page may be closed before the answer is there.
+        # A duplicate: the page may be closed before the answer arrives.
         descriptor = os.dup(self.page.descriptor)
         try:
             loop = asyncio.get_running_loop()
@@ -158,7 +178,7 @@ class ProcessConnection:
             os.close(descriptor)
 
     def _watch_over(self) -> None:
-        """From now on, tell when the worker process makes no progress, and how busy it is."""
+        """From now on, report when the worker process makes no progress, and its load."""
         attempt, rank = self.attempt, self._rank
         now = asyncio.get_running_loop().time()
         lookers: list[Probe] = []
@@ -181,7 +201,7 @@ class ProcessConnection:
             except OSError:
                 return
             if not data:
-                # Its process is ending; the zygote will say how.
+                # The process is ending; the zygote will report how.
                 self.ended_at = asyncio.get_running_loop().time()
                 asyncio.get_running_loop().remove_reader(self._connection)
                 return
@@ -189,7 +209,7 @@ class ProcessConnection:
                 self._take(message)
 
     def _take_reports(self) -> None:
-        """Tell what is in the ring: of ranks other than 0, how far they are is enough."""
+        """Pass on the reports in the ring; of ranks above 0 only the newest."""
         events = [
             to_event(message, attempt=self.attempt, rank=self._rank)
             for message in self._frames_of_ring.feed(self._ring.take())
@@ -200,7 +220,7 @@ class ProcessConnection:
     def _take_call(self) -> None:
         self._take_reports()
         self._cancel_look()
-        # The worker process relies on it: what it writes until then, it doesn't call for.
+        # The worker process relies on this look: until then it writes reports without calling.
         loop = asyncio.get_running_loop()
         self._next_look = loop.call_later(calls_every_s(self._rank), self._take_reports)
 
@@ -217,9 +237,9 @@ class ProcessConnection:
             return
         self._take_reports()
         if message[0] == "raised":
-            # What it wrote before it failed is heard before the failure: it may be the reason.
+            # Output before the failure is passed on first: it may hold the reason.
             for reader in self._streams:
-                self._read_output(reader)
+                self._read_output_that_is_there(reader)
         if message[0] == "joined":
             self._watch_over()
         if message[0] in ("done", "raised"):
@@ -228,24 +248,33 @@ class ProcessConnection:
         if message[0] == "staged":
             self._stage(to_part(message, attempt_id=self.order.attempt_id, rank=self._rank))
 
-    def _read_output(self, reader: int) -> None:
-        """Pass on all that the pipe holds now."""
-        while True:
-            try:
-                data = os.read(reader, READ_SIZE)
-            except BlockingIOError:
+    def _read_output_that_is_there(self, reader: int) -> None:
+        """Pass on what the pipe holds now; other processes may still write to it."""
+        for _ in range(_READS):
+            if not self._read_output(reader):
                 return
-            text = self._decoders[reader].decode(data, final=not data)
-            if text and self._streams[reader] == "stderr":
-                self.last_words = (self.last_words + text)[-_LAST_WORDS:]
-            if text:
-                output = Output(
-                    attempt=self.attempt,
-                    rank=self._rank,
-                    stream=self._streams[reader],
-                    text=text,
-                )
-                self._tell(output)
-            if not data:
-                asyncio.get_running_loop().remove_reader(reader)
-                return
+
+    def _read_output(self, reader: int) -> bool:
+        """Pass on some of what the pipe holds; return whether there may be more.
+
+        The amount is limited: the event loop has other work, and a process that never stops writing
+        would keep the pipe full.
+        """
+        try:
+            data = os.read(reader, READ_SIZE)
+        except BlockingIOError:
+            return False
+        text = self._decoders[reader].decode(data, final=not data)
+        if text and self._streams[reader] == "stderr":
+            self.last_words = (self.last_words + text)[-_LAST_WORDS:]
+        now = asyncio.get_running_loop().time()
+        self._emit_output(reader, self._limits[reader].passed(text, now=now))
+        if not data:
+            asyncio.get_running_loop().remove_reader(reader)
+        return bool(data)
+
+    def _emit_output(self, reader: int, text: str) -> None:
+        if text:
+            stream = self._streams[reader]
+            output = Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text)
+            self._tell(output)

@@ -1,7 +1,7 @@
-"""Which Ray a run joins: one that answers, and otherwise one of its own.
+"""Chooses the Ray cluster that a run joins: one that answers, or a new one.
 
-`ray.init()` joins the cluster that this machine has last joined, and keeps trying for ten minutes
-if that has died without removing its address. Without Ray: it is asked before Ray is imported.
+`ray.init()` joins the cluster that this machine joined last. If that cluster died without removing
+its address, it retries for ten minutes. This module doesn't import Ray.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _ANSWERS_WITHIN_S = 2.0
 
 
 def address_to_join(environment: Mapping[str, str]) -> str | None:
-    """What to pass to `ray.init`: None to join, or start, what it would by itself.
+    """Return the address to pass to `ray.init`; None for its default.
 
     Args:
         environment: this process's variables.
 
     Raises:
-        InvalidJobError: `RAY_ADDRESS` names a cluster of which nobody answers.
+        InvalidJobError: `RAY_ADDRESS` names a cluster that doesn't answer.
     """
     asked = environment.get("RAY_ADDRESS", "")
     if asked == "local" or "://" in asked:
@@ -43,26 +43,26 @@ def address_to_join(environment: Mapping[str, str]) -> str | None:
         raise InvalidJobError((problem,))
     logger.warning(
         "The Ray cluster at %s, which this machine has joined before, doesn't answer: the run "
-        "starts a Ray of its own. `ray stop --force` clears what is left of the other.",
+        "starts its own Ray. `ray stop --force` removes what is left of the old cluster.",
         address,
     )
     return "local"
 
 
 def client_problem(address: str) -> Problem | None:
-    """What is wrong with an address that isn't joined: Ray Client's driver stays outside."""
+    """Return the problem of a Ray Client address: its driver is outside the cluster."""
     if not address.startswith("ray://"):
         return None
     return Problem(
         field="RAY_ADDRESS",
-        what=f"{address} is Ray Client's address, whose driver stays outside of the cluster",
+        what=f"{address} is a Ray Client address, and the driver must be in the cluster",
         remedy="Submit the script as a job: ray job submit --address http://<head node>:8265 "
         "--working-dir . -- python train.py. Or run it on a node of the cluster",
     )
 
 
 def cluster_address(environment: Mapping[str, str]) -> str | None:
-    """The cluster that is named, or that has been started on this machine and answers.
+    """Return the cluster that is named, or that runs on this machine and answers.
 
     Args:
         environment: this process's variables.
@@ -77,7 +77,7 @@ def cluster_address(environment: Mapping[str, str]) -> str | None:
 
 
 def _recorded(environment: Mapping[str, str]) -> str:
-    """The address that Ray has written down for this machine; empty if there is none."""
+    """Return the address that Ray recorded on this machine; empty if there is none."""
     named = (environment[name] for name in ("RAY_TMPDIR", "TMPDIR") if name in environment)
     with contextlib.suppress(OSError):
         return Path(next(named, "/tmp"), "ray", "ray_current_cluster").read_text().strip()
@@ -90,7 +90,7 @@ def _answers(address: str) -> bool:
         with socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_WITHIN_S):
             return True
     except ValueError:
-        # Ray says what is wrong with an address that is none.
+        # Ray reports an invalid address itself.
         return True
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""A Ray cluster as the place where agents live."""
+"""A Ray cluster on which agents run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from polytrain.workers.shard_cache import OpenTable
 
 
 class RayCluster:
-    """A `Cluster` of Ray's nodes. Ray must be initialised."""
+    """A `Cluster` of Ray nodes. Ray must be initialised."""
 
     reference_type: type = ray.ObjectRef
 
@@ -32,17 +32,17 @@ class RayCluster:
         self.node_id: str = ray.get_runtime_context().get_node_id()
 
     def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """Each node's resources in all."""
+        """Return each node's total resources."""
         return ray_state.living_nodes()
 
     def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """Each node's resources that nobody uses now."""
+        """Return each node's free resources."""
         return ray_state.free_nodes()
 
     def launcher(
         self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
     ) -> RayAgentLauncher:
-        """Who asks Ray for agents."""
+        """Return the launcher of agents on Ray."""
         return RayAgentLauncher(
             spec=spec,
             resources=scaling.resources,
@@ -56,7 +56,7 @@ class RayCluster:
         return RayTable(references=[ray.put(np.frombuffer(table, dtype=np.uint8))])
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> NodeWatch:
-        """Tell of nodes that are about to be taken away."""
+        """Report draining nodes."""
         return NodeWatch(tell)
 
 
@@ -80,10 +80,10 @@ class RayTable:
 
 
 def _store_memory(array: np.ndarray[Any, Any]) -> tuple[int, Extent] | None:
-    """The object store's memory that lies behind an array; None if it can't be told.
+    """Return the object store's memory behind an array; None if it can't be found.
 
-    The store is one file without a name, mapped by this process. The process that serves it, which
-    has started this one, holds the file open, and whoever may look at that process can open it too.
+    The store is an unnamed file that this process maps. The raylet, which started this process,
+    has the file open, and a process of the same user can open it through `/proc`.
     """
     address = array.ctypes.data
     with open("/proc/self/maps") as maps:

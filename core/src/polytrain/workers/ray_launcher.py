@@ -1,67 +1,216 @@
-"""Agents on Ray: one actor each. A thread of the driver listens to each."""
+"""Agents on Ray: one host actor for a node's agents, and a thread in the driver that listens to it.
+
+Ray reserves a bundle of resources per worker, as it would for actors. One actor without resources
+of its own then serves all bundles of a node, because starting a process takes Ray much longer than
+starting an agent. Where workers have accelerators, each agent has an actor in its bundle: only that
+actor learns from Ray which devices are the bundle's. So has an agent outside of the reservation.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
+import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import (
-    ActorUnavailableError,
-    OutOfMemoryError,
-    RayError,
-    RayTaskError,
-    RuntimeEnvSetupError,
-)
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
-from polytrain.common.ray_state import death_of_node, is_reachable
 from polytrain.workers.agent import AgentSpec
-from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
-from polytrain.workers.ray_agent import RayAgent
+from polytrain.workers.agent_handle import AgentHandle, Delivery, Gone, delivery
+from polytrain.workers.ray_host import RayHost
+from polytrain.workers.ray_losses import why_gone
+from polytrain.workers.ray_reservation import Reservation
 
 logger = logging.getLogger(__name__)
 
-_AgentActor = ray.remote(RayAgent)
+_HostActor = ray.remote(RayHost)
+
+_CONCURRENT_CALLS = 100_000
+"""Each agent has several at once: `leave`, for one, waits for the worker process."""
 
 _NODE_ID_LABEL = "ray.io/node-id"
+
+_SHARED = {"CPU", "memory"}
+"""Resources of which a worker needs an amount, not a certain device."""
+
+_WAIT_S = 1
+"""Seconds to wait for Ray to place bundles, before a look at whether that is still wanted."""
+
+_PAUSE_S = 0.1
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Host:
+    """A host actor, and its agents by number."""
+
+    actor: Any
+    agents: dict[int, AgentHandle]
+    node: str | None
+    """The node whose bundles it serves; None if it holds the resources of its only agent."""
+
+    place: NodeAddress | None = None
+    is_gone: bool = False
+    overdue: dict[str, threading.Timer] = field(default_factory=dict)
+    """Method → what runs if no answer comes in time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RayAgentLauncher:
-    """Asks Ray for agents, and ends them. What they tell goes to one mailbox."""
+    """Requests agents from Ray, and ends them. Their events go to one mailbox."""
 
     spec: AgentSpec
     resources: Mapping[str, float]
-    """Of one agent."""
+    """The resources of one agent."""
 
     spread: bool
-    """Whether agents outside of bundles are rather to be on different nodes."""
+    """Whether to prefer different nodes for agents outside of bundles."""
 
     mailbox: queue.SimpleQueue[Delivery]
-    _bundles: PlacementGroup | None = None
-    _actors: dict[AgentHandle, Any] = field(default_factory=dict)
+    _reservation: Reservation | None = None
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _hosts: dict[int, _Host] = field(default_factory=dict)
+    """Each agent's host, by the agent's number."""
+
+    _unplaced: dict[int, AgentHandle] = field(default_factory=dict)
+    """Requested agents in bundles that aren't placed yet, by number."""
+
+    _placer: threading.Thread | None = None
     _listeners: list[threading.Thread] = field(default_factory=list)
+    _is_closed: threading.Event = field(default_factory=threading.Event)
 
     def reserve(self, bundles: int, strategy: str) -> None:
-        """Have room for so many agents, all of it or none."""
-        self._bundles = placement_group([dict(self.resources)] * bundles, strategy=strategy)
+        """Reserve room for this number of agents, all or nothing."""
+        name = f"polytrain-{secrets.token_hex(8)}"
+        self._reservation = Reservation(name, self.resources, bundles, strategy)
 
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
-        """Ask for an agent; it arrives, or is gone, some time later.
+        """Request an agent, which later arrives or is lost.
 
         Args:
-            bundle: of what was reserved; None for any place.
-            avoid: nodes on which it mustn't be, if it is in no bundle.
+            bundle: a reserved bundle; None for any node.
+            avoid: nodes to avoid, without a bundle.
         """
+        number = next(self._numbers)
+
+        def call(method: str, /, *arguments: Any) -> None:
+            self._call(number, agent_handle, method, arguments)
+
+        agent_handle = AgentHandle(call=call, bundle=bundle)
+        # The placer adds hosts, too.
+        with self._lock:
+            if bundle is not None and self.resources.keys() <= _SHARED:
+                self._unplaced[number] = agent_handle
+                self._have_placer()
+            else:
+                self._start_host(self._own_options(bundle, avoid), {number: agent_handle})
+        return agent_handle
+
+    def dismiss(self, agent_handle: AgentHandle) -> None:
+        """End an agent, and its host with its last agent."""
+        with self._lock:
+            self._unplaced = {n: h for n, h in self._unplaced.items() if h is not agent_handle}
+            found = [n for n, host in self._hosts.items() if host.agents.get(n) is agent_handle]
+            for number in found:
+                host = self._hosts.pop(number)
+                del host.agents[number]
+                if host.is_gone or not host.agents:
+                    host.is_gone = True
+                    ray.kill(host.actor)
+                else:
+                    host.actor.end.remote(number)
+
+    def close(self, timeout_s: float) -> None:
+        """End all agents, and release their resources.
+
+        Args:
+            timeout_s: seconds to wait for Ray to confirm it.
+        """
+        self._is_closed.set()
+        deadline = time.monotonic() + timeout_s
+        # It may be ending by itself.
+        placer = self._placer
+        if placer is not None:
+            placer.join()
+        hosts = {id(host): host for host in self._hosts.values()}.values()
+        released = [host.actor.end_all.remote() for host in hosts if host.place is not None]
+        if released:
+            ray.wait(released, num_returns=len(released), timeout=timeout_s)
+        for host in hosts:
+            ray.kill(host.actor)
+        # Killed actors hold their resources until their streams end.
+        for listener in self._listeners:
+            listener.join(max(0.0, deadline - time.monotonic()))
+        if self._reservation is not None:
+            self._reservation.free()
+        if any(listener.is_alive() for listener in self._listeners):
+            logger.warning("Ray has not confirmed the end of all agents; they were killed.")
+
+    def _call(
+        self, number: int, agent_handle: AgentHandle, method: str, arguments: tuple[Any, ...]
+    ) -> None:
+        host = self._hosts.get(number)
+        if host is None:
+            return
+        answer = host.actor.call.remote(number, method, *arguments).future()
+        if method in self._limits and method not in host.overdue:
+            self._expect(answer, method, host)
+        answer.add_done_callback(lambda done: self._look_at(done, agent_handle))
+
+    @property
+    def _limits(self) -> Mapping[str, float]:
+        """Seconds within which a host answers a call that ends a worker process.
+
+        The end itself isn't meant, and may take longer: what was reported is stored before.
+        """
+        kill_s = self.spec.kill_timeout_s
+        return {"kill": kill_s, "leave": self.spec.leave_timeout_s + kill_s}
+
+    def _expect(self, answer: Future[None], method: str, host: _Host) -> None:
+        """A host that doesn't answer is lost: its process is stopped, or hangs."""
+
+        def give_up() -> None:
+            reason = f"its agent hasn't answered for {limit_s:g} s, as if its process were stopped"
+            self._lose(host, FailureKind.AGENT_LOST, reason)
+
+        def answered(_: Future[None]) -> None:
+            timer.cancel()
+            host.overdue.pop(method, None)
+
+        limit_s = self._limits[method]
+        timer = host.overdue[method] = threading.Timer(limit_s, give_up)
+        timer.daemon = True
+        timer.start()
+        answer.add_done_callback(answered)
+
+    def _lose(self, host: _Host, kind: FailureKind, reason: str) -> None:
+        """All agents of a host are lost."""
+        with self._lock:
+            host.is_gone = True
+            lost = list(host.agents.values())
+        self.mailbox.put([Gone(agent_handle=each, kind=kind, reason=reason) for each in lost])
+
+    def _look_at(self, answer: Future[None], agent_handle: AgentHandle) -> None:
+        """A call that can't be received is about one agent: its host lives on."""
+        error = None if answer.cancelled() else answer.exception()
+        # Any other error is about the actor itself, whose end its listener tells.
+        if isinstance(error, RayTaskError):
+            kind, reason = why_gone(error, agent_handle.place)
+            self.mailbox.put((Gone(agent_handle=agent_handle, kind=kind, reason=reason),))
+
+    def _own_options(self, bundle: int | None, avoid: frozenset[str]) -> dict[str, Any]:
+        """Options of an actor that holds the resources of its only agent."""
         resources = dict(self.resources)
         options: dict[str, Any] = {
             "num_cpus": resources.pop("CPU"),
@@ -70,93 +219,91 @@ class RayAgentLauncher:
             "resources": resources,
         }
         if bundle is not None:
-            assert self._bundles is not None
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
-                placement_group=self._bundles, placement_group_bundle_index=bundle
-            )
+            options["scheduling_strategy"] = self._in_bundle(bundle)
         elif self.spread:
             options["scheduling_strategy"] = "SPREAD"
         if bundle is None and avoid:
             options["label_selector"] = {_NODE_ID_LABEL: f"!in({','.join(sorted(avoid))})"}
-        actor = _AgentActor.options(**options).remote(self.spec)
-        agent_handle = AgentHandle(
-            call=lambda method, *arguments: getattr(actor, method).remote(*arguments),
-            bundle=bundle,
+        return options
+
+    def _in_bundle(self, bundle: int) -> PlacementGroupSchedulingStrategy:
+        assert self._reservation is not None
+        return PlacementGroupSchedulingStrategy(
+            placement_group=self._reservation.group, placement_group_bundle_index=bundle
         )
-        self._actors[agent_handle] = actor
+
+    def _have_placer(self) -> None:
+        """Have a thread that places requested agents, unless there is one. The lock is held."""
+        if self._placer is None or not self._placer.is_alive():
+            self._placer = threading.Thread(
+                target=self._place_agents, name="polytrain-placer", daemon=True
+            )
+            self._placer.start()
+
+    def _place_agents(self) -> None:
+        """Give each requested agent to its node's host, once Ray has placed the bundles."""
+        assert self._reservation is not None
+        while not self._is_closed.is_set():
+            nodes = self._reservation.nodes(within_s=_WAIT_S)
+            with self._lock:
+                by_node: dict[str, dict[int, AgentHandle]] = defaultdict(dict)
+                for number, agent_handle in list(self._unplaced.items()):
+                    assert agent_handle.bundle is not None
+                    if node := nodes.get(agent_handle.bundle):
+                        by_node[node][number] = self._unplaced.pop(number)
+                for node, agents in by_node.items():
+                    self._start_agents(node, agents)
+                if not self._unplaced:
+                    # Under the lock: the next request starts another thread.
+                    self._placer = None
+                    return
+            # Ray is about to place the bundles of a lost node anew.
+            self._is_closed.wait(_PAUSE_S)
+
+    def _start_agents(self, node: str, agents: dict[int, AgentHandle]) -> None:
+        for host in self._hosts.values():
+            if host.node == node and not host.is_gone:
+                host.agents.update(agents)
+                self._hosts.update(dict.fromkeys(agents, host))
+                host.actor.start.remote(list(agents))
+                return
+        bundle = next(iter(agents.values())).bundle
+        assert bundle is not None
+        options = {"num_cpus": 0, "scheduling_strategy": self._in_bundle(bundle)}
+        self._start_host(options, agents, node=node)
+
+    def _start_host(
+        self,
+        options: Mapping[str, Any],
+        agents: dict[int, AgentHandle],
+        *,
+        node: str | None = None,
+    ) -> None:
+        actor = _HostActor.options(max_concurrency=_CONCURRENT_CALLS, **options).remote(
+            self.spec, list(agents)
+        )
+        host = _Host(actor=actor, agents=agents, node=node)
+        self._hosts.update(dict.fromkeys(agents, host))
         listener = threading.Thread(
-            target=self._listen, args=(agent_handle, actor), name="polytrain-agent", daemon=True
+            target=self._listen, args=(host,), name="polytrain-host", daemon=True
         )
         self._listeners.append(listener)
         listener.start()
-        return agent_handle
 
-    def dismiss(self, agent_handle: AgentHandle) -> None:
-        """End an agent."""
-        ray.kill(self._actors[agent_handle])
-
-    def close(self, timeout_s: float, *, here: Sequence[AgentHandle]) -> None:
-        """End all agents, and give back what they hold.
-
-        Args:
-            timeout_s: seconds to wait for Ray to confirm it.
-            here: the agents that are there.
-        """
-        released = [agent_handle.call("release") for agent_handle in here]
-        if released:
-            ray.wait(released, num_returns=len(released), timeout=timeout_s)
-        for agent_handle in self._actors:
-            self.dismiss(agent_handle)
-        # Killed is not gone: what they hold is free once their streams have broken off.
-        deadline = time.monotonic() + timeout_s
-        for listener in self._listeners:
-            listener.join(max(0.0, deadline - time.monotonic()))
-        if self._bundles is not None:
-            remove_placement_group(self._bundles)
-        if any(listener.is_alive() for listener in self._listeners):
-            logger.warning("Ray has not confirmed the end of all agents; they were killed.")
-
-    def _listen(self, agent_handle: AgentHandle, actor: Any) -> None:
-        """Pass on what an agent tells, until it is gone."""
-        place: NodeAddress | None = None
+    def _listen(self, host: _Host) -> None:
+        """Pass on what a host's agents send until it is gone."""
         try:
-            place = ray.get(actor.place.remote())
-            self.mailbox.put((Arrived(agent_handle=agent_handle, place=place),))
-            for reference in actor.events.options(num_returns="streaming").remote():
-                self.mailbox.put(ray.get(reference))
+            host.place = ray.get(host.actor.place.remote())
+            for reference in host.actor.events.options(num_returns="streaming").remote():
+                for number, mail in ray.get(reference):
+                    agent_handle = host.agents.get(number)
+                    if agent_handle is not None:
+                        self.mailbox.put(delivery(agent_handle, mail))
         except RayError as error:
-            kind, reason = _why_gone(error, place)
+            kind, reason = why_gone(error, host.place)
             if isinstance(error, ActorUnavailableError):
-                # Should it still be there: nobody listens to it any more.
-                self.dismiss(agent_handle)
+                # Kill it in case it lives: no thread listens to it any more.
+                ray.kill(host.actor)
         else:
             kind, reason = FailureKind.AGENT_LOST, "its agent has ended"
-        self.mailbox.put((Gone(agent_handle=agent_handle, kind=kind, reason=reason),))
-
-
-def _why_gone(error: RayError, place: NodeAddress | None) -> tuple[FailureKind, str]:
-    if isinstance(error, RayTaskError):
-        return FailureKind.AGENT_LOST, f"{type(error.cause).__name__}: {error.cause}"
-    death = death_of_node(place.node_id) if place is not None else None
-    if getattr(error, "preempted", False):
-        return FailureKind.PREEMPTED, f"its node was preempted ({death or 'as announced'})"
-    if place is not None and death is not None:
-        return FailureKind.NODE_LOST, f"its node {place.host} is gone ({death})"
-    if place is not None and isinstance(error, ActorUnavailableError):
-        # Which is told before Ray is sure that a node is gone.
-        if not is_reachable(place.node_id):
-            return FailureKind.NODE_LOST, f"its node {place.host} is gone (its raylet is)"
-        return FailureKind.AGENT_LOST, "its agent can't be reached any more"
-    if isinstance(error, RuntimeEnvSetupError):
-        return FailureKind.AGENT_LOST, f"its runtime_env can't be set up: {error.error_message}"
-    detail = _detail(str(error))
-    if isinstance(error, OutOfMemoryError):
-        return FailureKind.OUT_OF_MEMORY, f"Ray has ended its agent to free memory ({detail})"
-    return FailureKind.AGENT_LOST, f"its agent has died ({detail})"
-
-
-def _detail(text: str) -> str:
-    """Ray's own words, without what it says of every death."""
-    told = text.partition("Worker exit detail: ")[2].partition(" Some common causes")[0]
-    first_lines = [line.strip() for line in (told or text).splitlines() if line.strip()]
-    return first_lines[0] if first_lines else "Ray doesn't say why"
+        self._lose(host, kind, reason)

@@ -1,4 +1,4 @@
-"""The streaming data sets of a run on Ray: one actor for each, anew for every attempt."""
+"""The streaming data sets of a run on Ray: one actor for each, per attempt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOrder:
-    """Where an agent gets its parts of a streaming data set."""
+    """The actor from which an agent gets its parts of a streaming data set."""
 
     actor: Any
     schema: pa.Schema
@@ -33,21 +33,21 @@ class StreamOrder:
 class Streams:
     """The actors that run the pipelines, owned by the driver.
 
-    An attempt that ends has its actors killed: nothing else ends a pipeline that shuffles.
+    At the end of an attempt its actors are killed: nothing else ends a pipeline that shuffles.
     """
 
     def __init__(self, datasets: Sequence[RunDataset], held: Mapping[str, float]) -> None:
         """
         Args:
-            datasets: of the run; those that stream are started.
-            held: resources of all workers together.
+            datasets: the run's data sets; those that stream are started.
+            held: the resources of all workers together.
         """
         self._datasets = [dataset for dataset in datasets if dataset.source.stream is not None]
         self._held = held
         self._actors: list[Any] = []
 
     def start(self) -> tuple[StreamOrder, ...]:
-        """Have the pipelines ready for a new attempt."""
+        """Start the pipelines for a new attempt."""
         self.close()
         orders = []
         for dataset in self._datasets:
@@ -55,7 +55,7 @@ class Streams:
             self._actors.append(actor)
             notices = actor.notices.options(num_returns="streaming").remote()
             threading.Thread(
-                target=_tell, args=(notices,), name="polytrain-notices", daemon=True
+                target=_log_notices, args=(notices,), name="polytrain-notices", daemon=True
             ).start()
             orders.append(StreamOrder(actor=actor, schema=dataset.source.schema))
         return tuple(orders)
@@ -67,8 +67,8 @@ class Streams:
         self._actors.clear()
 
 
-def _tell(notices: Any) -> None:
-    """Log what a generator yields that the user should know, until its actor has been ended."""
+def _log_notices(notices: Any) -> None:
+    """Log a pipeline's notices for the user, until its actor ends."""
     with contextlib.suppress(RayError):
         for notice in notices:
             logger.warning("%s", ray.get(notice))
@@ -77,7 +77,7 @@ def _tell(notices: Any) -> None:
 def open_lines(
     orders: Sequence[StreamOrder], *, attempt: int, world_size: int, rank: int
 ) -> list[socket.socket]:
-    """Lines for a new worker, each served by a thread of this agent while the worker lives."""
+    """Open connections for a new worker, each served by a thread of this agent."""
     lines = []
     for order in orders:
         ours, theirs = socket.socketpair()
@@ -110,5 +110,5 @@ def _answer(reference: Any) -> Any:
     try:
         return ray.get(reference)
     except RayTaskError as error:
-        # The pipeline's own words, without the way that they came.
+        # The pipeline's own error, without Ray's traceback.
         raise error.cause from None

@@ -1,9 +1,8 @@
-"""Reports on their way to the agent: a ring in memory that both have mapped.
+"""A ring of reports in memory that a worker process shares with its agent.
 
-To be told of every report at once costs an agent more than the report costs the worker: on a
-machine whose cores are all in use, that time is taken from training. So reports are written here,
-without a system call, and the agent is called when it hasn't been for a while. What is written
-survives its writer.
+Receiving every report at once costs the agent more than the report costs the worker process, and on
+a busy machine this time is lost for training. So reports are written here without a system call,
+and the agent is called at intervals. Written reports survive the worker process.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ import struct
 from zlib import crc32
 
 _COUNTS = struct.Struct("QQ")
-"""Bytes that were ever written, and ever read."""
+"""Total bytes written, and total bytes read."""
 
 _HEADER = struct.Struct("II")
-"""Of a frame: its length, and its checksum: counts and bytes may become visible in any order."""
+"""A frame's length and checksum, because counts and bytes may become visible in any order."""
 
 
 def calls_every_s(rank: int) -> float:
-    """Seconds between two calls of the reader. Rank 0's reports are what people look at."""
+    """Return the seconds between two calls of the reader: fewer for rank 0, which users watch."""
     return 0.5 if rank == 0 else 2.0
 
 
 class Ring:
-    """One writer, one reader. Neither waits for the other."""
+    """A ring for one writer and one reader, which don't wait for each other."""
 
     def __init__(self, memory: memoryview) -> None:
         """
         Args:
-            memory: of bytes, zero at first.
+            memory: bytes, initially zero.
         """
         self._counts = memory[: _COUNTS.size].cast("Q")
         self._bytes = memory[_COUNTS.size :]
@@ -49,7 +48,7 @@ class Ring:
         return True
 
     def take(self) -> bytes:
-        """All frames that were written since, one after another."""
+        """Return all new frames, joined."""
         taken = b""
         written, read = self._counts
         while read < written:
@@ -63,7 +62,7 @@ class Ring:
         return taken
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._counts.release()
         self._bytes.release()
 

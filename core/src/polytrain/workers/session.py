@@ -1,21 +1,19 @@
-"""What user code and engines call while they train: `report`, `get_checkpoint` and so on."""
+"""The session of a worker process, which `report` and the other functions use."""
 
 from __future__ import annotations
 
 import difflib
-import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.scratch import directory_of_attempt
-from polytrain.checkpoint.snapshot import Snapshots, Stamps, file_names
-from polytrain.common.errors import CheckpointError, NotInTrainerError
+from polytrain.checkpoint.snapshot import Snapshots, Stamps
+from polytrain.common.errors import CheckpointError, NotInWorkerError
 from polytrain.monitoring.progress_page import beat
 from polytrain.workers.checkpoint_uploader import CheckpointUploader, Write
 from polytrain.workers.context import Context
@@ -23,7 +21,6 @@ from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
     Channel,
     Message,
-    ignored_message,
     report_message,
     saves_on_request_message,
 )
@@ -36,13 +33,11 @@ if TYPE_CHECKING:
     from polytrain.data.plan.row_plan import Plan
     from polytrain.data.shards.batched import BatchedShard
 
-logger = logging.getLogger(__name__)
 
+class WorkerSession:
+    """Reports and requests of a worker process, from joining the collective to the end of training.
 
-class TrainerSession:
-    """One worker process's side of the run, from joining the collective to the end of training.
-
-    It is the `Session` that `Engine.train` gets, and what the functions of this module act on.
+    `Engine.train` gets it as its `Session`, and the functions of `worker_api` use it.
     """
 
     def __init__(
@@ -58,13 +53,13 @@ class TrainerSession:
     ) -> None:
         """
         Args:
-            job: what is trained.
-            order: in which attempt; its starting point is a directory of this node.
-            world: as it was joined.
-            engine: that joined it.
-            shards: this rank's.
-            channel: to its agent.
-            scratch: directory on the node for files on their way to the storage.
+            job: the run's job.
+            order: the order of the attempt; its starting point is a directory on this node.
+            world: the joined world.
+            engine: the engine that joined it.
+            shards: this rank's shards.
+            channel: the channel to the agent.
+            scratch: directory on the node for staged files.
         """
         self.world = world
         self.checkpoint = Path(order.start.path) if order.start.path else None
@@ -95,7 +90,7 @@ class TrainerSession:
 
     @property
     def scratch(self) -> Path:
-        """A directory for this attempt alone; see `polytrain_plugins.Session`."""
+        """A directory for this attempt only; see `polytrain_plugins.Session`."""
         me, attempt = self.world.me, self.world.attempt
         return directory_of_attempt(self._scratch, rank=me.rank, attempt=attempt)
 
@@ -110,7 +105,7 @@ class TrainerSession:
                 self._channel.send(*self._reported())
 
     def finish(self, model: Any) -> None:
-        """Save the model that declarative training ended in, unless that is done already."""
+        """Save the final model of declarative training, unless it is saved already."""
         with self._lock:
             if self._writes and self._saved_step != self._step:
                 self._save(model, with_it=list)
@@ -121,10 +116,10 @@ class TrainerSession:
         checkpoint: Checkpoint | None,
         upload: Literal["async", "sync"] | None,
     ) -> None:
-        """Report from a training function; see `report` below."""
+        """Report from a training function; see `worker_api.report`."""
         beat()
         if os.getpid() != self._pid:
-            raise NotInTrainerError(
+            raise NotInWorkerError(
                 "report() was called in a child process, such as a data loader's worker. "
                 "Call it in the training function's own process."
             )
@@ -143,28 +138,18 @@ class TrainerSession:
                     waits=waits,
                 )
                 return
-            if source is None:
-                self._channel.send(*self._reported())
-                return
-            ignored = ignored_message(self._step, file_names(source))
-            self._channel.send(*self._reported(), ignored)
-            if not self._reported_ignored:
+            self._channel.send(*self._reported())
+            if source is not None:
                 self._reported_ignored = True
-                logger.warning(
-                    "The checkpoint that rank %d reports is not kept: the state of %s is the same "
-                    "on every rank, so rank 0's is the run's.",
-                    self.world.me.rank,
-                    self._job.backend.name,
-                )
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The one that this rank has reported last, or that the attempt began with."""
+        """Return this rank's last checkpoint, or the one that the attempt started from."""
         with self._lock:
             if self._reported_ignored:
                 raise CheckpointError(
                     f"get_checkpoint() can't return what rank {self.world.me.rank} has reported: "
-                    "it isn't kept, because rank 0's checkpoint is the run's. Ask before the first "
-                    "report, or ask on rank 0 and broadcast."
+                    "it isn't kept, because of CheckpointConfig(written_by='rank_0'). Call it "
+                    "before the first report, or call it on rank 0 and broadcast the result."
                 )
             directory = self._uploader.newest()
         if directory is not None:
@@ -173,7 +158,7 @@ class TrainerSession:
         return Checkpoint(str(self.checkpoint)) if self.checkpoint else None
 
     def shard(self, name: str) -> Any:
-        """The shard of this rank, as the engine presents it."""
+        """Return this rank's shard, as the engine adapts it."""
         if name not in self._shards:
             known = ", ".join(map(repr, self._shards)) or "none were passed to make_trainer"
             nearest = difflib.get_close_matches(name, self._shards, n=1)
@@ -182,12 +167,12 @@ class TrainerSession:
         return self._engine.adapt(self._shards[name])
 
     def cursor(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
-        """A position of its own for data that the training function brings along itself."""
+        """Open a position in data that the training function brings itself."""
         from polytrain.data.plan.cursor import Cursor
         from polytrain.data.shards.opening import in_plan
 
         if name is None:
-            # Its number: a training function makes the same calls every time.
+            # The number identifies it: a training function makes the same calls in every attempt.
             name = f"data loader {self._unnamed}"
             # Those that one seed has been found for are to differ all the same.
             plan = replace(plan, seed=plan.seed + self._unnamed)
@@ -200,12 +185,14 @@ class TrainerSession:
             position = earlier.position.moved(next_epoch.number, next_epoch.start).to_plain()
         if position is not None:
             # Its seed is whatever the process's random numbers began with: the first one counts.
-            plan = replace(plan, seed=position["plan"]["seed"])
-        self._cursors[name] = cursor = Cursor(in_plan(name, position, plan))
+            # So does the number of workers that it was cut for.
+            first = position["plan"]
+            plan = replace(plan, seed=first["seed"], shards=first["shards"])
+        self._cursors[name] = cursor = Cursor(in_plan(name, position, plan, {}))
         return cursor
 
     def is_checkpoint_wanted(self) -> bool:
-        """Whether the run waits for a checkpoint; see `checkpoint_requested` below."""
+        """Return whether the run waits for a checkpoint; see `worker_api.checkpoint_requested`."""
         with self._lock:
             if not self._saves_on_request:
                 self._saves_on_request = True
@@ -213,17 +200,17 @@ class TrainerSession:
             return self._uploader.is_asked_to_stop()
 
     def _is_due(self, step: int) -> bool:
-        """Whether declarative training makes a checkpoint of this step."""
+        """Return whether declarative training makes a checkpoint at this step."""
         every = self._job.checkpoint_frequency
         if every > 0 and step % every == 0:
             return True
-        # Where every rank writes a part, they only agree on the steps that were agreed before.
+        # If every rank writes a part, only the configured steps are the same on all ranks.
         agreed = self._job.checkpoint_kind is CheckpointKind.EVERY_RANK
         return not agreed and self._uploader.is_asked_to_stop()
 
     @property
     def stalled_s(self) -> float:
-        """Seconds that training has stood still for checkpoints, so far."""
+        """Seconds that training has waited for checkpoints so far."""
         return self._uploader.stalled_s
 
     def _reported(self) -> list[Message]:
@@ -284,139 +271,3 @@ def _directory_of(checkpoint: Any) -> Path | None:
             "Report it before it is deleted."
         )
     return directory
-
-
-_current: TrainerSession | None = None
-
-
-@contextmanager
-def current_session(session: TrainerSession) -> Iterator[None]:
-    """Make a session the one that this process's training function talks to."""
-    global _current
-    _current = session
-    try:
-        yield
-    finally:
-        _current = None
-
-
-def report(
-    metrics: Mapping[str, Any],
-    checkpoint: Checkpoint | None = None,
-    *,
-    upload: Literal["async", "sync"] | None = None,
-) -> None:
-    """Report metrics, and optionally a checkpoint, from inside a training function.
-
-    Returns as soon as there is a local snapshot of the checkpoint's files: links where that is
-    possible, else copies. They are hashed, stored and committed in the background; the caller may
-    delete its own at once. Files that are written to again in place before they are stored make
-    the checkpoint void, with a warning; from then on they are copied.
-
-    Args:
-        metrics: names to numbers, strings, or lists and dicts of them. Arrays and tensors of one
-            element count as numbers. Rank 0's go to `Result.metrics` and `Result.history`.
-        checkpoint: `Checkpoint.from_directory(path)`. Where the state is the same on every rank
-            only rank 0's is kept; pass it from there.
-        upload: "sync" waits until the checkpoint is committed; `CheckpointConfig.upload` by
-            default.
-
-    Raises:
-        TypeError: if a metric is none of these.
-        ValueError: if `upload` is neither.
-        CheckpointError: if the checkpoint's directory isn't there, or there is no room for it.
-        NotInTrainerError: outside a training function, or in a child process of it.
-    """
-    _session("report").report_from_function(metrics, checkpoint, upload)
-
-
-def heartbeat() -> None:
-    """Show that the training goes on, where nothing else does: in a long evaluation, say.
-
-    Batches, reports and boosting rounds count by themselves. See `FailureConfig.hang_timeout_s` for
-    what becomes of a worker that shows nothing. Costs less than a microsecond.
-
-    Raises:
-        NotInTrainerError: outside a training function.
-    """
-    _session("heartbeat")
-    beat()
-
-
-def get_checkpoint() -> Checkpoint | None:
-    """The newest checkpoint: to resume from, or the one that this rank has reported last.
-
-    After a report with a checkpoint it waits until that is committed.
-
-    Returns:
-        None if there is none: training starts from the beginning.
-
-    Raises:
-        CheckpointError: this rank has reported one that isn't kept, since only rank 0's is.
-        NotInTrainerError: outside a training function.
-    """
-    return _session("get_checkpoint").newest_checkpoint()
-
-
-def get_context() -> Context:
-    """This process's place in the run.
-
-    Raises:
-        NotInTrainerError: outside a training function.
-    """
-    return _session("get_context").context
-
-
-def get_dataset_shard(name: str = "train") -> Any:
-    """This rank's rows of a data set: a `polytrain_plugins.Shard`, or what the backend makes of it.
-
-    Raises:
-        KeyError: if no data set of this name was passed to `make_trainer`.
-        NotInTrainerError: outside a training function.
-    """
-    return _session("get_dataset_shard").shard(name)
-
-
-def checkpoint_requested() -> bool:
-    """Whether the run waits for a checkpoint, to stop or to go on with other workers.
-
-    The next `report` with a checkpoint, whenever it comes, is the last of this process then. Who
-    makes checkpoints rarely may ask after each step, and make one at once. Where every rank writes
-    a part, ranks may be told at different steps: they have to agree first.
-
-    Raises:
-        NotInTrainerError: outside a training function.
-    """
-    return _session("checkpoint_requested").is_checkpoint_wanted()
-
-
-def open_cursor(plan: Plan, *, name: str | None = None) -> Cursor[DataPosition]:
-    """For plugins: a position in data that a training function brings along, kept in checkpoints.
-
-    Args:
-        plan: the order of the data.
-        name: which position it is, for the next attempt; by default the number of the call.
-
-    Raises:
-        NotInTrainerError: outside a training function.
-    """
-    return _session("open_cursor").cursor(plan, name)
-
-
-def scratch_directory() -> Path:
-    """For plugins: a directory on the node's disk for this rank's attempt alone.
-
-    It is removed when the next attempt asks for its own, or the run ends, however that comes about.
-
-    Raises:
-        NotInTrainerError: outside a training function.
-    """
-    return _session("scratch_directory").scratch
-
-
-def _session(function: str) -> TrainerSession:
-    if _current is None:
-        raise NotInTrainerError(
-            f"{function}() works only inside a training function that Trainer.fit() runs."
-        )
-    return _current

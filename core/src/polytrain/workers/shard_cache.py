@@ -1,4 +1,4 @@
-"""What an agent holds of the data for its worker processes: descriptors of memory that they map."""
+"""The data that an agent holds for its worker processes, in memory that they map."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ class OpenTable:
 
     descriptor: int
     extent: Extent | None
-    """Where in the memory behind the descriptor it lies; None for all of it."""
+    """Its extent in the descriptor's memory; None for all of it."""
 
     kept: Any
-    """What has to exist for as long as the table is used."""
+    """An object that must exist while the table is used."""
 
 
 class SharedTable(Protocol):
-    """A table that every agent reads whole, however many there are."""
+    """A table that every agent reads whole."""
 
     def open(self) -> OpenTable:
         """Map it in an agent."""
 
     def close(self) -> None:
-        """Give it back, in the driver."""
+        """Free it, in the driver."""
 
 
 class TableStore(Protocol):
-    """Where the driver puts what all agents read."""
+    """Stores tables of the driver for all agents."""
 
     @property
     def reference_type(self) -> type | tuple[type, ...]:
-        """Of what a data set may hold, and what has to travel in a way of its own."""
+        """Types in a data set that must be sent separately."""
 
     def share(self, table: pa.Buffer) -> SharedTable:
         """Put a table where all agents can read it."""
@@ -56,28 +56,28 @@ class TableStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRequest:
-    """What one agent has to know and to hold of all data sets."""
+    """The specs and rows of all data sets that one agent needs."""
 
     specs: bytes
-    """Pickled for worker processes; an agent has no need to know."""
+    """Pickled for worker processes; the agent doesn't read them."""
 
     shard_cache: bytes
     """Pickled: for each data set of which an agent holds something, a `Holding`, or None where it
     is a table that all share."""
 
     references: list[Any]
-    """To objects of Ray's that the holdings are about: Ray has to know who has them."""
+    """References to Ray objects in the holdings, which Ray must count."""
 
     tables: tuple[SharedTable, ...]
-    """These, in the same order."""
+    """The references' ids, in the same order."""
 
     def is_like(self, other: CacheRequest) -> bool:
-        """Whether both ask for the same rows of the same data sets, in one run."""
+        """Return whether both request the same rows of the same data sets, in one run."""
         return (self.specs, self.shard_cache) == (other.specs, other.shard_cache)
 
 
 class ShardCachePlanner:
-    """Makes the orders of a run's agents, in the driver."""
+    """Makes the requests for a run's agents, in the driver."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ShardCachePlanner:
             for dataset, spec in zip(datasets, specs, strict=True)
             if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
         ]
-        # Put there once, however many agents read it.
+        # Shared once, for all agents.
         self._tables = tuple(
             store.share(to_buffer(_whole(dataset, spec)))
             for dataset, spec in self._held
@@ -102,7 +102,7 @@ class ShardCachePlanner:
         )
 
     def order(self, world_size: int, rank: int) -> CacheRequest | None:
-        """What the agent of a rank is to hold; None without any data."""
+        """Return the request for the agent of a rank; None without data sets."""
         if not self._has_data:
             return None
         shard_cache = tuple(
@@ -119,39 +119,39 @@ class ShardCachePlanner:
         )
 
     def close(self) -> None:
-        """Give back what all agents shared."""
+        """Free the shared tables."""
         for table in self._tables:
             table.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardCache:
-    """What an agent holds."""
+    """The data that an agent holds."""
 
     descriptors: tuple[int, ...]
-    """Of the pickled specs, then of each data set's table."""
+    """Descriptors of the pickled specs, then of each data set's table."""
 
     extents: tuple[Extent | None, ...]
-    """Where in the memory behind them the tables lie; None for all of it."""
+    """The tables' extents in the descriptors' memory; None for all of it."""
 
     kept: tuple[Any, ...]
-    """An object stays in the object store for as long as somebody has what Ray gave for it."""
+    """References that keep objects in Ray's object store."""
 
     order: CacheRequest
-    """What they were held for."""
+    """The request that it answers."""
 
     def release(self) -> None:
-        """Give the memory back, as far as no worker process maps it."""
+        """Free the memory that no worker process maps."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
 
 def hold(order: CacheRequest, before: ShardCache | None) -> ShardCache:
-    """Carry an order out, in an agent.
+    """Read the requested rows, in an agent.
 
     Args:
-        order: what to hold from now on.
-        before: what was held until now; it is released, unless it is the same.
+        order: the request.
+        before: the previous cache; it is released, unless it holds the same rows.
     """
     if before is not None:
         if before.order.is_like(order):

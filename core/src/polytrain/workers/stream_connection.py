@@ -1,7 +1,7 @@
-"""The line between a worker and its agent over which the parts of a streaming data set come.
+"""The connection over which an agent sends its worker process parts of a streaming data set.
 
-The worker asks, the agent answers: with a part in shared memory, with the end, or with what went
-wrong. The agent's side runs on a thread of its own, for as long as the worker process lives.
+The worker process sends requests. The agent answers with a part in shared memory, the end, or an
+error. The agent's side runs on its own thread while the worker process lives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StreamConnection(PartSource):
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._channel = SocketChannel(connection)
-        # The next epoch may be wanted while the last part of this one is still on its way.
+        # The next epoch may be requested before the last part of this one arrives.
         self._lock = threading.Lock()
 
     def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
@@ -41,7 +41,7 @@ class StreamConnection(PartSource):
 
         with self._lock:
             self._channel.send(["next", epoch, index])
-            # A byte comes with the descriptor, if there is one, before the answer.
+            # One byte comes before the answer, with the descriptor if there is one.
             _, ancillary, _, _ = self._connection.recvmsg(1, socket.CMSG_SPACE(4))
             try:
                 answer = self._channel.receive()
@@ -65,12 +65,12 @@ def serve_stream(
     begin: Callable[[int, tuple[Segment, ...]], None],
     next_part: Callable[[int, int], Any],
 ) -> None:
-    """The agent's end: answer until the worker process is gone.
+    """Answer requests until the worker process is gone; called in the agent.
 
     Args:
-        connection: to the worker process; closed at the end.
+        connection: the connection to the worker process; closed at the end.
         begin: starts an epoch.
-        next_part: gives a part as a table, or the number of rows that all ranks were dealt.
+        next_part: returns a part as a table, or the number of rows that all ranks got.
     """
     from polytrain.data.shards.shared_memory import to_shared_memory
 
@@ -84,9 +84,7 @@ def serve_stream(
                     begin(epoch, tuple(Segment(*leg) for leg in argument))
                     continue
                 part = next_part(epoch, argument) if not failure else None
-            except (
-                Exception
-            ) as error:  # whatever a user's pipeline raises is the worker process's to tell
+            except Exception as error:  # the worker process reports any error of a user's pipeline
                 failure = str(error)
                 if what == "begin":
                     continue

@@ -1,6 +1,6 @@
-"""Who works for a run: which agents have ranks, which stand by, which are yet to come.
+"""The agents of a run: with ranks, on standby, and requested.
 
-Nothing here waits: agents arrive and are lost, and the pool says when it is complete.
+The pool never waits: agents arrive and are lost as events, and it reports when it is complete.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from polytrain.workers.agent_handle import AgentHandle, Gone
 logger = logging.getLogger(__name__)
 
 _NOTICE_AFTER_S = 10.0
-"""Seconds without all workers after which the user is told what is waited for."""
+"""Seconds after which the log says which resources are missing."""
 
 _SETBACKS = 3
-"""Agents that may be lost one after another before one arrives, or as many as there are workers."""
+"""Agents that may be lost before one arrives; at least the number of workers."""
 
 
 class Cluster(Protocol):
-    """What there is to place agents on."""
+    """The nodes for agents."""
 
     def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """Each node's resources in all."""
+        """Return each node's total resources."""
 
     def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """Each node's resources that nobody uses now."""
+        """Return each node's free resources."""
 
 
 class AgentLauncher(Protocol):
-    """Who asks for agents, and ends them."""
+    """Requests agents, and ends them."""
 
     def reserve(self, bundles: int, strategy: str) -> None:
-        """Have room for so many agents, all of it or none."""
+        """Reserve room for this number of agents, all or nothing."""
 
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
-        """Ask for an agent; it arrives, or is gone, some time later."""
+        """Request an agent, which later arrives or is lost."""
 
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent."""
@@ -58,13 +58,13 @@ class AgentLauncher(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Placing:
-    """What is known while the workers of an attempt come together."""
+    """The state while the pool acquires the workers of an attempt."""
 
     room: int
-    """Workers that there was room for."""
+    """Number of workers for which there was room."""
 
     notice_at: float | None
-    """When to tell the user that it takes long; None once it is done."""
+    """When to log that resources are missing; None once that is logged."""
 
     give_up_at: float
 
@@ -84,13 +84,13 @@ class WorkerPool:
     ) -> None:
         """
         Args:
-            scaling: how many there are to be.
-            launcher: asks for them.
-            cluster: where they may be.
-            first_node: the node whose workers come first, if it has any.
-            tell: is told when the pool is complete, can't be, or can grow. What it is told is to be
-                heard before the next loss is told here: by then ranks may be others'.
-            clock: seconds that never go back.
+            scaling: the wanted number of workers.
+            launcher: requests and ends agents.
+            cluster: the nodes.
+            first_node: the node whose workers get the first ranks, if it has any.
+            tell: called with an event when the pool is complete, can't be completed, or can grow.
+                Drain these events before the next call of `lost`: ranks may have moved by then.
+            clock: a monotonic clock, in seconds.
         """
         self.ranked: list[AgentHandle] = []
         """Agents of the last attempt, by rank; some may be gone."""
@@ -105,13 +105,13 @@ class WorkerPool:
         self._first_node = first_node
         self._tell = tell
         self._spares: list[AgentHandle] = []
-        """Agents that are there and have no rank."""
+        """Agents that have arrived and have no rank."""
 
         self._coming: list[AgentHandle] = []
-        """Agents that have been asked for."""
+        """Agents that are requested."""
 
         self._setbacks = 0
-        """Agents that were lost since one has arrived."""
+        """Agents that were lost since the last arrival."""
 
         self._avoided: frozenset[str] = frozenset()
         self._bundle_nodes: dict[int, str] = {}
@@ -119,7 +119,7 @@ class WorkerPool:
 
     @property
     def here(self) -> list[AgentHandle]:
-        """The agents that are there, those with a rank first."""
+        """Return the agents that have arrived, those with a rank first."""
         return [
             agent_handle for agent_handle in self.ranked if not agent_handle.is_gone
         ] + self._spares
@@ -140,12 +140,12 @@ class WorkerPool:
 
     @property
     def deadline(self) -> float | None:
-        """When `look_at_the_clock` may have something to do."""
+        """The time at which to call `look_at_the_clock` again."""
         placing = self._placing
         return None if placing is None else placing.notice_at or placing.give_up_at
 
     def arrived(self, agent_handle: AgentHandle, place: NodeAddress) -> None:
-        """An agent is there."""
+        """Note that an agent has arrived."""
         if agent_handle not in self._coming:
             return
         self._coming.remove(agent_handle)
@@ -157,7 +157,7 @@ class WorkerPool:
             self._reject(agent_handle, place.unusable)
             return
         if place.node_id in self._avoided:
-            # It was asked for before the node was to be left.
+            # It was requested before its node had to be avoided.
             self._dismiss(agent_handle)
             self._ask_for_more()
             return
@@ -170,7 +170,7 @@ class WorkerPool:
                 self._tell(DrainWanted(purpose=Purpose.RESIZE, reason=growth.reason))
 
     def _reject(self, agent_handle: AgentHandle, reason: str) -> None:
-        """Have no worker on a node: end the run if workers are missing, else ask elsewhere."""
+        """Reject a node: end the run if workers are missing, otherwise request another agent."""
         self._dismiss(agent_handle)
         if self._placing is not None:
             self._placing = None
@@ -181,10 +181,10 @@ class WorkerPool:
         self._ask_for_more()
 
     def lost(self, gone: Gone) -> AgentLost | None:
-        """Note that an agent isn't there any more; what to tell if it had a rank."""
+        """Note that an agent is lost; return the event if it had a rank."""
         agent_handle, was_wanted = gone.agent_handle, not gone.agent_handle.is_gone
         agent_handle.is_gone = True
-        # Those that were there may go all at once, with their node.
+        # Agents that had arrived may all be lost at once, with their node.
         self._setbacks += was_wanted and agent_handle in self._coming
         self._forget(agent_handle)
         if not was_wanted:
@@ -203,18 +203,18 @@ class WorkerPool:
         return None
 
     def dismiss_those_to_come(self) -> None:
-        """Ask for nobody any more."""
+        """Dismiss the requested agents."""
         for agent_handle in list(self._coming):
             self._dismiss(agent_handle)
 
     def look_at_the_clock(self) -> None:
-        """Tell who is waited for, and give up in the end."""
+        """Log which resources are missing, and fail the placement after the timeout."""
         placing, now = self._placing, self._clock()
         if placing is None:
             return
         if placing.notice_at is not None and now >= placing.notice_at:
             placing.notice_at = None
-            # What is there by now is what there is.
+            # Place the workers that have arrived by now.
             placing.room = len(self.here)
             self._avoid_no_more()
             self._staff()
@@ -225,7 +225,7 @@ class WorkerPool:
             self._tell(PlacementFailed(reason=self._why_not_placed()))
 
     def _staff(self) -> None:
-        """Share the ranks out, if there are enough agents for it."""
+        """Assign ranks, if there are enough agents."""
         assert self._placing is not None
         up = len(self.here)
         if self.ranked:
@@ -239,10 +239,10 @@ class WorkerPool:
         self._ask_for_more()
 
     def _seat(self, size: int) -> None:
-        """Give every rank an agent."""
+        """Assign an agent to every rank."""
         spares = list(self._spares)
         if size == len(self.ranked):
-            # Whoever stays keeps its rank, and so its data.
+            # An agent that stays keeps its rank, and so its data.
             self.ranked = [spares.pop(0) if r.is_gone else r for r in self.ranked]
         else:
             chosen = self.here[:size]
@@ -253,7 +253,7 @@ class WorkerPool:
         ]
 
     def _ask_for_more(self) -> None:
-        """Ask for the agents that are missing: workers first, standbys when these are there."""
+        """Request the missing agents: workers first, then standbys."""
         scaling = self._scaling
         wanted = scaling.max_workers
         if scaling.is_elastic or self._placing is None:
@@ -273,12 +273,12 @@ class WorkerPool:
         return self._setbacks <= max(_SETBACKS, self._scaling.max_workers)
 
     def _room(self) -> int:
-        """Workers that there are resources for now, besides those that are there."""
+        """Return the number of further workers for which there are free resources."""
         return largest_fit([*self._cluster.free_nodes().values()], self._scaling.resources).workers
 
     def _free_bundles(self) -> list[int]:
         taken = {agent_handle.bundle for agent_handle in (*self.here, *self._coming)}
-        # What was reserved on a node that is gone is reserved elsewhere.
+        # Ray moves the bundles of a lost node to another node.
         avoided = self._avoided.intersection(self._cluster.living_nodes()) if self._avoided else ()
         return [
             bundle
@@ -287,7 +287,7 @@ class WorkerPool:
         ]
 
     def _busy_nodes(self) -> frozenset[str]:
-        """The nodes that a standby is better not on, if others have room for it."""
+        """Return the nodes that a standby should avoid, if others have room."""
         if self._placing is not None or not self._scaling.standby:
             return frozenset()
         busy = frozenset(agent_handle.place.node_id for agent_handle in self.ranked)
@@ -298,7 +298,7 @@ class WorkerPool:
         return busy if any(holds(free, demand) for free in others.values()) else frozenset()
 
     def _leave(self, avoid: frozenset[str], without: frozenset[int]) -> None:
-        """Send agents away from where they mustn't be, if there is another place for them."""
+        """Dismiss agents on nodes to avoid, if other nodes have room for them."""
         unwanted = [
             agent_handle for agent_handle in self.here if agent_handle.place.node_id in avoid
         ]
@@ -323,7 +323,7 @@ class WorkerPool:
             self._dismiss(agent_handle)
 
     def _avoid_no_more(self) -> None:
-        """Take any node: those that seemed to have room are gone, or others use them."""
+        """Accept any node: the other nodes have no room after all."""
         if self._avoided:
             self._avoided = frozenset()
             for agent_handle in list(self._coming):

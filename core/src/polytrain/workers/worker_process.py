@@ -1,15 +1,16 @@
-"""A worker's life: offer, join, train, leave. It owns nothing, and is replaced, not repaired."""
+"""The worker process: offer, join, train, leave. It owns nothing, and is replaced, not repaired."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import pickle
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,7 +32,8 @@ from polytrain.workers.messages import (
 )
 from polytrain.workers.processes.preload import ImportRecorder
 from polytrain.workers.report_ring import Ring, calls_every_s
-from polytrain.workers.session import TrainerSession, current_session
+from polytrain.workers.session import WorkerSession
+from polytrain.workers.worker_api import current_session
 from polytrain_plugins import Engine, World
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class JoinError(Exception):
-    """The framework's collective doesn't span the world, or not all of the data."""
+    """The framework's collective doesn't span all ranks, or not all rows."""
 
 
 def run_worker(
@@ -54,19 +56,19 @@ def run_worker(
 ) -> None:
     """Run one worker process of one attempt to its end, in this process.
 
-    Every outcome is told over the channel, exceptions of the training too, which end here.
+    Sends every outcome over the channel, including exceptions of the training.
 
     Args:
-        job: what to train.
-        order: in which attempt.
-        rank: which rank of it.
+        job: the run's job.
+        order: the order of the attempt.
+        rank: this worker process's rank.
         shards: opens this rank's shards.
-        channel: to whom it is told.
-        scratch: directory on the node for files on their way to the storage.
+        channel: the channel to the agent.
+        scratch: directory on the node for staged files.
 
     Raises:
-        ConnectionClosedError: nobody listens any more.
-        KeyboardInterrupt: the user wants it to end.
+        ConnectionClosedError: the agent is gone.
+        KeyboardInterrupt: the user interrupts it.
     """
     try:
         engine = job.backend.engine()
@@ -83,7 +85,7 @@ def run_worker(
             _check_sums(engine, world, opened)
             enter(Stage.TRAINING)
             channel.send(joined_message())
-            session = TrainerSession(
+            session = WorkerSession(
                 job=job,
                 order=order,
                 world=world,
@@ -94,37 +96,66 @@ def run_worker(
             )
             with current_session(session):
                 try:
-                    _train(job, engine, opened, session)
+                    with _children_end_here(rank):
+                        _train(job, engine, opened, session)
                 except (ConnectionClosedError, KeyboardInterrupt):
                     raise
                 except BaseException as error:
-                    _tell(error, channel)
-                    # Not out of the collective: the complaints of peers that miss this rank could
-                    # be heard before what it has said. Whoever listens ends all of them.
+                    _send_error(error, channel)
+                    # Send the error before leaving the collective: peers that miss this rank fail
+                    # too, and their errors could arrive first. The driver kills all of them.
                     while True:
                         channel.receive()
             enter(Stage.DONE)
             channel.send(done_message(session.stalled_s))
-            # Nobody tears the collective down while a slower peer may still need it.
+            # No rank closes the collective while a slower one may need it.
             while channel.receive() != leave_message():
                 pass
     except (ConnectionClosedError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        _tell(error, channel)
+        _send_error(error, channel)
 
 
-def _tell(error: BaseException, channel: Channel) -> None:
-    # Last words without a newline are still in a buffer, and may be the reason.
+def _send_error(error: BaseException, channel: Channel) -> None:
+    # Output without a newline is still buffered, and may hold the reason.
     _flush_output()
     channel.send(raised_message(error, _pickled(error)))
+
+
+@contextlib.contextmanager
+def _children_end_here(rank: int) -> Iterator[None]:
+    """End a process that the training function forked, when it leaves the function.
+
+    Otherwise it would send its parent's messages, and close its parent's connections.
+    """
+    launched = os.getpid()
+    code = 0
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == launched:
+            raise
+        code = 1
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        else:
+            traceback.print_exc()
+    if os.getpid() != launched:
+        print(
+            f"[polytrain: process {os.getpid()}, which rank {rank} has forked, has left the "
+            "training function and was ended. End such processes with os._exit]",
+            file=sys.stderr,
+        )
+        _flush_output()
+        os._exit(code)
 
 
 def _train(
     job: WorkerJob,
     engine: Engine[Any],
     shards: Mapping[str, BatchedShard],
-    session: TrainerSession,
+    session: WorkerSession,
 ) -> None:
     if job.training_function is None:
         session.finish(engine.train(shards, session))
@@ -135,7 +166,7 @@ def _train(
 
 
 def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, BatchedShard]) -> None:
-    """Whether the collective spans the world, and every row is on one of its ranks."""
+    """Check that the collective spans all ranks, and that their rows add up to each data set."""
     counts = {n: s.count() for n, s in shards.items() if not s.is_whole}
     known = {name: rows for name, rows in counts.items() if rows is not None}
     spanned, *summed = engine.sum_over_ranks([1, *known.values()], world)
@@ -150,28 +181,28 @@ def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, BatchedS
             raise JoinError(
                 f"The workers have {rows} rows of the data set {name!r}, which has "
                 f"{expected}: the model would be trained on other rows than it should be. "
-                "If its files have changed since the run began, begin anew."
+                "If its files have changed since the run began, start a new run."
             )
 
 
 def _pickled(error: BaseException) -> bytes | None:
     try:
         pickled: bytes = cloudpickle.dumps(error)
-    except Exception:  # whatever a user's exception holds, its text has been told already
+    except Exception:  # an exception may hold anything; its text is sent already
         return None
     return pickled
 
 
 def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
-    """The body of a worker process. The agent's first message says what to do.
+    """Run the body of a worker process. The agent's first message holds the job.
 
     Args:
-        connection: to its agent.
-        data_descriptors: memory with what there is to know of the data sets, and with the rows
-            that the agent holds; last, lines to it for the data sets that stream.
+        connection: the connection to the agent.
+        data_descriptors: memory with the data sets' specs, and with the rows that the agent
+            holds; last, connections to the agent for streaming data sets.
 
     Returns:
-        The exit code: 0, or 1 if nobody listens any more.
+        The exit code: 0, or 1 if the agent is gone.
     """
     channel = ImportRecorder(connection)
     try:
@@ -210,7 +241,7 @@ def _shards(
 ) -> dict[str, BatchedShard]:
     if not descriptors:
         return {}
-    # Arrow is preloaded where there is data, and not imported where there is none.
+    # Arrow is preloaded if there is data, and otherwise not imported.
     from polytrain.data.shards.opening import open_shards
     from polytrain.data.shards.shared_memory import from_shared_memory, mapped
     from polytrain.workers.stream_connection import StreamConnection
@@ -228,14 +259,14 @@ def _shards(
 
 
 def run_and_exit(connection: socket.socket, page: int, data_descriptors: Sequence[int]) -> NoReturn:
-    """Run `main` and end the process, without returning into the frames that it was forked in."""
+    """Run `main` and exit, without returning into the zygote's frames."""
     code = 1
     try:
         write_to(page)
         be_readable(page)
         code = main(connection, data_descriptors)
-        # What libraries have registered belongs to a normal end. The interpreter's own
-        # finalisation is left out: frameworks take seconds for it, and there is nothing to save.
+        # Run the libraries' exit handlers. Skip the interpreter's own finalisation: frameworks
+        # take seconds for it, and there is nothing to save.
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
@@ -250,7 +281,15 @@ def _flush_output() -> None:
         sys.stderr.flush()
 
 
-def spawned(connection_descriptor: int, page: int, *data_descriptors: int) -> NoReturn:
-    """The same for a process that was exec'd instead of forked."""
+def spawned(entry: str, connection_descriptor: int, page: int, *data_descriptors: int) -> None:
+    """Call `run_and_exit` in a process that was spawned instead of forked.
+
+    Args:
+        entry: the module with `run_and_exit`; usually this one.
+        connection_descriptor: descriptor of the socket to the agent.
+        page: descriptor of the progress page.
+        data_descriptors: descriptors of the shards.
+    """
     die_with_parent(os.getppid())
-    run_and_exit(socket.socket(fileno=connection_descriptor), page, data_descriptors)
+    run = importlib.import_module(entry).run_and_exit
+    run(socket.socket(fileno=connection_descriptor), page, data_descriptors)

@@ -14,7 +14,7 @@ __all__ = ["Jax", "mean_over_workers"]
 
 
 def mean_over_workers(tree: Any, *, weight: float = 1.0) -> Any:
-    """The mean of every array of a tree over all workers, each by its weight.
+    """The mean of every array of a tree over all workers, weighted.
 
     Args:
         tree: of the same arrays on every worker, such as gradients.

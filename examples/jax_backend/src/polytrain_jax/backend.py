@@ -1,4 +1,4 @@
-"""The driver half: JAX takes a training function, and nothing else."""
+"""The backend: JAX needs a training function, and has no other training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Jax(Backend):
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"timeout_s"})
 
     timeout_s: int = 300
-    """Seconds that the workers may take to find each other."""
+    """Seconds that the workers may take to connect to each other."""
 
     def problems(self, job: Job) -> Iterable[Problem]:
         if not isinstance(self.timeout_s, int) or self.timeout_s <= 0:

@@ -1,4 +1,4 @@
-"""The trainer half: rank 0's coordination service, and everybody's way to it."""
+"""The engine: rank 0's coordination service, and the connection of all ranks to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from polytrain_plugins import Engine, Member, Offer, World, held_port
 MODEL_FILE = "model.npz"
 
 _HALF = 1 << 24
-"""JAX computes with 32 bits, unless it is told otherwise."""
+"""JAX computes with 32 bits by default."""
 
 
 class JaxEngine(Engine[Mapping[str, Any]]):
@@ -33,14 +33,14 @@ class JaxEngine(Engine[Mapping[str, Any]]):
         if me.rank != 0:
             yield Offer()
             return
-        # The service binds the port while it is held: nobody else can take it before.
+        # The service binds the port while it is held, so no other process can take it.
         with held_port(shared=True) as port:
             yield Offer(host=me.host, port=port.number)
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
         if world.size == 1:
-            # It leaves no trace in the process, so an inline run can be repeated.
+            # It changes nothing in the process, so an inline run can be repeated.
             yield
             return
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -54,7 +54,7 @@ class JaxEngine(Engine[Mapping[str, Any]]):
             yield
         finally:
             jax.distributed.shutdown()
-            # The collectives' sockets are the backend's, which is there while anything compiled is.
+            # The backend owns the collectives' sockets, and lives as long as any compiled function.
             jax.clear_caches()
             clear_backends()
             gc.collect()

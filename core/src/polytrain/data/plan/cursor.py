@@ -15,7 +15,8 @@ AnyPosition = TypeVar("AnyPosition", bound=Position)
 class Cursor(Generic[AnyPosition]):
     """Where a rank stands: the epoch, and how much of it has been given.
 
-    Of several iterations over the same data set at once, the one that began last counts.
+    Of several iterations over the same data set at once, the one that began last counts. A loop
+    that goes on after another one has begun is an error: a checkpoint knows one place only.
     """
 
     def __init__(self, position: AnyPosition) -> None:
@@ -43,21 +44,32 @@ class Cursor(Generic[AnyPosition]):
 
     @contextmanager
     def epoch(self) -> Iterator[Epoch]:
-        """Begin the next epoch at once. However the block is left, it is over then."""
+        """Begin the next epoch at once. However the block is left, it is over then.
+
+        Raises:
+            RuntimeError: another epoch has begun, and this one goes on.
+        """
         epoch = self.next_epoch()
         epoch.given(epoch.start)
+        epoch.is_loop = True
         try:
             yield epoch
+            epoch.check_alone()
         finally:
             epoch.end()
+
+    def has_begun(self, epoch: Epoch) -> bool:
+        """Whether an epoch is the one of which something has been given."""
+        return self._begun is epoch
 
     def move(self, epoch: Epoch, start: int) -> None:
         """An epoch has come this far."""
         beat()
         if epoch.is_over:
+            epoch.check_alone()
             return
         if self._begun is not None and self._begun is not epoch:
-            self._begun.is_over = True
+            self._begun.is_over = self._begun.is_overtaken = True
         self._begun = epoch
         self._position = self._position.moved(epoch.number, start)
 
@@ -77,6 +89,29 @@ class Epoch:
         self.number = number
         self.start = start
         self.is_over = False
+        self.is_overtaken = False
+        """Another one began before this one was over."""
+        self.is_loop = False
+        """Whoever takes rows has trained on those before, and wants all of them."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether something has been given of it, so that it won't be asked for again."""
+        return self._cursor.has_begun(self)
+
+    def check_alone(self) -> None:
+        """Check that no other loop over the same data set has begun within this one.
+
+        Raises:
+            RuntimeError: one has begun.
+        """
+        if self.is_loop and self.is_overtaken:
+            raise RuntimeError(
+                "A data set was iterated over within a loop over the same one, which now goes on: "
+                "a checkpoint records one place in it, and after a restart would leave out the "
+                "rest of the outer loop. Pass the data once more under another name, as in "
+                'datasets={"train": data, "again": data}, for the inner loop'
+            )
 
     def given(self, start: int) -> None:
         """Everything before this place has been given to the training function."""

@@ -1,7 +1,10 @@
 """A random order of any number of things that takes no memory: where each goes is computed.
 
-A Feistel network over pairs (x mod a, x div a), a * b barely more than n, whose halves are shifted
-in turn by a hash of the other one and a key; what falls outside is walked on until it is inside.
+Few things are sorted by random numbers that the key gives: each order is as likely as any other.
+
+More of them go through a Feistel network over pairs (x mod a, x div a), a * b barely more than n,
+whose halves are shifted in turn by a hash of the other one and a key; what falls outside is walked
+on until it is inside.
 J. Black, P. Rogaway: "Ciphers with Arbitrary Finite Domains", CT-RSA 2002 (the generalized
 Feistel construction, and cycle walking).
 """
@@ -17,6 +20,9 @@ import numpy as np
 
 _WORD = (1 << 64) - 1
 _ROUNDS = 8
+
+_FEW = 64
+"""Of fewer things, the network's orders are not equally likely."""
 
 # Odd constants with as many ones as zeros: a product with them spreads a number over the word.
 _SPREAD = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
@@ -38,15 +44,21 @@ class Permutation:
         self._a = math.isqrt(max(size - 1, 0)) + 1
         self._b = max(1, -(-size // self._a))
         packed = struct.pack(f"<{len(key)}q", *key)
+        self._table = _sorted_by_chance(size, packed) if size < _FEW else None
         digest = hashlib.blake2b(packed, digest_size=8 * _ROUNDS).digest()
         self._keys = tuple(struct.iter_unpack("<QQ", digest))
 
     def __call__(self, place: Numbers) -> Numbers:
         """What comes at a place of the order; of an array, at each of its places."""
+        if self._table is not None:
+            found: Numbers = _at(self._table, place)
+            return found
         return self._walk(place, self._forward)
 
     def inverse(self, thing: int) -> int:
         """The place in the order at which a thing comes."""
+        if self._table is not None:
+            return int(np.flatnonzero(self._table == thing)[0])
         return self._walk(thing, self._backward)
 
     def _walk(self, x: Numbers, step: Any) -> Numbers:
@@ -74,6 +86,18 @@ class Permutation:
             high = (high - _hash(low, odd) % b) % b
             low = (low - _hash(high, even) % a) % a
         return low + a * high
+
+
+def _sorted_by_chance(size: int, key: bytes) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    drawn = b"".join(
+        hashlib.blake2b(key, person=part.to_bytes(8, "little")).digest()
+        for part in range(-(-size // 8))
+    )
+    return np.argsort(np.frombuffer(drawn, "<u8")[:size], kind="stable").astype(np.uint64)
+
+
+def _at(table: np.ndarray[Any, Any], place: Any) -> Any:
+    return int(table[place]) if isinstance(place, int) else table[place]
 
 
 def _hash(value: Any, key: int) -> Any:

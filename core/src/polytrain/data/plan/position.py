@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from polytrain.data.plan.row_plan import Plan
@@ -45,6 +45,9 @@ class DataPosition:
 
     plan: Plan
 
+    data: Mapping[str, str] = field(default_factory=dict)
+    """What the data set is known by: see `fingerprint.marks`."""
+
     @property
     def is_beginning(self) -> bool:
         """Whether nothing has been given at all."""
@@ -52,7 +55,7 @@ class DataPosition:
 
     def moved(self, epoch: int, start: int) -> DataPosition:
         """Another place in the same order."""
-        return DataPosition(epoch=epoch, start=start, plan=self.plan)
+        return replace(self, epoch=epoch, start=start)
 
     def to_plain(self) -> dict[str, Any]:
         """The position as JSON and msgpack know it."""
@@ -76,6 +79,9 @@ class StreamPosition:
     start: int = 0
     """Rows that each rank has been given since."""
 
+    data: Mapping[str, str] = field(default_factory=dict)
+    """What the data set is known by."""
+
     @property
     def is_beginning(self) -> bool:
         """Whether nothing has been given at all."""
@@ -89,13 +95,17 @@ class StreamPosition:
     def to_plain(self) -> dict[str, Any]:
         """The position as JSON and msgpack know it."""
         last = [(self.world_size, self.start)] if self.start else []
-        return {"epoch": self.epoch, "legs": [*map(list, self.legs), *map(list, last)]}
+        return {
+            "epoch": self.epoch,
+            "legs": [*map(list, self.legs), *map(list, last)],
+            "data": dict(self.data),
+        }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], world_size: int) -> StreamPosition:
         """Go on from what `to_plain` has written, in a world of this size."""
         legs = tuple(Segment(*leg) for leg in plain["legs"])
-        return cls(epoch=plain["epoch"], legs=legs, world_size=world_size)
+        return cls(epoch=plain["epoch"], legs=legs, world_size=world_size, data=plain["data"])
 
 
 class DataChangedError(Exception):
@@ -114,21 +124,46 @@ class DataChangedError(Exception):
     )
 
 
-def resumed(name: str, position: DataPosition, plan: Plan) -> DataPosition:
+def resumed(name: str, position: DataPosition, plan: Plan, data: Mapping[str, str]) -> DataPosition:
     """Where to go on in a data set that is read by this plan now.
 
-    The canonical shards are those of the position: they are cut once.
+    Args:
+        name: of the data set.
+        position: of the checkpoint.
+        plan: how it is read now.
+        data: what it is known by now.
 
     Raises:
-        DataChangedError: the position is inside an epoch of another order.
+        DataChangedError: the position is inside an epoch of another order, or of other data.
     """
-    plan = replace(plan, shards=position.plan.shards)
-    if position.start == 0 or plan == position.plan:
-        return replace(position, plan=plan)
-    then, now = asdict(position.plan), asdict(plan)
-    changes = [f"{k}={then[k]!r} then, {now[k]!r} now" for k in then if then[k] != now[k]]
-    raise DataChangedError(
-        f"The checkpoint was made at row {position.start} of epoch {position.epoch} of the data "
-        f"set {name!r}, which is another one now ({'; '.join(changes)}): nobody can tell which "
-        "rows are still to come"
-    )
+    if position.start:
+        then, now = asdict(position.plan), asdict(plan)
+        changes = [f"{k}={then[k]!r} then, {now[k]!r} now" for k in then if then[k] != now[k]]
+        _check_unchanged(name, position, [*changes, *_others(position.data, data)])
+    return replace(position, plan=plan, data=data)
+
+
+def resumed_stream(name: str, position: StreamPosition, data: Mapping[str, str]) -> StreamPosition:
+    """The same for a stream.
+
+    Raises:
+        DataChangedError: the position is inside an epoch of another pipeline.
+    """
+    if position.legs:
+        _check_unchanged(name, position, _others(position.data, data))
+    return replace(position, data=data)
+
+
+def _others(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    # What only one of them has is not read by the other.
+    return [f"other {what}" for what in then if what in now and then[what] != now[what]]
+
+
+def _check_unchanged(name: str, position: Position, changes: Sequence[str]) -> None:
+    if changes:
+        rows = f"row {position.start}" if position.start else "some row"
+        raise DataChangedError(
+            f"The checkpoint was made at {rows} of epoch {position.epoch} of the data set "
+            f"{name!r}, which is another one now ({'; '.join(changes)}): nobody can tell which "
+            "rows are still to come"
+        )

@@ -65,7 +65,9 @@ class Plan:
         parts = [self.shard_rows(shard) for shard, *_ in _shards_of(self.shards, world_size, rank)]
         return range(parts[0].start, parts[-1].stop)
 
-    def batch_stop(self, start: int, batch_rows: int, remainder: Remainder) -> int:
+    def batch_stop(
+        self, start: int, batch_rows: int, remainder: Remainder, *, least: int = 1
+    ) -> int:
         """One past the last position of the global batch that begins at a position.
 
         The same as `start` when no batch is left. With "keep" the rows that are left are spread
@@ -76,17 +78,21 @@ class Plan:
             start: position of the batch's first row.
             batch_rows: rows in a global batch, at most.
             remainder: what becomes of rows that fill no batch.
+            least: rows that a batch needs. Where spread ones would be smaller, only the last is.
         """
         left = max(0, self.rows - start)
         if remainder == "keep":
             batches = -(-left // batch_rows)
-            return start + (-(-left // batches) if batches else 0)
+            even = -(-left // batches) if batches else 0
+            return start + (even if even >= least else min(left, batch_rows))
         full = left >= batch_rows or (remainder == "pad" and left > 0)
         return start + batch_rows if full else start
 
-    def global_batches(self, start: int, batch_rows: int, remainder: Remainder) -> Iterator[range]:
+    def global_batches(
+        self, start: int, batch_rows: int, remainder: Remainder, *, least: int = 1
+    ) -> Iterator[range]:
         """The global batches from a position to the epoch's end, as ranges of positions."""
-        while (stop := self.batch_stop(start, batch_rows, remainder)) > start:
+        while (stop := self.batch_stop(start, batch_rows, remainder, least=least)) > start:
             yield range(start, stop)
             start = stop
 

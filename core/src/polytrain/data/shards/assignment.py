@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +14,18 @@ from polytrain.data.plan.row_plan import Plan
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.shards.spec import Held, ShardSpec
 from polytrain.data.sources.describe import Source
+from polytrain.data.sources.file_version import UNKNOWN
 from polytrain.data.sources.indexed import IndexedPiece
 from polytrain.data.sources.pieces import Piece
+from polytrain.data.sources.transforms import TransformedPiece
 from polytrain.data.streams.stream import StreamSpec
 
 # Of rows that lie in memory anyway, a window may hold many.
 _WINDOW_IN_MEMORY = 1 << 16
+
+# Files of a few rows each would make windows of as few, whose rows always stay together.
+_LEAST_WINDOW = 1 << 13
+_LEAST_WINDOW_BYTES = 1 << 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +35,8 @@ class RunDataset:
     source: Source
     config: DataConfig = field(default_factory=DataConfig)
     group_starts: np.ndarray[Any, Any] | None = None
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """What it is known by: see `fingerprint.marks`."""
 
     @property
     def name(self) -> str:
@@ -51,24 +59,30 @@ class RunDataset:
             whole: every rank gets all rows.
             as_tables: training takes a shard as one table.
             only_tables: and does nothing else with it.
-            shards: canonical shards, if they have been cut before.
+            shards: canonical shards, if they have been cut before. What the user chooses comes
+                first.
         """
         held = self._held(as_tables=as_tables, only_tables=only_tables)
         starts = self.group_starts
+        items = self.num_rows if starts is None else len(starts) - 1
         return ShardSpec(
             name=self.name,
             num_rows=self.num_rows,
             schema=self.source.schema,
             plan=Plan(
-                rows=self.num_rows if starts is None else len(starts) - 1,
-                shards=shards or self._shards(held, 1 if whole else world_size),
+                rows=items,
+                shards=1
+                if whole
+                else self._chosen_shards(items) or shards or self._shards(held, world_size, items),
                 shuffle=self.config.shuffle,
-                window=self._window(),
+                window=self._window(items),
                 seed=self.config.seed,
             ),
             remainder=self.config.remainder,
             held=held,
             pieces=self.source.pieces if held is Held.NOTHING else (),
+            data=self.marks,
+            transform=self.source.transform,
             whole=whole,
             group_starts=starts,
         )
@@ -76,7 +90,10 @@ class RunDataset:
     def stream_spec(self) -> StreamSpec:
         """How it is shared out when its rows are not known before they come."""
         return StreamSpec(
-            name=self.name, schema=self.source.schema, remainder=self.config.remainder
+            name=self.name,
+            schema=self.source.schema,
+            remainder=self.config.remainder,
+            data=self.marks,
         )
 
     @property
@@ -101,22 +118,59 @@ class RunDataset:
             return Held.NOTHING
         return Held.SHARDS
 
-    def _shards(self, held: Held, world_size: int) -> int:
+    def _chosen_shards(self, items: int) -> int | None:
+        """Canonical shards that the user asks for. None of them may be empty."""
+        return None if self.config.shards is None else min(self.config.shards, items)
+
+    def _shards(self, held: Held, world_size: int, items: int) -> int:
         """Canonical shards. One, where it costs nothing to take rows from anywhere: then every
-        worker's batch comes from all over the data."""
-        anywhere = held is Held.ALL or (held is Held.NOTHING and self._seekable(scattered=True))
+        worker's batch comes from all over the data. None may be empty."""
+        anywhere = (
+            items < world_size
+            or held is Held.ALL
+            or (held is Held.NOTHING and self._seekable(scattered=True))
+        )
         return 1 if anywhere else world_size
 
     def _seekable(self, *, scattered: bool) -> bool:
         return all(piece.seekable(scattered=scattered) for piece in self.source.pieces)
 
-    def _window(self) -> int:
+    def _window(self, items: int) -> int:
+        """Items in a window: of groups, as many as have so many rows on average."""
+        return max(1, self._window_rows() * items // self.num_rows)
+
+    def _window_rows(self) -> int:
         """Rows in a window: as many as are read from a file at once anyway."""
         if self.config.window_rows is not None:
             return self.config.window_rows
         if self.source.in_memory:
             return _WINDOW_IN_MEMORY
-        return max(piece.rows for piece in self.source.pieces)
+        largest = max(piece.rows for piece in self.source.pieces)
+        return max(largest, min(_LEAST_WINDOW, _LEAST_WINDOW_BYTES // self._row_bytes()))
+
+    def _row_bytes(self) -> int:
+        """About how much memory a row takes: by its types, or by its file if that tells more."""
+        files = dict(map(_file_of, self.source.pieces))
+        return max(
+            1, sum(map(_width, self.source.schema.types)), sum(files.values()) // self.num_rows
+        )
+
+
+def _file_of(piece: Piece) -> tuple[str, int]:
+    """The file that a piece is in, and its bytes; 0 where that isn't known."""
+    while isinstance(piece, TransformedPiece):
+        piece = piece.piece
+    version = getattr(piece, "version", UNKNOWN)
+    return getattr(piece, "path", ""), version.size or 0
+
+
+def _width(kind: pa.DataType) -> int:
+    """Bytes of a value, as far as its type tells."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        kind = kind.storage_type
+    if pa.types.is_fixed_size_list(kind):
+        return int(kind.list_size) * _width(kind.value_type)
+    return kind.bit_width // 8 if pa.types.is_primitive(kind) else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

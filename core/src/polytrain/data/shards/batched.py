@@ -11,8 +11,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from polytrain.common.plain_values import is_whole
 from polytrain.data.plan.cursor import Cursor, Epoch
 from polytrain.data.plan.row_plan import Remainder
+from polytrain.data.shards.formats import to_format
 from polytrain.data.shards.regions import excerpts_to_format
 from polytrain_plugins import Batches, BatchesAhead, BatchFormat, Shard
 
@@ -63,12 +65,19 @@ class BatchedShard(Shard):
 
     @abstractmethod
     def _batches(
-        self, epoch: Epoch, global_rows: int, remainder: Remainder
+        self, epoch: Epoch, global_rows: int, remainder: Remainder, *, least: int
     ) -> Generator[Batch, None, None]:
-        """The batches that are left of an epoch, as excerpts."""
+        """The batches that are left of an epoch, as excerpts.
+
+        Args:
+            epoch: which one.
+            global_rows: rows in a global batch, at most.
+            remainder: what becomes of rows that fill no batch.
+            least: rows that a global batch should have.
+        """
 
     def to_pandas(self) -> Any:
-        return self.to_arrow().to_pandas()
+        return to_format(self.to_arrow(), "pandas")
 
     def iter_batches(
         self,
@@ -82,12 +91,16 @@ class BatchedShard(Shard):
         convert: Callable[[Any], Any] | None = None,
     ) -> Batches:
         global_rows = self._global_rows(batch_size, global_batch_size)
+        least = self._least(global_batch_size)
         wanted = format or batch_format
         if wanted not in get_args(BatchFormat):
             name = "format" if format else "batch_format"
             raise ValueError(f"{name}={wanted!r}: give one of {get_args(BatchFormat)}")
-        if prefetch_batches < 0:
-            raise ValueError(f"prefetch_batches={prefetch_batches}: give 0 or more")
+        ahead: Any = prefetch_batches
+        if not is_whole(ahead) or ahead < 0:
+            raise ValueError(
+                f"prefetch_batches={prefetch_batches!r}: give a number of batches, 0 or more"
+            )
 
         def finished(batch: Batch) -> Batch:
             content = excerpts_to_format(batch.content, wanted)
@@ -99,7 +112,7 @@ class BatchedShard(Shard):
 
         def epoch_of_batches() -> Iterator[Any]:
             with self.cursor.epoch() as epoch:
-                batches = self._batches(epoch, global_rows, self._policy(drop_last))
+                batches = self._batches(epoch, global_rows, self._policy(drop_last), least=least)
                 for batch in _finished(batches, finished, prefetch_batches):
                     # Given is given: whoever reports while handling a batch has used it.
                     epoch.given(batch.stop)
@@ -130,10 +143,18 @@ class BatchedShard(Shard):
     ) -> BatchesAhead:
         global_rows = self._global_rows(batch_size, global_batch_size)
         epoch = self.cursor.next_epoch()
-        return _TakenAhead(epoch, self._batches(epoch, global_rows, self._policy(drop_last)))
+        least = self._least(global_batch_size)
+        return _TakenAhead(
+            epoch, self._batches(epoch, global_rows, self._policy(drop_last), least=least)
+        )
 
     def _policy(self, drop_last: bool) -> Remainder:
         return "drop" if drop_last else self._remainder
+
+    def _least(self, global_batch_size: int | None) -> int:
+        """Rows that a global batch should have: one for each worker, unless its size is given for
+        all of them, and so mustn't depend on their number."""
+        return self._world_size if global_batch_size is None else 1
 
     def _global_rows(self, batch_size: int | None, global_batch_size: int | None) -> int:
         """Rows in a global batch."""
@@ -143,10 +164,11 @@ class BatchedShard(Shard):
                 "them, rows for each worker or for all together"
             )
         for name, size in (("batch_size", batch_size), ("global_batch_size", global_batch_size)):
-            given: Any = size
-            if given is not None and not (isinstance(given, int) and given >= 1):
+            if size is not None and not (is_whole(size) and size >= 1):
                 raise ValueError(f"{name}={size!r}: give a number of rows, at least 1")
-        return global_batch_size or (batch_size or _DEFAULT_BATCH_SIZE) * self._world_size
+        if global_batch_size is not None:
+            return int(global_batch_size)
+        return int(batch_size or _DEFAULT_BATCH_SIZE) * self._world_size
 
 
 class _TakenAhead(BatchesAhead):

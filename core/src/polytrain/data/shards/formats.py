@@ -7,41 +7,64 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from polytrain.data.shards.lists import is_list_of_numbers, joined, lists_to_numpy
+from polytrain.common.data_errors import ReadError
+from polytrain.data.shards.lists import is_list_of_numbers, joined, lists_to_numpy, objects
+from polytrain.data.sources.missing import decides_type, has_missing, may_be_missing
 
 
 def to_format(table: pa.Table, batch_format: str) -> Any:
     """A batch as "arrow", "pandas" or "numpy" (a dict of column names to arrays).
 
-    Arrays share the table's memory where they can.
+    Arrays share the table's memory where they can. A column's type depends on the table's schema
+    alone, and so is the same in all batches.
+
+    Raises:
+        ReadError: a value is missing, or doesn't fit, and nothing was known of it.
     """
     if batch_format == "arrow":
         return table
     if batch_format == "pandas":
-        return table.to_pandas()
+        return _to_pandas(table)
     return {
-        name: column_to_numpy(column)
-        for name, column in zip(table.column_names, table.columns, strict=True)
+        field.name: column_to_numpy(column, field)
+        for field, column in zip(table.schema, table.columns, strict=True)
     }
 
 
-def column_to_numpy(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def column_to_numpy(column: pa.ChunkedArray, field: pa.Field | None = None) -> np.ndarray[Any, Any]:
     """A column as an array, without a copy where there can be one.
+
+    Args:
+        column: some of its rows.
+        field: its name, and whether values are missing in any of its rows; by default, whether they
+            are in these.
 
     Returns:
         `(rows,)`; `(rows, …)` for tensors and for lists of one shape; `(rows,)` objects, arrays or
-        None, for lists that differ.
+        None, for lists that differ and for tensors of which some are missing.
+
+    Raises:
+        ReadError: a value is missing, or doesn't fit, and nothing was known of it.
     """
-    if isinstance(column.type, pa.FixedShapeTensorType):
-        shape = tuple(column.type.shape)
-        chunks = [_tensor_to_numpy(chunk, shape) for chunk in column.chunks]
-        if not chunks:
-            return np.empty((0, *shape), dtype=column.type.value_type.to_pandas_dtype())
-        return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
-    if is_list_of_numbers(column.type):
+    kind = column.type
+    array: np.ndarray[Any, Any]
+    if pa.types.is_floating(kind):
+        # Most columns: without the questions that follow.
+        array = column.to_numpy()
+        return array
+    if is_list_of_numbers(kind):
         return lists_to_numpy(column)
-    array: np.ndarray[Any, Any] = column.to_numpy()
+    if decides_type(kind):
+        missing = has_missing(column) if field is None else _missing(column, field)
+        name = "" if field is None else field.name
+        if isinstance(kind, pa.FixedShapeTensorType):
+            return _tensors(column, missing=missing)
+        return _scalars(column, name, missing=missing)
+    if pa.types.is_dictionary(kind):
+        return _categories(column)
+    array = column.to_numpy()
     return array
 
 
@@ -52,7 +75,110 @@ def batch_of(parts: Sequence[np.ndarray[Any, Any]], kind: pa.DataType) -> np.nda
     """
     if is_list_of_numbers(kind):
         return joined(parts, own=True)
+    if isinstance(kind, pa.FixedShapeTensorType) and parts[0].dtype == object:
+        return objects([None if row is None else row.copy() for part in parts for row in part])
     return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
+
+
+def _to_pandas(table: pa.Table) -> Any:
+    truths, arrays = [], {}
+    for index, field in enumerate(table.schema):
+        if isinstance(field.type, pa.FixedShapeTensorType) or (
+            pa.types.is_fixed_size_list(field.type) and is_list_of_numbers(field.type)
+        ):
+            # Arrow would give pandas tensors without their shape, and lists as floats if the table
+            # has a row without one.
+            rows = column_to_numpy(table.column(index), field)
+            arrays[index] = objects([None if row is None else row.copy() for row in rows])
+            table = table.set_column(index, field.name, pa.nulls(table.num_rows))
+            continue
+        if not decides_type(field.type) or pa.types.is_dictionary(field.type):
+            continue
+        column = table.column(index)
+        missing = _missing(column, field)
+        if missing and pa.types.is_integer(field.type):
+            table = table.set_column(index, field.name, _floats(column, field.name))
+        elif missing and pa.types.is_boolean(field.type):
+            truths.append(index)
+    frame = table.to_pandas()
+    for index in truths:
+        frame.isetitem(index, frame.iloc[:, index].astype(object))
+    for index, rows in arrays.items():
+        frame.isetitem(index, rows)
+    return frame
+
+
+def _missing(column: pa.ChunkedArray, field: pa.Field) -> bool:
+    """Whether values are missing in the data set; where nothing says so, none must be here."""
+    if may_be_missing(field):
+        return True
+    if has_missing(column):
+        raise ReadError(
+            f"the column {field.name!r} of type {field.type} has rows without a value. The data "
+            "didn't say so when the run began, and earlier batches may already have had another "
+            "type. Fill in the values where the data are written, write the column as float64, or "
+            'read batches with format="arrow"'
+        )
+    return False
+
+
+def _scalars(column: pa.ChunkedArray, name: str, *, missing: bool) -> np.ndarray[Any, Any]:
+    """Whole numbers or truth values."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if missing and pa.types.is_integer(column.type):
+        column = _floats(column, name)
+    array: np.ndarray[Any, Any] = column.to_numpy()
+    return array.astype(object) if missing and array.dtype == bool else array
+
+
+def _floats(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Whole numbers of which some are missing."""
+    try:
+        return column.cast(pa.float64())
+    except pa.ArrowInvalid as error:
+        extremes = pc.min_max(column).as_py()
+        largest = max(extremes.values(), key=abs)
+        raise ReadError(
+            f"the column {name!r} lacks values, so that its whole numbers become float64, which "
+            f"would round {largest}. Fill the missing values in, write the column as a string, or "
+            'read batches with format="arrow"'
+        ) from error
+
+
+def _categories(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """The categories' own values; one object serves all rows of a category."""
+    parts = []
+    for chunk in column.chunks:
+        values = chunk.dictionary.to_numpy(zero_copy_only=False)
+        if chunk.indices.null_count and values.dtype != object:
+            return column_to_numpy(column.cast(column.type.value_type))
+        indices = pc.fill_null(chunk.indices.cast(pa.int64()), len(values))
+        if chunk.indices.null_count:
+            values = objects([*values, None])
+        parts.append(values[indices.to_numpy()])
+    if not parts:
+        return column_to_numpy(pa.chunked_array([], column.type.value_type))
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _tensors(column: pa.ChunkedArray, *, missing: bool) -> np.ndarray[Any, Any]:
+    shape = tuple(column.type.shape)
+    if missing:
+        return objects([row for chunk in column.chunks for row in _tensors_or_none(chunk, shape)])
+    chunks = [_tensor_to_numpy(chunk, shape) for chunk in column.chunks]
+    if not chunks:
+        return np.empty((0, *shape), dtype=column.type.value_type.to_pandas_dtype())
+    return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
+
+
+def _tensors_or_none(
+    chunk: pa.FixedShapeTensorArray, shape: tuple[int, ...]
+) -> list[np.ndarray[Any, Any] | None]:
+    there = chunk.is_valid()
+    # What flattening leaves out is missing rows alone.
+    values = iter(_tensor_to_numpy(chunk.filter(there), shape))
+    return [next(values) if is_there else None for is_there in there.to_pylist()]
 
 
 def _tensor_to_numpy(

@@ -24,6 +24,12 @@ def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
             f"it has no column {column!r} to group by",
             f"Its columns: {', '.join(source.schema.names)}",
         )
+    kind = source.schema.field(column).type
+    if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
+        raise SourceError(
+            f"the column {column!r} to group by is of type {kind}",
+            "Group by a column of numbers, strings or times",
+        )
     values = pa.chunked_array(
         [
             chunk
@@ -35,7 +41,7 @@ def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
     missing = values.null_count + _nans(values)
     if missing:
         raise SourceError(
-            f"{missing} row(s) have no value in the column {column!r} that groups are told by",
+            f"{missing} row(s) have no value in the column {column!r} to group by",
             "Give every row a group",
         )
     numbers = _numbered(values)

@@ -9,11 +9,14 @@ memory behind them.
 
 from __future__ import annotations
 
+import math
 import struct
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from polytrain.common.data_errors import ReadError
 
 _HEAD = struct.Struct("<8sqq")
 """`_MAGIC`, rows, bytes of the schema."""
@@ -25,8 +28,8 @@ Octets = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def is_plain(schema: pa.Schema) -> bool:
-    """Whether a table can be laid out: all of its columns are numbers, booleans or times."""
-    return all(pa.types.is_primitive(column.type) for column in schema)
+    """Whether a table can be laid out: its columns are numbers, booleans, times, or tensors."""
+    return all(pa.types.is_primitive(_value_type(column.type)) for column in schema)
 
 
 def is_laid_out(memory: memoryview) -> bool:
@@ -44,12 +47,29 @@ def laid_out(memory: memoryview) -> pa.Table:
     for (there, values), column, missing in zip(
         layout.columns, schema, layout.missing(memory).tolist(), strict=True
     ):
-        buffers = [
-            buffer.slice(there.start, len(there)) if missing else None,
-            buffer.slice(values.start, len(values)),
-        ]
-        columns.append(pa.Array.from_buffers(column.type, rows, buffers, missing))
+        valid = buffer.slice(there.start, len(there)) if missing else None
+        held = buffer.slice(values.start, len(values))
+        columns.append(_array(column.type, rows, valid, held, missing))
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _array(
+    kind: pa.DataType, rows: int, valid: pa.Buffer | None, held: pa.Buffer, missing: int
+) -> pa.Array:
+    if not isinstance(kind, pa.FixedShapeTensorType):
+        return pa.Array.from_buffers(kind, rows, [valid, held], missing)
+    values = pa.Array.from_buffers(kind.value_type, rows * _numbers(kind), [None, held], 0)
+    stored = pa.Array.from_buffers(kind.storage_type, rows, [valid], missing, children=[values])
+    return pa.ExtensionArray.from_storage(kind, stored)
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if isinstance(kind, pa.FixedShapeTensorType) else kind
+
+
+def _numbers(kind: pa.DataType) -> int:
+    """Numbers in a row."""
+    return math.prod(kind.shape) if isinstance(kind, pa.FixedShapeTensorType) else 1
 
 
 class Layout:
@@ -63,7 +83,8 @@ class Layout:
         end = self._missing.stop
         for column in schema:
             there = _after(end, -(-rows // 8))
-            values = _after(there.stop, -(-rows * column.type.bit_width // 8))
+            bits = rows * _numbers(column.type) * _value_type(column.type).bit_width
+            values = _after(there.stop, -(-bits // 8))
             self.columns.append((there, values))
             end = values.stop
         self.size = end
@@ -112,6 +133,9 @@ class Filling:
         self._missing[number] += chunk.null_count
         if self._missing[number]:
             _set_bits(there, row, chunk.is_valid().to_numpy(zero_copy_only=False))
+        if isinstance(chunk.type, pa.FixedShapeTensorType):
+            row *= _numbers(chunk.type)
+            chunk = _flat(chunk)
         if pa.types.is_boolean(chunk.type):
             _set_bits(values, row, chunk.fill_null(False).to_numpy(zero_copy_only=False))
         elif len(chunk):
@@ -119,6 +143,21 @@ class Filling:
             held = np.frombuffer(chunk.buffers()[1], np.uint8)
             held = held[chunk.offset * width : (chunk.offset + len(chunk)) * width]
             values[row * width : (row + len(chunk)) * width] = held
+
+
+def _flat(chunk: pa.FixedShapeTensorArray) -> pa.Array:
+    """The numbers of all rows, those of missing ones included."""
+    size = _numbers(chunk.type)
+    numbers = chunk.storage.values.slice(chunk.storage.offset * size, len(chunk) * size)
+    if not numbers.null_count:
+        return numbers
+    if chunk.storage.flatten().null_count:
+        raise ReadError(
+            "a tensor lacks some of its numbers, which no array has a place for. Fill them in "
+            "where the data are written"
+        )
+    # In the place of a missing tensor.
+    return numbers.fill_null(False if pa.types.is_boolean(numbers.type) else 0)
 
 
 def _set_bits(octets: Octets, first: int, bits: np.ndarray[Any, np.dtype[np.bool_]]) -> None:

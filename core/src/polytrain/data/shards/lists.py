@@ -32,7 +32,7 @@ def lists_by_type(column: pa.ChunkedArray) -> Array:
     if _is_fixed(column.type) and not column.null_count:
         return lists_to_numpy(column)
     rows = [row for chunk in column.chunks for row in _rows(chunk)]
-    return _objects(rows)
+    return objects(rows)
 
 
 def joined(parts: Sequence[Array], *, own: bool) -> Array:
@@ -53,14 +53,23 @@ def joined(parts: Sequence[Array], *, own: bool) -> Array:
             return np.concatenate(parts)
         return parts[0].copy() if own else parts[0]
     rows = [row for part in parts for row in part]
-    return _stacked_rows(rows) if own else _objects(rows)
+    return _stacked_rows(rows) if own else objects(rows)
+
+
+def objects(rows: Sequence[Any]) -> Array:
+    """Rows, arrays or whatever they are, as an array of objects."""
+    # NumPy would make one array of rows that happen to have one shape.
+    found = np.empty(len(rows), dtype=object)
+    for number, row in enumerate(rows):
+        found[number] = row
+    return found
 
 
 def _stacked_rows(rows: Sequence[Any]) -> Array:
     """Rows as one array if they have one shape; copied in any case."""
     if _have_one_shape(rows):
         return np.stack(rows)
-    return _objects([row.copy() if isinstance(row, np.ndarray) else row for row in rows])
+    return objects([row.copy() if isinstance(row, np.ndarray) else row for row in rows])
 
 
 def _have_one_shape(rows: Sequence[Any]) -> bool:
@@ -71,17 +80,9 @@ def _have_one_shape(rows: Sequence[Any]) -> bool:
     )
 
 
-def _objects(rows: Sequence[Any]) -> Array:
-    # NumPy would make one array of rows that happen to have one shape.
-    objects = np.empty(len(rows), dtype=object)
-    for number, row in enumerate(rows):
-        objects[number] = row
-    return objects
-
-
 def _stacked_or_rows(array: pa.Array) -> Array:
     stacked = _stacked(array)
-    return _objects(_rows(array)) if stacked is None else stacked
+    return objects(_rows(array)) if stacked is None else stacked
 
 
 def _stacked(array: pa.Array) -> Array | None:
@@ -116,7 +117,7 @@ def _rows(array: pa.Array) -> list[Any]:
     for stop, length, is_there in zip(stops.tolist(), lengths.tolist(), there, strict=True):
         part = values[stop - length : stop]
         if isinstance(part, list):
-            part = np.stack(part) if _have_one_shape(part) else _objects(part)
+            part = np.stack(part) if _have_one_shape(part) else objects(part)
         found.append(part if is_there else None)
     return found
 

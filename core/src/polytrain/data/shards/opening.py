@@ -8,7 +8,13 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.data.plan.cursor import Cursor
-from polytrain.data.plan.position import DataChangedError, DataPosition, StreamPosition, resumed
+from polytrain.data.plan.position import (
+    DataChangedError,
+    DataPosition,
+    StreamPosition,
+    resumed,
+    resumed_stream,
+)
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.shards.batched import BatchedShard
 from polytrain.data.shards.reader import RowsShard
@@ -48,7 +54,7 @@ def open_shards(
             shards[spec.name] = StreamShard(
                 spec,
                 next(part_sources),
-                Cursor(in_stream(spec.name, position, world_size)),
+                Cursor(in_stream(spec.name, position, world_size, spec.data)),
                 world_size=world_size,
                 rank=rank,
             )
@@ -58,41 +64,46 @@ def open_shards(
             rows = PieceRows(spec.pieces, spec.schema)
         else:
             rows = MappedRows(next(tables), spec.held_rows(world_size, rank))
-        cursor = Cursor(in_plan(spec.name, position, spec.plan))
+        cursor = Cursor(in_plan(spec.name, position, spec.plan, spec.data))
         shards[spec.name] = RowsShard(spec, rows, cursor, world_size=world_size, rank=rank)
     return shards
 
 
-def in_plan(name: str, position: Mapping[str, Any] | None, plan: Plan) -> DataPosition:
+def in_plan(
+    name: str, position: Mapping[str, Any] | None, plan: Plan, data: Mapping[str, str]
+) -> DataPosition:
     """Where to go on in what is read by this plan.
 
     Args:
         name: of the data set.
         position: as a manifest has it; None at the start.
         plan: how it is read now.
+        data: what it is known by now: see `fingerprint.marks`.
 
     Raises:
-        DataChangedError: the position means nothing by this plan.
+        DataChangedError: the position means nothing by this plan, or in these data.
     """
     if position is None:
-        return DataPosition(plan=plan)
+        return DataPosition(plan=plan, data=data)
     if "plan" not in position:
         raise DataChangedError(
             f"The data set {name!r} was a stream when the checkpoint was made, and isn't now"
         )
-    return resumed(name, DataPosition.from_plain(position), plan)
+    return resumed(name, DataPosition.from_plain(position), plan, data)
 
 
-def in_stream(name: str, position: Mapping[str, Any] | None, world_size: int) -> StreamPosition:
+def in_stream(
+    name: str, position: Mapping[str, Any] | None, world_size: int, data: Mapping[str, str]
+) -> StreamPosition:
     """The same for a stream.
 
     Raises:
-        DataChangedError: it was none.
+        DataChangedError: it was none, or another one.
     """
     if position is None:
-        return StreamPosition(world_size=world_size)
+        return StreamPosition(world_size=world_size, data=data)
     if "legs" not in position:
         raise DataChangedError(
             f"The data set {name!r} is a stream now, and wasn't when the checkpoint was made"
         )
-    return StreamPosition.from_plain(position, world_size)
+    return resumed_stream(name, StreamPosition.from_plain(position, world_size), data)

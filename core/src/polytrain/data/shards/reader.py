@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from polytrain.data.plan.cursor import Cursor, Epoch
 from polytrain.data.plan.order import Order, OrderOfGroups
 from polytrain.data.plan.position import DataPosition
-from polytrain.data.plan.row_plan import EpochOrder, Remainder
+from polytrain.data.plan.row_plan import EpochOrder, Plan, Remainder
 from polytrain.data.shards.batched import Batch, BatchedShard
 from polytrain.data.shards.formats import empty_table
-from polytrain.data.shards.regions import RowSlice
+from polytrain.data.shards.regions import RowSlice, excerpts_to_format
 from polytrain.data.shards.rows import Rows, Stream
 from polytrain.data.shards.spec import ShardSpec
 
@@ -50,7 +51,8 @@ class RowsShard(BatchedShard):
 
     @property
     def schema(self) -> pa.Schema:
-        return self._spec.schema
+        transform = self._spec.transform
+        return self._spec.schema if transform is None else transform.schema
 
     @property
     def is_whole(self) -> bool:
@@ -60,32 +62,49 @@ class RowsShard(BatchedShard):
         return self._rows.count(self._share)
 
     def to_arrow(self) -> pa.Table:
-        return self._rows.read(self._share)
+        return self.read(range(len(self._share)))
 
     def read(self, rows: range) -> pa.Table:
-        return self._rows.read(self._share[rows.start : rows.stop])
+        wanted = self._share[rows.start : rows.stop]
+        table = self._rows.read(wanted)
+        if self._spec.transform is None:
+            return table
+        key = self._plan.seed, wanted.start
+        return self._spec.transform.of(table, f"rows {wanted.start} to {wanted.stop - 1}", *key)
 
     def _num_batches_from(self, start: int, global_rows: int, remainder: Remainder) -> int:
         return self._plan.num_batches(start, global_rows, remainder)
 
     def _batches(
-        self, epoch: Epoch, global_rows: int, remainder: Remainder
+        self, epoch: Epoch, global_rows: int, remainder: Remainder, *, least: int
     ) -> Generator[Batch, None, None]:
         self._tell_dropped(epoch, global_rows, remainder)
-        with ExitStack() as streams:
-            sources = _Sources(self._spec, self._rows, self._plan.epoch(epoch.number), streams)
-            for positions in self._plan.global_batches(epoch.start, global_rows, remainder):
+        with self._rows.streams() as open_stream:
+            sources = _Sources(self._spec, self._plan.epoch(epoch.number), open_stream)
+            rows = _RowCount(self._plan, epoch.number, self._spec.group_starts)
+            for positions in self._plan.global_batches(
+                epoch.start, global_rows, remainder, least=least
+            ):
                 share = list(
                     self._plan.batch_share(
                         positions.start, positions.stop, self._world_size, self._rank
                     )
                 )
-                mine = sum(len(indices) for _, indices in share)
                 yield Batch(
-                    content=sources.take(share),
+                    content=self._content(sources.take(share), epoch.number, positions),
                     stop=positions.stop,
-                    weight=mine * self._world_size / len(positions),
+                    weight=rows.of_share(share) * self._world_size / rows.of_batch(positions),
                 )
+
+    def _content(
+        self, excerpts: list[RowSlice], epoch: int, positions: range
+    ) -> Sequence[RowSlice]:
+        if self._spec.transform is None:
+            return excerpts
+        table = excerpts_to_format(excerpts, "arrow")
+        where = f"rank {self._rank}'s rows from position {positions.start} of epoch {epoch}"
+        key = self._plan.seed, epoch, positions.start, self._rank
+        return [RowSlice.of(self._spec.transform.of(table, where, *key))]
 
     def _tell_dropped(self, epoch: Epoch, global_rows: int, remainder: Remainder) -> None:
         dropped = max(0, self._plan.rows - epoch.start) % global_rows
@@ -101,15 +120,45 @@ class RowsShard(BatchedShard):
             )
 
 
+class _RowCount:
+    """How many rows there are at places of an epoch: with groups, these have several each."""
+
+    def __init__(self, plan: Plan, epoch: int, group_starts: np.ndarray[Any, Any] | None) -> None:
+        self._plan = plan
+        self._order = plan.epoch(epoch)
+        self._sizes = None if group_starts is None else np.diff(group_starts)
+
+    def of_share(self, share: Iterable[tuple[int, range]]) -> int:
+        """At these places of these canonical shards."""
+        if self._sizes is None:
+            return sum(len(indices) for _, indices in share)
+        count = 0
+        for shard, indices in share:
+            for picked in self._order.of_shard(shard).pick(indices):
+                rows = picked.rows
+                if isinstance(rows, range):
+                    count += int(self._sizes[rows.start : rows.stop].sum())
+                else:
+                    count += int(self._sizes[rows].sum())
+        return count
+
+    def of_batch(self, positions: range) -> int:
+        """In a global batch, over all ranks."""
+        if self._sizes is None:
+            return len(positions)
+        return self.of_share(self._plan.batch_share(positions.start, positions.stop, 1, 0))
+
+
 class _Sources:
     """The canonical shards that a rank reads from during one epoch."""
 
-    def __init__(self, spec: ShardSpec, rows: Rows, epoch: EpochOrder, streams: ExitStack) -> None:
+    def __init__(
+        self, spec: ShardSpec, epoch: EpochOrder, open_stream: Callable[[Order, int], Stream]
+    ) -> None:
         self._spec = spec
-        self._rows = rows
         self._epoch = epoch
         self._open: dict[int, tuple[Order, Stream]] = {}
-        self._streams = streams
+        self._open_stream = open_stream
 
     def take(self, share: list[tuple[int, range]]) -> list[RowSlice]:
         """These places of these shards, one after another."""
@@ -125,6 +174,5 @@ class _Sources:
             order = self._epoch.of_shard(shard)
             if self._spec.group_starts is not None:
                 order = OrderOfGroups(order, self._spec.group_starts)
-            stream = self._streams.enter_context(self._rows.stream(order, indices.start))
-            self._open[shard] = order, stream
+            self._open[shard] = order, self._open_stream(order, indices.start)
         return self._open[shard]

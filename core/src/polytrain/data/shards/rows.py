@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, groupby
 
 import pyarrow as pa
 
 from polytrain.data.plan.order import Order, RowSelection
 from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.regions import Region, RowSlice
+from polytrain.data.shards.wide_types import in_one_piece
 from polytrain.data.sources.pieces import Piece
+
+_READERS = 4
+"""Threads that read ahead, however many canonical shards a rank reads from."""
 
 
 class Stream(ABC):
@@ -39,8 +44,8 @@ class Rows(ABC):
         """How many of these rows are really there."""
 
     @abstractmethod
-    def stream(self, order: Order, first: int) -> AbstractContextManager[Stream]:
-        """A pass over the rows of an order, from this place on."""
+    def streams(self) -> AbstractContextManager[Callable[[Order, int], Stream]]:
+        """What opens passes over the rows of an order, from a place of it on."""
 
 
 class MappedRows(Rows):
@@ -63,8 +68,8 @@ class MappedRows(Rows):
         return int(self.read(rows).num_rows)
 
     @contextmanager
-    def stream(self, order: Order, first: int) -> Iterator[Stream]:
-        yield _TableStream(self._table, self._held.start)
+    def streams(self) -> Iterator[Callable[[Order, int], Stream]]:
+        yield lambda order, first: _TableStream(self._table, self._held.start)
 
 
 class PieceRows(Rows):
@@ -84,21 +89,31 @@ class PieceRows(Rows):
         for piece, part in self._parts(rows):
             yield self._read_piece(piece, part)
 
+    def take(self, rows: Sequence[int]) -> Iterator[pa.Table]:
+        """Rows from anywhere, in this order: those of one piece together."""
+        of_piece = partial(bisect_right, self._ends)
+        for piece, some in groupby(rows, of_piece):
+            origin = self._ends[piece] - self._pieces[piece].rows
+            yield self._pieces[piece].take([row - origin for row in some], self.schema.names)
+
     def count(self, rows: range) -> int:
         # A piece that holds other rows than it should says so when it is read.
         return sum(len(part) for _, part in self._parts(rows))
 
     @contextmanager
-    def stream(self, order: Order, first: int) -> Iterator[Stream]:
+    def streams(self) -> Iterator[Callable[[Order, int], Stream]]:
         if all(piece.seekable(scattered=True) for piece in self._pieces):
-            yield _ItemStream(self)
+            yield lambda order, first: _ItemStream(self)
             return
-        with ThreadPoolExecutor(1, thread_name_prefix="polytrain-read") as reader:
-            stream = _ReadAhead(self, self._regions(order, first), reader)
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="polytrain-read") as readers:
+
+            def opened(order: Order, first: int) -> Stream:
+                return _ReadAhead(self, self._regions(order, first), readers)
+
             try:
-                yield stream
+                yield opened
             finally:
-                stream.cancel()
+                readers.shutdown(wait=True, cancel_futures=True)
 
     def _regions(self, order: Order, first: int) -> Iterator[RowSelection]:
         """What is read at once: windows as they are, rows in their order piece by piece."""
@@ -150,7 +165,7 @@ class _ItemStream(Stream):
     def take(self, picked: RowSelection) -> list[RowSlice]:
         if isinstance(picked.rows, range):
             return [RowSlice.of(self._rows.read(picked.rows))]
-        return [RowSlice.of(self._rows.read(range(row, row + 1))) for row in picked.rows]
+        return [RowSlice.of(table) for table in self._rows.take(picked.rows.tolist())]
 
 
 class _ReadAhead(Stream):
@@ -181,11 +196,6 @@ class _ReadAhead(Stream):
             rows = rows[stop - start :]
         return excerpts
 
-    def cancel(self) -> None:
-        """Read nothing more."""
-        if self._ahead is not None:
-            self._ahead[1].cancel()
-
     def _advance_to(self, picked: RowSelection, rows: range) -> None:
         """Hold a region that contains these rows."""
         while not _contains(self._held, rows):
@@ -206,8 +216,8 @@ class _ReadAhead(Stream):
         table = self._rows.read(region.region)
         if region.arrange is not None:
             rows = region.arrange(region.place) - region.region.start
-            table = table.combine_chunks().take(pa.array(rows))
-        return table.combine_chunks()
+            return in_one_piece(table).take(pa.array(rows)).combine_chunks()
+        return in_one_piece(table)
 
 
 def _contains(outer: range, inner: range) -> bool:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.layout import Filling, Layout, is_laid_out, is_plain, laid_out
+from polytrain.data.shards.wide_types import in_one_piece
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ def parts_to_shared_memory(parts: Iterator[pa.Table], schema: pa.Schema, rows: i
         rows: of all parts together.
     """
     if not is_plain(schema):
-        return to_shared_memory(pa.concat_tables([empty_table(schema), *parts]))
+        return to_shared_memory(_joined([empty_table(schema), *parts]))
     layout = Layout(schema, rows)
     descriptor = os.memfd_create("polytrain-data")
     try:
@@ -53,6 +54,21 @@ def parts_to_shared_memory(parts: Iterator[pa.Table], schema: pa.Schema, rows: i
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _joined(parts: list[pa.Table]) -> pa.Table:
+    """Parts as one table: column by column, so that only one is there twice."""
+    columns, fields = [], []
+    while parts[0].num_columns:
+        column = pa.table(
+            [pa.chunked_array([chunk for part in parts for chunk in part.column(0).chunks])],
+            schema=pa.schema([parts[0].schema.field(0)]),
+        )
+        parts[:] = [part.remove_column(0) for part in parts]
+        column = in_one_piece(column)
+        columns.append(column.column(0))
+        fields.append(column.schema.field(0))
+    return pa.table(columns, schema=pa.schema(fields))
 
 
 def to_buffer(table: pa.Table) -> pa.Buffer:
@@ -103,6 +119,6 @@ def _filled(fill: Callable[[BinaryIO], object]) -> int:
 def _write(table: pa.Table, file: object) -> None:
     # Files may number their categories differently; here a column has one numbering. In one chunk
     # rows are found at once.
-    table = table.unify_dictionaries().combine_chunks()
+    table = in_one_piece(table)
     with pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)

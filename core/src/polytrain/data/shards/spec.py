@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 
 from polytrain.data.plan.row_plan import Plan, Remainder
 from polytrain.data.sources.pieces import Piece
+from polytrain.data.sources.random_transforms import RandomTransform
 
 
 class Held(StrEnum):
@@ -36,12 +38,20 @@ class ShardSpec:
     name: str
     num_rows: int
     schema: pa.Schema
+    """Of what is read."""
+
     plan: Plan
     remainder: Remainder
     held: Held
 
     pieces: tuple[Piece, ...] = ()
     """Where agents hold nothing: what worker processes read."""
+
+    data: Mapping[str, str] = field(default_factory=dict)
+    """What the data set is known by: see `fingerprint.marks`."""
+
+    transform: RandomTransform | None = None
+    """What is done to batches."""
 
     whole: bool = False
     """Every rank gets all rows."""
@@ -68,6 +78,15 @@ class ShardSpec:
             case Held.SHARE:
                 return self.share(world_size, rank)
         return range(0)
+
+    def excess(self, world_size: int) -> float:
+        """How many times its part of the rows the rank that reads most of them reads."""
+        is_anywhere = all(piece.seekable(scattered=True) for piece in self.pieces)
+        if self.held in (Held.ALL, Held.SHARE) or (self.held is Held.NOTHING and is_anywhere):
+            return 1.0
+        world_size, _ = self.place(world_size, 0)
+        reaches = (self.plan.reach(world_size, rank) for rank in range(world_size))
+        return max(map(len, reaches)) * world_size / self.plan.rows
 
     def rows_of(self, items: range) -> range:
         """The rows of consecutive items of the plan."""

@@ -10,6 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError, one_line
+from polytrain.data.sources.views import without_view
+
+_EXACT = 2**53
+"""Up to here a 64-bit float holds every whole number."""
 
 _REMEDY = "Give an array with a row for each example, of numbers, booleans or strings"
 
@@ -36,25 +40,62 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
     """
     if isinstance(value, pa.Array | pa.ChunkedArray):
         return value
-    ragged = _ragged(value)
-    if ragged is not None:
-        return ragged
+    if type(value).__module__.startswith("scipy.sparse"):
+        raise SourceError(
+            f"{name!r} is a sparse matrix, which batches have no form for",
+            "Pass an array: matrix.toarray()",
+        )
     try:
+        found = _of_one_dimension(value)
+        if found is not None:
+            return found
         # A tensor that has a gradient refuses to become an array.
         array = np.asarray(value.detach() if hasattr(value, "detach") else value)
+        if array.dtype.kind == "f" and isinstance(value, list | tuple):
+            _check_exact(value, array)
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.ndim == 1:
             return pa.array(array)
-    except (pa.ArrowException, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+            what = f"{name!r} has masked values in its rows, and a tensor has no place for them"
+            raise SourceError(what, "Fill them in: array.filled(0)")
+        if array.ndim and array.size and array.dtype.kind in "iufb":
+            return tensors_of(array)
+    except (pa.ArrowException, TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise SourceError(f"{name!r} can't become a column: {one_line(error)}", _REMEDY) from error
     if array.ndim == 0 or array.dtype.kind not in "iufb":
         what = f"{name!r} is an array of shape {array.shape} and type {array.dtype}"
         raise SourceError(what, _REMEDY)
-    if array.size == 0:
-        if len(array) == 0:
-            # A column of no tensors: Arrow can't make one from an empty array.
-            return pa.array([], pa.null())
-        raise SourceError(f"{name!r} has rows without values: its shape is {array.shape}", _REMEDY)
-    return tensors_of(array)
+    if len(array) == 0:
+        # A column of no tensors: Arrow can't make one from an empty array.
+        return pa.array([], pa.null())
+    raise SourceError(f"{name!r} has rows without values: its shape is {array.shape}", _REMEDY)
+
+
+def _of_one_dimension(value: Any) -> pa.Array | pa.ChunkedArray | None:
+    """What NumPy would change on the way: masks, missing values, text, rows of different shapes."""
+    if isinstance(value, np.ma.MaskedArray):
+        return pa.array(value.data, mask=np.ma.getmaskarray(value)) if value.ndim == 1 else None
+    library = type(value).__module__.partition(".")[0]
+    if library == "pandas" and type(value).__name__ == "Series":
+        return pa.array(value, from_pandas=True)
+    if library == "polars" and type(value).__name__ == "Series":
+        return without_view(pa.chunked_array(value))
+    ragged = _ragged(value)
+    if ragged is not None:
+        return ragged
+    if isinstance(value, list | tuple) and any(isinstance(row, str | bytes) for row in value):
+        return pa.array(value)
+    return None
+
+
+def _check_exact(value: Any, array: np.ndarray[Any, Any]) -> None:
+    """Refuse Python's numbers if a whole one among them is rounded in the array of floats."""
+    if not (np.abs(array) >= _EXACT).any():
+        return
+    for number in np.asarray(value, dtype=object).flat:
+        if isinstance(number, int | np.integer) and int(float(number)) != number:
+            raise ValueError(f"float64, which its fractions need, would round {number}")
 
 
 def _ragged(value: Any) -> pa.Array | None:
@@ -80,6 +121,10 @@ def _ragged(value: Any) -> pa.Array | None:
     kind = np.result_type(*(row.dtype for row in there if row.size or is_array))
     if kind.kind not in "iufb":
         return None
+    if kind.kind == "f":
+        for given, row in zip(value, rows, strict=True):
+            if row is not None:
+                _check_exact(given, row)
     return nested_lists(rows, dimensions.pop(), pa.from_numpy_dtype(kind))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +10,9 @@ import pyarrow.fs as pafs
 
 from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources import parquet_files
-from polytrain.data.sources.pieces import Piece, Pieces
+from polytrain.data.sources.missing import noted
+from polytrain.data.sources.pieces import Pieces
+from polytrain.data.sources.ray_tensors import plain_schema
 from polytrain.data.sources.schemas import bare, chosen, subschema, unified_type
 from polytrain.data.sources.tables import from_table
 
@@ -28,7 +30,7 @@ def from_arrow_dataset(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     """
     names = dataset.schema.names if columns is None else chosen(columns, dataset.schema.names)
     try:
-        pieces = _row_groups(dataset, bare(subschema(dataset.schema, names)))
+        pieces = _row_groups(dataset, bare(plain_schema(subschema(dataset.schema, names))))
         if pieces is None:
             return from_table(dataset.to_table(columns=names), columns)
     except (pa.ArrowException, OSError) as error:
@@ -47,14 +49,17 @@ def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:
     ):
         return None
     local = isinstance(dataset.filesystem, pafs.LocalFileSystem)
-    pieces: list[Piece] = []
+    described: list[tuple[parquet_files.ParquetFile, Mapping[str, Any]]] = []
+    missing: set[str] = set()
     try:
         fragments = list(dataset.get_fragments())
     except ValueError:
         # It has a filter.
         return None
     for fragment in fragments:
-        file = parquet_files.described(fragment.path, None if local else dataset.filesystem)
+        file = parquet_files.described(
+            fragment.path, schema.names, None if local else dataset.filesystem
+        )
         if fragment.row_groups and len(fragment.row_groups) != len(file.row_groups):
             return None
         constants = pads.get_partition_keys(fragment.partition_expression)
@@ -68,5 +73,9 @@ def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:
                     # Arrow narrows, or fails, as it reads.
                     return None
         used = {name: value for name, value in constants.items() if name in schema.names}
-        pieces += file.pieces(schema, used)
+        missing |= file.missing | {name for name, value in used.items() if value is None}
+        missing |= {field.name for field in file.schema if pa.types.is_null(field.type)}
+        described.append((file, used))
+    schema = noted(schema, missing)
+    pieces = [piece for file, used in described for piece in file.pieces(schema, used)]
     return Pieces(schema=schema, pieces=tuple(pieces))

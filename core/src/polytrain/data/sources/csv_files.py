@@ -1,10 +1,10 @@
-"""CSV files: counted and typed in one pass, and read as a stream."""
+"""CSV files, and those with tabs: counted and typed in one pass, and read as a stream."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +13,12 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line
-from polytrain.data.sources.csv_types import candidate, types_of_block
+from polytrain.data.sources.csv_types import ColumnFacts, candidate, first_rounded, typed_block
+from polytrain.data.sources.expansion import format_of
+from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
 from polytrain.data.sources.pieces import Piece
-from polytrain.data.sources.schemas import chosen, conformed, refuse_repeated, subschema
+from polytrain.data.sources.schemas import columns_to_count, conformed, refuse_repeated, subschema
+from polytrain.data.sources.streamed_rows import cut
 from polytrain.storage.filesystems import find
 
 _BLOCKS = (1 << 22, 1 << 26, 1 << 30)
@@ -37,6 +40,8 @@ class CsvPiece(Piece):
     block: int = _BLOCKS[0]
     """Bytes that are parsed at once."""
 
+    version: FileVersion = UNKNOWN
+
     @property
     def where(self) -> str:
         return repr(self.path)
@@ -48,8 +53,10 @@ class CsvPiece(Piece):
             return conformed(pa.table({"": pa.nulls(stop - start)}), schema, "", self.constants)
         types = {name: self.schema.field(name).type for name in stored}
         try:
+            check_unchanged(self.where, self.version, version_of(find(self.path)))
             with _stream(self.path, self.block, types) as stream:
-                table = pa.Table.from_batches(self._cut(stream, start, stop), stream.schema)
+                batches = cut(stream, start, stop, rows=self.rows, where=self.where)
+                table = pa.Table.from_batches(batches, stream.schema)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
         return conformed(table, schema, self.where, self.constants)
@@ -57,23 +64,6 @@ class CsvPiece(Piece):
     def seekable(self, *, scattered: bool) -> bool:
         # Every row before the first one that is wanted has to be parsed.
         return False
-
-    def _cut(self, stream: Any, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        first = 0
-        for batch in stream:
-            if first >= stop and batch.num_rows:
-                break
-            skipped = max(start - first, 0)
-            if skipped < batch.num_rows:
-                yield batch.slice(skipped, stop - first - skipped)
-            first += batch.num_rows
-            if first >= stop < self.rows:
-                return
-        if first < stop or (stop == self.rows and first != stop):
-            raise ReadError(
-                f"{self.where} has {'fewer' if first < stop else 'more'} than {self.rows} rows: "
-                "the file has changed since the run began. Give a run files that stay as they are"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +74,26 @@ class CsvFile:
     schema: pa.Schema
     rows: int
     block: int
+    missing: frozenset[str]
+    """Columns in which values are missing."""
+
+    large: frozenset[str]
+    """Columns with whole numbers that no 64-bit float may hold."""
+
+    version: FileVersion
 
     def pieces(self, schema: pa.Schema, constants: Mapping[str, Any]) -> Iterator[Piece]:
-        """The file as one piece, if it has rows, in the types of this schema."""
+        """The file as one piece, if it has rows, in the types of this schema.
+
+        Raises:
+            SourceError: a whole number would be rounded.
+        """
+        rounded = {name for name in self.large if name in schema.names}
+        _check_exact(
+            self.place,
+            [name for name in rounded if pa.types.is_float64(schema.field(name).type)],
+            self.block,
+        )
         if self.rows:
             yield CsvPiece(
                 path=self.place,
@@ -94,15 +101,19 @@ class CsvFile:
                 schema=schema,
                 constants=constants,
                 block=self.block,
+                version=self.version,
             )
 
 
-def described(place: str, columns: Sequence[str] | None = None) -> CsvFile:
+def described(
+    place: str, columns: Sequence[str] | None = None, *, elsewhere: Collection[str] = ()
+) -> CsvFile:
     """Count a file's rows and find its columns' types, holding no more than a few blocks of it.
 
     Args:
         place: a path or an address.
         columns: which columns; all by default.
+        elsewhere: columns that the file need not have.
 
     Raises:
         SourceError: it can't be read; says which line is wrong, where one is.
@@ -110,7 +121,7 @@ def described(place: str, columns: Sequence[str] | None = None) -> CsvFile:
     try:
         for block in _BLOCKS:
             try:
-                return _described(place, columns, block)
+                return _described(place, columns, elsewhere, block)
             except pa.ArrowInvalid as error:
                 if "straddling" not in str(error) or block == _BLOCKS[-1]:
                     raise
@@ -123,43 +134,76 @@ def described(place: str, columns: Sequence[str] | None = None) -> CsvFile:
     raise AssertionError("the last block size either does or raises")
 
 
-def _described(place: str, columns: Sequence[str] | None, block: int) -> CsvFile:
+def _described(
+    place: str, columns: Sequence[str] | None, elsewhere: Collection[str], block: int
+) -> CsvFile:
+    version = version_of(find(place))
     with _stream(place, block) as stream:
         names = stream.schema.names
     refuse_repeated(names, repr(place))
-    # Rows are counted even if none of their columns is asked for.
-    wanted = (
-        chosen(columns, names, of=repr(place))
-        if columns
-        else names[: None if columns is None else 1]
-    )
+    wanted = columns_to_count(columns, names, elsewhere=elsewhere, of=repr(place))
     try:
-        schema, rows = _typed_by_first_block(place, wanted, block)
+        schema, facts = _typed_by_first_block(place, wanted, block)
     except pa.ArrowInvalid:
         # Values further down don't fit what the first ones look like.
-        schema, rows = _typed_by_every_block(place, wanted, block)
+        schema, facts = _typed_by_every_block(place, wanted, block)
     if any(pa.types.is_binary(found.type) for found in schema):
         # What Arrow takes bytes for that are no text.
         raise SourceError(*_explained(place, None))
-    return CsvFile(place=place, schema=schema, rows=rows, block=block)
+    floats = [field.name for field in schema if pa.types.is_float64(field.type)]
+    _check_exact(place, [name for name in floats if name in facts.large], block)
+    return CsvFile(
+        place=place,
+        schema=schema,
+        rows=facts.rows,
+        block=block,
+        missing=frozenset(facts.missing),
+        large=frozenset(facts.large.difference(floats)),
+        version=version,
+    )
 
 
-def _typed_by_first_block(place: str, names: list[str], block: int) -> tuple[pa.Schema, int]:
+def _typed_by_first_block(
+    place: str, names: list[str], block: int
+) -> tuple[pa.Schema, ColumnFacts]:
+    facts = ColumnFacts()
     with _stream(place, block, dict.fromkeys(names)) as stream:
-        return stream.schema, sum(batch.num_rows for batch in stream)
+        for batch in stream:
+            facts.add(batch)
+        return stream.schema, facts
 
 
-def _typed_by_every_block(place: str, names: list[str], block: int) -> tuple[pa.Schema, int]:
+def _typed_by_every_block(
+    place: str, names: list[str], block: int
+) -> tuple[pa.Schema, ColumnFacts]:
     """The types that fit all values, of which no more than one block is in memory at once."""
     kinds: dict[str, set[pa.DataType]] = {name: set() for name in names}
-    rows = 0
+    facts = ColumnFacts()
     with _stream(place, block, dict.fromkeys(names, pa.string())) as stream:
         for batch in stream:
-            rows += batch.num_rows
-            for name, kind in zip(names, types_of_block(batch), strict=True):
+            typed = typed_block(batch)
+            facts.add(typed)
+            for name, kind in zip(names, typed.schema.types, strict=True):
                 kinds[name].add(kind)
     types = {name: _settled(place, name, found, block) for name, found in kinds.items()}
-    return pa.schema(types.items()), rows
+    return pa.schema(types.items()), facts
+
+
+def _check_exact(place: str, names: list[str], block: int) -> None:
+    """Refuse to read whole numbers as floats that don't hold them."""
+    if not names:
+        return
+    with _stream(place, block, dict.fromkeys(names, pa.string())) as stream:
+        for batch in stream:
+            rounded = first_rounded(batch)
+            if rounded is not None:
+                name, number = rounded
+                raise SourceError(
+                    f"{place!r}: the column {name!r} is read as float64, which would round "
+                    f"{number}: its other values have fractions, or don't fit 64 bits",
+                    "Write the column as text, with a letter or the like in it, or leave it out "
+                    "with columns=[…]",
+                )
 
 
 def _settled(place: str, name: str, kinds: set[pa.DataType], block: int) -> pa.DataType:
@@ -185,7 +229,7 @@ def _stream(
         pacsv.open_csv(
             source,
             read_options=pacsv.ReadOptions(block_size=block),
-            parse_options=pacsv.ParseOptions(newlines_in_values=True),
+            parse_options=pacsv.ParseOptions(delimiter=_delimiter(place), newlines_in_values=True),
             convert_options=pacsv.ConvertOptions(
                 include_columns=None if types is None else list(types),
                 column_types={name: kind for name, kind in (types or {}).items() if kind},
@@ -193,6 +237,10 @@ def _stream(
         ) as stream,
     ):
         yield stream
+
+
+def _delimiter(place: str) -> str:
+    return "\t" if format_of(place) == "tsv" else ","
 
 
 def _explained(place: str, error: Exception | None) -> tuple[str, str]:
@@ -206,14 +254,15 @@ def _explained(place: str, error: Exception | None) -> tuple[str, str]:
                         "Convert it to UTF-8, for instance with iconv -f latin1 -t utf-8",
                     )
         with _lines(place) as lines:
-            rows = csv.reader(lines)
+            rows = csv.reader(lines, delimiter=_delimiter(place))
             width = len(next(rows, []))
             line = rows.line_num + 1
+            comma = "comma" if _delimiter(place) == "," else "tab"
             for row in rows:
                 if row and len(row) != width:
                     return (
                         f"{place!r}, line {line}: {len(row)} field(s) where the header has {width}",
-                        "Correct the line; a value with a comma in it needs quotes",
+                        f"Correct the line; a value with a {comma} in it needs quotes",
                     )
                 line = rows.line_num + 1
     except (pa.ArrowException, OSError, csv.Error):

@@ -7,11 +7,52 @@ What is needed here is the first without holding the column, so each block is in
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
+EXACT = 2**53
+"""Up to here a 64-bit float holds every whole number."""
 
-def types_of_block(block: pa.RecordBatch) -> list[pa.DataType]:
-    """The types that Arrow would infer for some rows of a CSV file.
+
+class ColumnFacts:
+    """What is noticed of columns while their file is read once."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.missing: set[str] = set()
+        """Columns in which values are missing."""
+
+        self.large: set[str] = set()
+        """Columns of numbers some of which are `EXACT` or more."""
+
+    def add(self, block: pa.RecordBatch | pa.Table) -> None:
+        """Some more rows, in the types that they seem to have."""
+        self.rows += block.num_rows
+        for field, column in zip(block.schema, block.columns, strict=True):
+            if column.null_count:
+                self.missing.add(field.name)
+            if pa.types.is_int64(field.type) or pa.types.is_float64(field.type):
+                ends = pc.min_max(column)
+                if any(end.is_valid and abs(end.as_py()) >= EXACT for end in ends.values()):
+                    self.large.add(field.name)
+
+
+def first_rounded(block: pa.RecordBatch) -> tuple[str, str] | None:
+    """A column and the whole number in it, both as text, that a 64-bit float would not hold.
+
+    Args:
+        block: some rows of a CSV file, every value as the text that it is in the file.
+    """
+    for name, column in zip(block.schema.names, block.columns, strict=True):
+        digits = column.filter(pc.match_substring_regex(column, r"^\s*[+-]?[0-9]{16,}\s*$"))
+        for text in digits.to_pylist():
+            if int(float(text)) != int(text):
+                return name, text
+    return None
+
+
+def typed_block(block: pa.RecordBatch) -> pa.Table:
+    """Some rows of a CSV file in the types that Arrow would infer for them.
 
     Args:
         block: the rows, every value as the text that it is in the file.
@@ -20,12 +61,11 @@ def types_of_block(block: pa.RecordBatch) -> list[pa.DataType]:
     sink = pa.BufferOutputStream()
     pacsv.write_csv(block, sink)
     written = sink.getvalue()
-    table = pacsv.read_csv(
+    return pacsv.read_csv(
         pa.BufferReader(written),
         parse_options=pacsv.ParseOptions(newlines_in_values=True),
         read_options=pacsv.ReadOptions(block_size=max(1 << 20, written.size)),
     )
-    return [column.type for column in table.columns]
 
 
 def candidate(kinds: set[pa.DataType]) -> tuple[pa.DataType, bool]:

@@ -6,7 +6,7 @@ pieces travel to whoever reads them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,20 @@ import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.arrow_datasets import from_arrow_dataset, is_arrow_dataset
+from polytrain.data.sources.dicts import are_dicts, table_of_dicts
 from polytrain.data.sources.files import from_places
 from polytrain.data.sources.indexed import from_items, is_map_style
 from polytrain.data.sources.pieces import Piece, Pieces
+from polytrain.data.sources.random_transforms import (
+    RandomTransform,
+    random_transform,
+    wants_generator,
+)
 from polytrain.data.sources.ray_data import from_ray_data, is_computed, is_ray_dataset
+from polytrain.data.sources.ray_tensors import refuse_objects
 from polytrain.data.sources.schemas import chosen, subschema
-from polytrain.data.sources.tables import from_memory, is_place
-from polytrain.data.sources.transforms import Transform, transformed
+from polytrain.data.sources.tables import from_memory, from_table, is_place
+from polytrain.data.sources.transforms import transformed
 from polytrain_plugins import DatasetInfo
 
 
@@ -37,6 +44,9 @@ class Source:
     stream: Any = None
     """A Ray dataset whose pipeline runs while workers train; there are no pieces then."""
 
+    transform: RandomTransform | None = None
+    """What is done to batches of what the pieces read."""
+
     @property
     def in_memory(self) -> bool:
         """Whether the rows lie in this process, rather than where every node can read them."""
@@ -48,36 +58,54 @@ def describe(
     data: Any,
     *,
     columns: Sequence[str] | None = None,
-    transform: Transform | None = None,
+    transform: Callable[..., Mapping[str, Any]] | None = None,
 ) -> Source:
     """Find out what a data set consists of.
 
-    Of Parquet files only the footers are read; of CSV files everything once, a block at a time;
+    Of Parquet files only the footers are read; of all others everything once, by blocks;
     of a map-style data set the first item.
 
     Args:
         name: the data set's name.
-        data: a path, an address, a glob, a directory or a list of them, of Parquet or CSV files;
-            a pandas or polars frame; an Arrow table, or anything that gives Arrow tables; a dict
-            of arrays of equal length; a Hugging Face, pyarrow or Ray dataset; or an object that
-            gives items by number, such as PyTorch's map-style `Dataset`.
+        data: a path, an address, a glob, a directory or a list of them, of Parquet, CSV, TSV,
+            JSON Lines or Arrow files; a pandas or polars frame; an Arrow table, or anything that
+            gives Arrow tables; a dict of arrays of equal length; a list or iterator of dicts; a
+            Hugging Face, pyarrow or Ray dataset; or an object that gives items by number, such as
+            PyTorch's map-style `Dataset`.
         columns: which columns, in which order; all by default.
         transform: applied wherever rows are read: takes a dict of column name to array, of
-            consecutive rows, and returns such a dict of as many rows.
+            consecutive rows, and returns such a dict of as many rows. With a parameter `rng` it is
+            applied to batches.
 
     Raises:
         SourceError: if there is nothing, or nothing that can be read.
     """
+    columns = _as_list(columns)
     if is_ray_dataset(data) and not is_computed(data):
         return _streaming(name, data, columns, transform)
     found = _found(data, columns)
     num_rows = sum(piece.rows for piece in found.pieces)
     if num_rows == 0:
         raise SourceError("it has no rows", "Pass a data set with rows")
+    if transform is not None and wants_generator(transform):
+        drawn = random_transform(name, found, transform)
+        info = _info(name, drawn.schema, num_rows)
+        return Source(info=info, schema=found.schema, pieces=found.pieces, transform=drawn)
     if transform is not None:
         found = transformed(name, found, transform)
     info = _info(name, found.schema, num_rows)
     return Source(info=info, schema=found.schema, pieces=found.pieces)
+
+
+def _as_list(columns: Any) -> Any:
+    """Names in whatever holds them, such as an Index of pandas; of anything else, itself."""
+    if columns is None or isinstance(columns, str):
+        return columns
+    try:
+        return list(columns)
+    except TypeError as error:
+        what = f"columns={columns!r} is no list of names"
+        raise SourceError(what, 'Pass columns=["…", …]') from error
 
 
 def computed(source: Source) -> Source:
@@ -87,9 +115,7 @@ def computed(source: Source) -> Source:
     return describe(source.info.name, source.stream.materialize(), columns=source.schema.names)
 
 
-def _streaming(
-    name: str, dataset: Any, columns: Sequence[str] | None, transform: Transform | None
-) -> Source:
+def _streaming(name: str, dataset: Any, columns: Sequence[str] | None, transform: Any) -> Source:
     from polytrain.data.streams.ray_pipeline import stream_schema
 
     if transform is not None:
@@ -100,6 +126,7 @@ def _streaming(
     schema = stream_schema(dataset)
     if columns is not None:
         schema = subschema(schema, chosen(columns, schema.names))
+    refuse_objects(schema)
     info = _info(name, schema, None)
     return Source(info=info, schema=schema, pieces=(), stream=dataset)
 
@@ -113,6 +140,8 @@ def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
         return from_places([str(data)], columns, listed=False)
     if isinstance(data, list | tuple) and data and all(map(is_place, data)):
         return from_places([str(place) for place in data], columns, listed=True)
+    if are_dicts(data):
+        return from_table(table_of_dicts(data), columns)
     if is_ray_dataset(data):
         return from_ray_data(data, columns)
     if is_arrow_dataset(data):
@@ -125,7 +154,7 @@ def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
     kind = type(data)
     raise SourceError(
         f"{kind.__module__}.{kind.__qualname__} is not a data set",
-        "Pass a path or glob of Parquet or CSV files, a pandas or polars DataFrame, an Arrow "
-        "table, a dict of arrays, a Hugging Face or Ray dataset, or an object with __getitem__ "
-        "and __len__",
+        "Pass a path or glob of Parquet, CSV, TSV, JSON Lines or Arrow files, a pandas or polars "
+        "DataFrame, an Arrow table, a dict of arrays, a list of dicts, a Hugging Face or Ray "
+        "dataset, or an object with __getitem__ and __len__",
     )

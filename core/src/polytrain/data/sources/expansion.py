@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -14,11 +16,41 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from polytrain.common.data_errors import SourceError, one_line
-from polytrain.storage.filesystems import ResolvedPath, find
+from polytrain.storage.filesystems import OPTIONS, ResolvedPath, find
 
 _MAGIC = re.compile(r"[*?[]")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_FORMATS = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv"}
+_COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4", ".br"}
+_FORMATS = {
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".arrow": "ipc",
+    ".feather": "ipc",
+    ".ipc": "ipc",
+}
+
+_WAYS = {
+    ".orc": "Pass pyarrow.dataset.dataset(path, format='orc')",
+    ".json": "If it has an object in each line, rename it to .jsonl. If it is a list of objects, "
+    "pass json.load(file)",
+    ".tar": "Pass ray.data.read_webdataset(path), or a map-style data set over extracted files",
+    **dict.fromkeys(
+        (".jpg", ".jpeg", ".png"),
+        "Pass a map-style data set, such as torchvision.datasets.ImageFolder(directory, "
+        "transform=…), or ray.data.read_images(path)",
+    ),
+}
+"""What to do with files of other formats."""
+
+_JOURNAL = "journal.jsonl"
+"""A file that only the directory of a run has."""
+
+_TABLE_FORMATS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
+"""Directories that a table format keeps beside its files, of which some are no longer valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +63,36 @@ class FoundFile:
 
     @property
     def format(self) -> str:
-        """ "parquet" or "csv"."""
+        """ "parquet", "csv", "tsv", "jsonl" or "ipc"."""
         found = format_of(self.place)
         if found is None:
             raise SourceError(
-                f"{self.place!r} is neither .parquet nor .csv", "Convert it to one of the two"
+                f"{self.place!r} is neither .parquet nor .csv nor .tsv nor .jsonl nor .arrow",
+                _way(self.place, "Convert it to one of them"),
             )
         return found
 
 
 def format_of(place: str) -> str | None:
-    """The format that a file's name promises; compressed CSV files have two endings."""
-    name = place.split("?")[0] if "://" in place else place
-    endings = [f".{ending}" for ending in name.rpartition("/")[2].lower().split(".")[1:]]
-    return next((_FORMATS[ending] for ending in reversed(endings) if ending in _FORMATS), None)
+    """The format that a file's name promises; compressed files have two endings."""
+    return _FORMATS.get(_ending(place))
+
+
+def _ending(place: str) -> str:
+    name = OPTIONS.sub("", place) if "://" in place else place
+    stem, ending = os.path.splitext(name.lower())
+    return os.path.splitext(stem)[1] if ending in _COMPRESSIONS else ending
+
+
+def _way(place: str, otherwise: str) -> str:
+    return _WAYS.get(_ending(place), otherwise)
 
 
 def expand(place: str, *, listed: bool = False) -> list[FoundFile]:
     """The files that a path, a directory or a glob stands for, in the order of their names.
 
-    Directories are searched all the way down, without what begins with _ or a dot.
+    Directories are searched all the way down, without what begins with _ or a dot. What links lead
+    to is there once.
 
     Args:
         place: a path or an address.
@@ -63,7 +105,9 @@ def expand(place: str, *, listed: bool = False) -> list[FoundFile]:
     try:
         info = where.filesystem.get_file_info(where.path)
         if info.type == pafs.FileType.Directory:
-            found = [_found(where, path, where.path) for path in _below(where, where.path)]
+            paths = _below(where, where.path)
+            paths = _once(where.path, paths) if where.is_local else sorted(paths)
+            found = [_found(where, path, where.path) for path in paths]
         elif info.type == pafs.FileType.File:
             above = "" if listed else where.path.rpartition("/")[0]
             return [_found(where, where.path, above)]
@@ -71,14 +115,18 @@ def expand(place: str, *, listed: bool = False) -> list[FoundFile]:
             found = [_found(where, path, _fixed_part(where.path)) for path in _matching(where)]
         else:
             found = []
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except SourceError:
+        raise
+    except Exception as error:
+        # Every implementation of fsspec has exceptions of its own.
         raise SourceError(
             f"{place!r} can't be looked at: {one_line(error)}",
             "Check the path or address, and that you may read it",
         ) from error
-    data = [file for file in found if format_of(file.place)]
+    data = [file for file in _without_runs(found) if format_of(file.place)]
     if not data:
         raise SourceError(*_nothing_found(place, found, info.type))
+    _check_one_format(place, data)
     return data
 
 
@@ -101,7 +149,30 @@ def _type_of(values: set[str]) -> pa.DataType:
     return pa.int32() if small else pa.int64()
 
 
+def _check_one_format(place: str, files: Sequence[FoundFile]) -> None:
+    """Files of two formats may well be the same rows twice."""
+    firsts = {file.format: file.place for file in reversed(files)}
+    if len(firsts) > 1:
+        raise SourceError(
+            f"{place!r} stands for files of different formats, such as "
+            + " and ".join(map(repr, sorted(firsts.values()))),
+            "Name those that are meant, as with a glob that ends with *.parquet, or pass a list",
+        )
+
+
+def _without_runs(files: Sequence[FoundFile]) -> list[FoundFile]:
+    """Leave out runs that are stored beside the data."""
+    ending = f"/{_JOURNAL}"
+    runs = tuple(file.place.removesuffix(_JOURNAL) for file in files if file.place.endswith(ending))
+    return [file for file in files if not file.place.startswith(runs)]
+
+
 def _found(where: ResolvedPath, path: str, above: str) -> FoundFile:
+    if where.root and OPTIONS.search(path):
+        raise SourceError(
+            f"the name {path!r} can't be distinguished from an address with options",
+            "Rename it: without a question mark",
+        )
     return FoundFile(where.address(path), _partition(path.removeprefix(above)))
 
 
@@ -117,9 +188,9 @@ def _partition(relative: str) -> dict[str, str | None]:
 def _nothing_found(place: str, others: list[FoundFile], kind: Any) -> tuple[str, str]:
     if others:
         return (
-            f"none of the {len(others)} files that {place!r} stands for is .parquet or .csv, "
-            f"such as {others[0].place!r}",
-            "Convert them to one of the two",
+            f"none of the {len(others)} files that {place!r} stands for is .parquet, .csv, .tsv, "
+            f".jsonl or .arrow, such as {others[0].place!r}",
+            _way(others[0].place, "Convert them to one of these"),
         )
     if kind == pafs.FileType.Directory:
         return f"the directory {place!r} has no data files", "Check the path"
@@ -130,14 +201,79 @@ def _nothing_found(place: str, others: list[FoundFile], kind: Any) -> tuple[str,
 
 def _below(where: ResolvedPath, directory: str) -> list[str]:
     """The visible files in a directory and in those below it."""
-    selector = pafs.FileSelector(directory, recursive=True)
-    start = len(directory)
+    if where.is_local:
+        return list(_local_files_below(directory))
+    found = []
+    for info in where.filesystem.get_file_info(pafs.FileSelector(directory, recursive=True)):
+        parts = info.path[len(directory) :].strip("/").split("/")
+        _check_no_table_format(directory, parts)
+        if info.type == pafs.FileType.File and not any(map(_is_hidden, parts)):
+            found.append(info.path)
+    return found
+
+
+def _local_files_below(directory: str) -> Iterator[str]:
+    """The same, each directory once, if there is a way to it without a link by that one."""
+    visited: set[str] = set()
+    pending, links = [directory], deque[str]()
+    while pending or links:
+        path = pending.pop() if pending else links.popleft()
+        real = os.path.realpath(path)
+        if real in visited:
+            continue
+        visited.add(real)
+        with os.scandir(path) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        _check_no_table_format(path, [entry.name for entry in found])
+        for entry in found:
+            if _is_hidden(entry.name):
+                continue
+            if entry.is_dir():
+                (links if entry.is_symlink() else pending).append(entry.path)
+            elif entry.is_file():
+                yield entry.path
+            else:
+                _check_link(entry.path)
+
+
+def _check_link(path: str) -> None:
+    """Refuse to go without a file that a link should lead to."""
+    if os.path.islink(path) and not os.path.exists(path) and format_of(path):
+        raise FileNotFoundError(f"the link {path!r} leads to no file")
+
+
+def _once(base: str, paths: Iterable[str]) -> list[str]:
+    """Local files in the order of their names, without those that links lead to once more."""
+    real_base = os.path.realpath(base or "/").rstrip("/")
+    real_directory = lru_cache(maxsize=None)(os.path.realpath)
+    files: dict[str, str] = {}
+    links = []
+    # Of two ways by links, the shorter one.
+    for path in sorted(paths, key=lambda path: (path.count("/"), path)):
+        directory, name = os.path.split(path)
+        if os.path.islink(path):
+            links.append(path)
+            continue
+        real = f"{real_directory(directory)}/{name}"
+        is_straight = real == real_base + path[len(base) :]
+        if real not in files or is_straight:
+            files[real] = path
     return sorted(
-        info.path
-        for info in where.filesystem.get_file_info(selector)
-        if info.type == pafs.FileType.File
-        and not any(map(_is_hidden, info.path[start:].strip("/").split("/")))
+        [*files.values(), *(link for link in links if os.path.realpath(link) not in files)]
     )
+
+
+def _check_no_table_format(directory: str, names: Iterable[str]) -> None:
+    """Refuse the files of a table whose log tells which of them are its rows."""
+    for name in names:
+        kind = "Iceberg" if name.endswith(".metadata.json") else _TABLE_FORMATS.get(name)
+        if kind is not None:
+            raise SourceError(
+                f"{directory!r} is part of a table in {kind}'s format, among whose files are some "
+                "that hold removed rows",
+                "Pass what its library tells to be valid, as a list of files or a table (for "
+                "Delta, DeltaTable(path).to_pyarrow_dataset())",
+            )
 
 
 def _is_hidden(name: str) -> bool:
@@ -155,34 +291,69 @@ def _matching(where: ResolvedPath) -> list[str]:
     base = _fixed_part(where.path)
     parts = where.path[len(base) :].strip("/").split("/")
     files: set[str] = set()
-    for info in _walk(where.filesystem, base or "/", parts):
-        if info.type == pafs.FileType.File:
-            files.add(info.path)
-        else:
-            files.update(_below(where, info.path))
-    return sorted(files)
+    for path, is_directory in _walk(where, base or "/", parts, frozenset()):
+        files.update(_below(where, path) if is_directory else [path])
+    return _once(base, files) if where.is_local else sorted(files)
 
 
-def _walk(filesystem: Any, directory: str, parts: list[str]) -> Iterator[Any]:
-    """What is in a directory and matches these parts of a glob, level by level."""
+def _walk(
+    where: ResolvedPath, directory: str, parts: list[str], above: frozenset[str]
+) -> Iterator[tuple[str, bool]]:
+    """What is in a directory and matches these parts of a glob, level by level.
+
+    Args:
+        where: the file system.
+        directory: which one.
+        parts: of the glob.
+        above: directories that ** has come through, which no link is to lead back to.
+
+    Yields:
+        A path, and whether it is a directory's.
+    """
     part, rest = parts[0], parts[1:]
-    if part == "**" and rest:
-        yield from _walk(filesystem, directory, rest)
-    selector = pafs.FileSelector(directory, allow_not_found=True)
-    for info in filesystem.get_file_info(selector):
-        name = info.path.rstrip("/").rpartition("/")[2]
-        is_directory = info.type == pafs.FileType.Directory
+    if part == "**":
+        if where.is_local:
+            real = os.path.realpath(directory)
+            if real in above:
+                return
+            above |= {real}
+        if rest:
+            yield from _walk(where, directory, rest, above)
+    found = _local_entries(directory) if where.is_local else _entries(where, directory)
+    _check_no_table_format(directory, (os.path.basename(path) for path, _ in found))
+    for path, is_directory in found:
+        name = os.path.basename(path)
         if part == "**":
             if not _is_hidden(name):
                 if is_directory:
-                    yield from _walk(filesystem, info.path, parts)
+                    yield from _walk(where, path, parts, above)
                 elif not rest:
-                    yield info
+                    yield path, False
         elif _matches(name, part) and (is_directory or not rest):
             if rest:
-                yield from _walk(filesystem, info.path, rest)
+                yield from _walk(where, path, rest, above)
             else:
-                yield info
+                if where.is_local and not is_directory:
+                    _check_link(path)
+                yield path, is_directory
+
+
+def _entries(where: ResolvedPath, directory: str) -> list[tuple[str, bool]]:
+    """What is in a directory, which need not be there: paths, and whether they are directories."""
+    selector = pafs.FileSelector(directory, allow_not_found=True)
+    return [
+        (info.path.rstrip("/"), info.type == pafs.FileType.Directory)
+        for info in where.filesystem.get_file_info(selector)
+    ]
+
+
+def _local_entries(directory: str) -> list[tuple[str, bool]]:
+    """The same on this machine, with links to nothing as files."""
+    try:
+        with os.scandir(directory) as entries:
+            return [(entry.path, entry.is_dir()) for entry in entries]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def _matches(name: str, part: str) -> bool:

@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError
-from polytrain.data.sources import csv_files, parquet_files
+from polytrain.data.sources import csv_files, ipc_files, json_files, parquet_files
 from polytrain.data.sources.expansion import FoundFile, expand, partition_types
+from polytrain.data.sources.missing import noted
 from polytrain.data.sources.pieces import Piece, Pieces
 from polytrain.data.sources.schemas import bare, chosen, subschema, unified_type
 
@@ -33,6 +34,10 @@ class DescribedFile(Protocol):
     def rows(self) -> int:
         """How many it has."""
 
+    @property
+    def missing(self) -> frozenset[str]:
+        """Columns in which values are missing, as far as that is known."""
+
     def pieces(self, schema: pa.Schema, constants: Mapping[str, Any]) -> Iterable[Piece]:
         """Its pieces, in the types of a schema that has these constants besides its columns."""
 
@@ -51,10 +56,13 @@ def from_places(places: Sequence[str], columns: Sequence[str] | None, *, listed:
     files = [file for place in places for file in expand(place, listed=listed)]
 
     def describe(file: FoundFile) -> DescribedFile:
-        if file.format == "csv":
-            own = columns and [name for name in columns if name not in file.partition]
-            return csv_files.described(file.place, own)
-        return parquet_files.described(file.place)
+        if file.format == "ipc":
+            return ipc_files.described(file.place, columns, elsewhere=file.partition)
+        if file.format == "jsonl":
+            return json_files.described(file.place, columns, elsewhere=file.partition)
+        if file.format != "parquet":
+            return csv_files.described(file.place, columns, elsewhere=file.partition)
+        return parquet_files.described(file.place, columns)
 
     if len(files) == 1:
         return together([describe(files[0])], files, columns)
@@ -83,7 +91,8 @@ def together(
     if not filled:
         raise SourceError(f"its {len(files)} file(s) hold no rows", "Pass a data set with rows")
     names = _agreed_names(filled, columns)
-    schema = _unified(filled, names)
+    missing = {name for file in filled for name in file.missing}
+    schema = noted(_unified(filled, names), missing)
     return Pieces(
         schema=schema, pieces=tuple(piece for file in filled for piece in file.pieces(schema))
     )
@@ -105,6 +114,11 @@ class _Whole:
         }
         extra = [pa.field(name, types[name]) for name in self.constants]
         self.schema = bare(pa.schema([*file.schema, *extra]))
+        self.missing = {
+            *file.missing,
+            *(name for name, value in self.constants.items() if value is None),
+            *(field.name for field in file.schema if pa.types.is_null(field.type)),
+        }
 
     def pieces(self, schema: pa.Schema) -> Iterator[Piece]:
         """The file's pieces, in the types of this schema."""

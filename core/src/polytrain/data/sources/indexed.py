@@ -14,7 +14,17 @@ from polytrain.data.sources.arrays import column_of, tensors_of
 from polytrain.data.sources.pieces import Piece, Pieces
 from polytrain.data.sources.schemas import chosen, subschema
 
-_NOT_ITEMS = {"builtins", "numpy", "pandas", "polars", "pyarrow", "collections", "array", "torch"}
+_NOT_ITEMS = {
+    "builtins",
+    "numpy",
+    "pandas",
+    "polars",
+    "pyarrow",
+    "collections",
+    "array",
+    "torch",
+    "scipy",
+}
 """Packages whose own classes have items and a length, and aren't data sets of examples. (Those
 that users derive from torch's `Dataset` have modules of their own; the few data sets in
 `torch.utils.data` are let through.)"""
@@ -37,13 +47,12 @@ class IndexedPiece(Piece):
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         return self.take(range(start, stop), columns)
 
-    def take(self, indices: Iterable[int], columns: Sequence[str] | None = None) -> pa.Table:
-        """Items anywhere in the data set, in this order."""
+    def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
         names = self.schema.names if columns is None else columns
         schema = subschema(self.schema, list(names))
         kinds = {field.name: _Kind.of(field.type) for field in schema}
         values: dict[str, list[Any]] = {name: [] for name in kinds}
-        for index in indices:
+        for index in rows:
             found = self._item(int(index))
             for name, kind in kinds.items():
                 values[name].append(kind.checked(found[name], f"{self._item_at(index)}, {name!r}"))

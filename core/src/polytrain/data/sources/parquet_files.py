@@ -12,11 +12,13 @@ from threading import Lock
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line
+from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
+from polytrain.data.sources.missing import decides_type
 from polytrain.data.sources.pieces import Piece
+from polytrain.data.sources.ray_tensors import plain_columns, plain_schema
 from polytrain.data.sources.schemas import bare, conformed, refuse_repeated, subschema
 from polytrain.storage.filesystems import ResolvedPath, find
 
@@ -39,6 +41,8 @@ class RowGroupPiece(Piece):
     filesystem: Any = None
     """Where the path lies, if the user has brought a `pyarrow.fs.FileSystem`."""
 
+    version: FileVersion = UNKNOWN
+
     @property
     def where(self) -> str:
         return f"{self.path!r} (row group {self.row_group})"
@@ -47,12 +51,14 @@ class RowGroupPiece(Piece):
         names = self.schema.names if columns is None else list(columns)
         stored = [name for name in names if name not in self.constants]
         try:
-            with _opened(self.path, self.filesystem) as file:
+            with _opened(self.path, self.filesystem) as (file, version):
                 self._check(file.metadata)
+                check_unchanged(self.where, self.version, version)
                 table = _rows(file, self.row_group, range(start, stop), self.rows, stored)
         except (pa.ArrowException, OSError) as error:
             raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
-        return conformed(table, subschema(self.schema, names), self.where, self.constants)
+        wanted = subschema(self.schema, names)
+        return conformed(plain_columns(table), wanted, self.where, self.constants)
 
     def _check(self, metadata: Any) -> None:
         found = (
@@ -76,7 +82,11 @@ class ParquetFile:
     row_groups: tuple[int, ...]
     """Rows of each."""
 
+    missing: frozenset[str] = frozenset()
+    """Columns in which values are missing, as far as the footer tells."""
+
     filesystem: Any = None
+    version: FileVersion = UNKNOWN
 
     @property
     def rows(self) -> int:
@@ -94,17 +104,25 @@ class ParquetFile:
                     schema=schema,
                     constants=constants,
                     filesystem=self.filesystem,
+                    version=self.version,
                 )
 
 
-def described(place: str, filesystem: Any = None) -> ParquetFile:
+def described(
+    place: str, columns: Sequence[str] | None = None, filesystem: Any = None
+) -> ParquetFile:
     """Read a file's footer.
 
+    Args:
+        place: a path or an address.
+        columns: which columns are of interest; all by default.
+        filesystem: where the path lies, if the user has brought a `pyarrow.fs.FileSystem`.
+
     Raises:
-        SourceError: it can't be read, or has columns that can't be told apart.
+        SourceError: it can't be read, or has columns of the same name.
     """
     try:
-        with _opened(place, filesystem) as file:
+        with _opened(place, filesystem) as (file, version):
             metadata, schema = file.metadata, file.schema_arrow
             groups = tuple(
                 metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)
@@ -118,20 +136,51 @@ def described(place: str, filesystem: Any = None) -> ParquetFile:
             f"{place!r} can't be read: {one_line(error)}", "Replace or remove it"
         ) from error
     refuse_repeated(schema.names, repr(place))
+    own = _own_columns(schema)
+    wanted = [field for field in own if columns is None or field.name in columns]
     return ParquetFile(
-        place=place, schema=_own_columns(schema), row_groups=groups, filesystem=filesystem
+        place=place,
+        schema=own,
+        row_groups=groups,
+        missing=_missing(metadata, {field.name for field in wanted if decides_type(field.type)}),
+        filesystem=filesystem,
+        version=version,
     )
+
+
+def _missing(metadata: Any, names: set[str]) -> frozenset[str]:
+    """Those of these columns of which the footer says that values are missing."""
+    # Tensors are lists in the file, and lie one level down.
+    leaves = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
+    owners = {
+        leaf: path if path in names else path.split(".")[0] for leaf, path in enumerate(leaves)
+    }
+    unseen = {leaf: name for leaf, name in owners.items() if name in names}
+    found: set[str] = set()
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for leaf, name in list(unseen.items()):
+            statistics = group.column(leaf).statistics
+            if statistics is not None and statistics.has_null_count and statistics.null_count:
+                found.add(name)
+                del unseen[leaf]
+    return frozenset(found)
 
 
 def _own_columns(schema: pa.Schema) -> pa.Schema:
     """The columns without those that pandas adds for an index that has no name."""
-    notes = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+    try:
+        columns = json.loads((schema.metadata or {})[b"pandas"])["index_columns"]
+    except (KeyError, TypeError, ValueError):
+        # None, or not as pandas writes them.
+        columns = ()
     added = {
         name
-        for name in notes.get("index_columns", ())
+        for name in (columns if isinstance(columns, list) else ())
         if isinstance(name, str) and re.fullmatch(r"__index_level_\d+__", name)
     }
-    return bare(subschema(schema, [name for name in schema.names if name not in added]))
+    own = subschema(schema, [name for name in schema.names if name not in added])
+    return bare(plain_schema(own))
 
 
 def _rows(file: Any, row_group: int, rows: range, total: int, columns: list[str]) -> pa.Table:
@@ -181,17 +230,21 @@ _footers = _Footers(most=8)
 
 
 @contextmanager
-def _opened(place: str, filesystem: Any) -> Iterator[Any]:
+def _opened(place: str, filesystem: Any) -> Iterator[tuple[Any, FileVersion]]:
     where = find(place) if filesystem is None else ResolvedPath(filesystem, place, "")
-    info = where.filesystem.get_file_info(where.path)
-    if info.type == pafs.FileType.NotFound:
-        raise FileNotFoundError("there is no such file")
+    version = version_of(where)
     # A file that was replaced is another one.
-    key = (where.root, where.path, info.size, info.mtime_ns)
+    key = (where.root, where.path, version)
     footer = _footers.get(key)
     with where.filesystem.open_input_file(where.path) as source:
-        # Remote files are read in few large requests, all at once.
-        file = pq.ParquetFile(source, metadata=footer, pre_buffer=not where.is_local)
+        # Remote files are read in few large requests, all at once. Checksums are compared in pages
+        # that have some.
+        file = pq.ParquetFile(
+            source,
+            metadata=footer,
+            pre_buffer=not where.is_local,
+            page_checksum_verification=True,
+        )
         if footer is None:
             _footers.put(key, file.metadata)
-        yield file
+        yield file, version

@@ -33,6 +33,15 @@ class Piece(ABC):
             TransformError: the user's function failed on them.
         """
 
+    def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows anywhere in the piece, in this order, of which there is at least one.
+
+        Args:
+            rows: their numbers, counted within the piece.
+            columns: as in `read`.
+        """
+        return pa.concat_tables([self.read(row, row + 1, columns) for row in rows])
+
     def seekable(self, *, scattered: bool) -> bool:
         """Whether reading a few of the rows costs little more than those rows are worth.
 
@@ -63,6 +72,15 @@ class TablePiece(Piece):
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         return selected(self.table, columns).slice(start, stop - start)
+
+    def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows anywhere in the piece, in this order, of which there is at least one.
+
+        Args:
+            rows: their numbers, counted within the piece.
+            columns: as in `read`.
+        """
+        return pa.concat_tables([self.read(row, row + 1, columns) for row in rows])
 
     def seekable(self, *, scattered: bool) -> bool:
         return True

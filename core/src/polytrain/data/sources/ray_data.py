@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError
-from polytrain.data.sources.arrays import nested_lists, tensors_of
+from polytrain.data.sources.missing import found_missing, noted
 from polytrain.data.sources.pieces import Piece, Pieces, selected
-from polytrain.data.sources.schemas import chosen, conformed, subschema, unified_type
+from polytrain.data.sources.ray_tensors import plain_columns, refuse_objects
+from polytrain.data.sources.schemas import bare, chosen, conformed, subschema, unified_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,47 +59,39 @@ def from_ray_data(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     references = dataset.to_arrow_refs()
     count = ray.remote(num_cpus=0)(_rows_and_schema)
     counted = ray.get([count.remote(reference) for reference in references])
-    filled = [found for rows, found in counted if rows]
-    schema = _unified(filled, columns) if filled else pa.schema([])
+    filled = [found for rows, found, _ in counted if rows]
+    missing = {name for rows, _, names in counted if rows for name in names}
+    schema = unified(filled, columns) if filled else pa.schema([])
+    schema = noted(schema, missing)
     pieces = tuple(
         ObjectPiece(reference, rows, schema)
-        for reference, (rows, _) in zip(references, counted, strict=True)
+        for reference, (rows, *_) in zip(references, counted, strict=True)
         if rows
     )
     return Pieces(schema=schema, pieces=pieces)
 
 
-def plain_columns(table: pa.Table) -> pa.Table:
-    """The table with Ray's own tensor columns turned into Arrow's, which need no Ray to be read.
+def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.Schema:
+    """The schema that holds the rows of all blocks.
 
-    Those of tensors of different shapes become nested lists.
+    Raises:
+        SourceError: there is none.
     """
-    for index, field in enumerate(table.schema):
-        if type(field.type).__module__.startswith("ray."):
-            plain = _plain(table.column(index))
-            table = table.set_column(index, field.name, plain)
-    return table
-
-
-def _plain(column: pa.ChunkedArray) -> pa.Array:
-    array = column.combine_chunks().to_numpy(zero_copy_only=False)
-    dimensions = getattr(column.type, "ndim", None)
-    if dimensions is None:
-        return tensors_of(array)
-    return nested_lists(array, dimensions, column.type.storage_type.field("data").type.value_type)
-
-
-def _unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.Schema:
-    """The schema that holds the rows of all blocks."""
     first, *rest = schemas
     names = first.names if columns is None else chosen(columns, first.names)
+    for schema in schemas:
+        refuse_objects(subschema(schema, [name for name in names if name in schema.names]))
     types = {name: first.field(name).type for name in names}
     for schema in rest:
+        lacking = types.keys() - schema.names
+        if columns is None:
+            lacking |= set(schema.names) - types.keys()
+        if lacking:
+            raise SourceError(
+                f"some blocks have no column {', '.join(map(repr, sorted(lacking)))}",
+                "Give all rows the same columns, or pass columns=[…] with those that all have",
+            )
         for name, kind in types.items():
-            if name not in schema.names:
-                raise SourceError(
-                    f"some blocks have no column {name!r}", "Give all rows the same columns"
-                )
             own = schema.field(name).type
             both = unified_type(kind, own)
             if both is None:
@@ -110,6 +103,6 @@ def _unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.
     return pa.schema(types.items())
 
 
-def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema]:
+def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema, set[str]]:
     plain = plain_columns(table.slice(0, 1)) if table.num_rows else table
-    return table.num_rows, plain.schema
+    return table.num_rows, bare(plain.schema), found_missing(table)

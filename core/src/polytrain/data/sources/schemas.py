@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from polytrain.common.close_names import close_to
 from polytrain.common.data_errors import ReadError, SourceError, one_line
+from polytrain.data.shards.wide_types import with_wide_categories
 from polytrain.data.sources.arrays import nested_list_type, tensors_as_lists
+
+
+def columns_to_count(
+    columns: Sequence[str] | None, names: list[str], *, elsewhere: Collection[str], of: str
+) -> list[str]:
+    """The columns of a file that are read to count its rows and find their types.
+
+    Args:
+        columns: what the user asks for; None for all.
+        names: what the file has.
+        elsewhere: columns that the file need not have.
+        of: the file, for the message.
+
+    Returns:
+        The file's own columns among those; if there is none, its first: rows are counted all the
+        same.
+
+    Raises:
+        SourceError: a column is missing, or asked for twice.
+    """
+    if columns is None:
+        return names
+    own = [name for name in columns if name in names or name not in elsewhere]
+    return chosen(own, names, of=of) if own else names[:1]
 
 
 def chosen(columns: Sequence[str], names: Sequence[str], *, of: str = "") -> list[str]:
@@ -51,7 +77,7 @@ def twice(names: Sequence[str]) -> list[str]:
 
 
 def refuse_repeated(names: Sequence[str], where: str) -> None:
-    """Refuse columns that can't be told apart."""
+    """Refuse columns of the same name."""
     if repeated := twice(names):
         raise SourceError(
             f"{where} has more than one column {', '.join(map(repr, repeated))}",
@@ -65,16 +91,25 @@ def subschema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
 
 
 def bare(schema: pa.Schema) -> pa.Schema:
-    """Names and types alone: notes of whoever wrote a file differ from file to file."""
-    return pa.schema([pa.field(field.name, field.type) for field in schema])
+    """Names and types alone: notes of whoever wrote a file differ from file to file.
+
+    Categories have room for those of other parts.
+    """
+    return pa.schema([pa.field(field.name, with_wide_categories(field.type)) for field in schema])
 
 
 def unified_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """The type that holds the values of both without loss; None if there is none."""
-    if one == other:
+    if one == other or pa.types.is_null(other):
         return one
+    if pa.types.is_null(one):
+        return other
     if isinstance(one, pa.FixedShapeTensorType) or isinstance(other, pa.FixedShapeTensorType):
         return _type_of_both_tensors(one, other)
+    for decimal, floats in ((one, other), (other, one)):
+        if pa.types.is_decimal(decimal) and pa.types.is_floating(floats):
+            # Arrow would take the narrower float, and rounds decimals in their last place.
+            return None
     try:
         return (
             pa.unify_schemas(
@@ -157,15 +192,41 @@ def _conformed(table: pa.Table, field: pa.Field, where: str, why_missing: str) -
     column = table.column(index)
     if column.type == field.type:
         return column
+    if pa.types.is_null(column.type):
+        return pa.chunked_array([pa.nulls(len(column), field.type)])
+    if unified_type(column.type, field.type) is None:
+        raise ReadError(
+            f"{where} has the column {field.name!r} as {column.type}, which has nothing in common "
+            f"with the type {field.type} that it has in the data set"
+        )
     try:
         if isinstance(column.type, pa.FixedShapeTensorType):
             return _conformed_tensors(column, field.type)
-        return column.cast(field.type)
+        return exactly(column, field.type)
     except pa.ArrowException as error:
         raise ReadError(
             f"{where} has values in the column {field.name!r} that don't fit the type "
             f"{field.type}, which it has in the data set: {one_line(error)}"
         ) from error
+
+
+def exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """The same values in another type.
+
+    Raises:
+        pa.ArrowException: it doesn't hold them. Arrow's own cast rounds some, without a word.
+    """
+    cast = column.cast(kind)
+    if not pa.types.is_floating(kind):
+        return cast
+    if pa.types.is_decimal(column.type):
+        raise pa.ArrowInvalid("decimals would be rounded")
+    if pa.types.is_floating(column.type) and column.type.bit_width > kind.bit_width:
+        differ = pc.not_equal(cast.cast(column.type), column)
+        # NaN is unequal to itself.
+        if pc.any(pc.and_(differ, pc.invert(pc.is_nan(column)))).as_py():
+            raise pa.ArrowInvalid(f"numbers of type {column.type} would be rounded")
+    return cast
 
 
 def _conformed_tensors(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:

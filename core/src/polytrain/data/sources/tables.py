@@ -9,8 +9,11 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError, one_line
+from polytrain.data.shards.wide_types import widened
 from polytrain.data.sources.arrays import table_of
+from polytrain.data.sources.missing import found_missing, noted
 from polytrain.data.sources.pieces import Pieces, TablePiece
+from polytrain.data.sources.ray_tensors import plain_columns
 from polytrain.data.sources.schemas import chosen, refuse_repeated
 from polytrain.data.sources.views import without_views
 
@@ -30,7 +33,10 @@ def from_table(table: pa.Table, columns: Sequence[str] | None) -> Pieces:
     refuse_repeated(table.column_names, "the table")
     if columns is not None:
         table = table.select(chosen(columns, table.column_names))
-    table = without_views(table)
+    table = widened(without_views(plain_columns(table)))
+    missing = found_missing(table)
+    if missing:
+        table = pa.table(table.columns, schema=noted(table.schema, missing))
     return Pieces(schema=table.schema, pieces=(TablePiece(table),))
 
 
@@ -58,7 +64,15 @@ def _table(data: Any, columns: Sequence[str] | None) -> pa.Table | None:
 
 def _from_pandas(frame: Any) -> pa.Table:
     try:
-        return pa.Table.from_pandas(frame, preserve_index=False)
+        # Arrow knows the machine's own order of bytes only.
+        foreign = {
+            name: kind.newbyteorder("=")
+            for name, kind in frame.dtypes.items()
+            if getattr(kind, "byteorder", "=") in "<>" and not getattr(kind, "isnative", True)
+        }
+        return pa.Table.from_pandas(
+            frame.astype(foreign) if foreign else frame, preserve_index=False
+        )
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SourceError(
             f"the DataFrame can't become a table: {one_line(error)}",
@@ -109,7 +123,8 @@ def _from_hugging_face(dataset: Any) -> pa.Table:
             "Call reset_format() on it, and pass the function as the data set's transform",
         )
     # With the indices applied that select(), shuffle() and the like leave behind.
-    table = dataset.with_format("arrow")[:]
+    shown = None if dataset.format["output_all_columns"] else dataset.format["columns"]
+    table = dataset.with_format("arrow", columns=shown)[:]
     for index, field in enumerate(table.schema):
         if isinstance(field.type, pa.BaseExtensionType) and type(field.type).__module__.startswith(
             "datasets."

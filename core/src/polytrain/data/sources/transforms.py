@@ -14,12 +14,15 @@ from polytrain.common.data_errors import ReadError, SourceError, TransformError,
 from polytrain.data.shards.formats import column_to_numpy, empty_table
 from polytrain.data.shards.lists import is_list_of_numbers, lists_by_type
 from polytrain.data.sources.arrays import table_of
+from polytrain.data.sources.missing import decides_type, found_missing, noted
 from polytrain.data.sources.pieces import Piece, Pieces, selected
+from polytrain.data.sources.schemas import exactly
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
 Transform: TypeAlias = Callable[[Batch], Mapping[str, Any]]
 
 _TRIAL_ROWS = 8
+_SHOWN_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +52,18 @@ class TransformedPiece(Piece):
         if start == stop:
             # Functions of users may well not expect that.
             return selected(empty_table(self.schema), columns)
-        rows = self.piece.read(start, stop)
         first = self.first_row + start
-        where = f"rows {first} to {self.first_row + stop - 1} of {self.name!r} ({self.where})"
-        table = _typed(_transformed(self.transform, rows, where), self.schema, where)
-        return selected(table, columns)
+        where = f"rows {first} to {self.first_row + stop - 1}"
+        return selected(self._of(self.piece.read(start, stop), where), columns)
+
+    def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
+        shown = ", ".join(str(self.first_row + row) for row in rows[:_SHOWN_ROWS])
+        more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""
+        return selected(self._of(self.piece.take(rows), f"rows {shown}{more}"), columns)
+
+    def _of(self, rows: pa.Table, which: str) -> pa.Table:
+        where = f"{which} of {self.name!r} ({self.where})"
+        return typed(applied(self.transform, rows, where), self.schema, where)
 
     def seekable(self, *, scattered: bool) -> bool:
         return self.piece.seekable(scattered=scattered)
@@ -74,19 +84,8 @@ def transformed(name: str, found: Pieces, transform: Transform) -> Pieces:
     Raises:
         SourceError: the function fails, or returns no such dict.
     """
-    remedy = "Correct the function; it takes and returns a dict of column names to arrays"
-    if not callable(transform):
-        raise SourceError(f"transform is a {type(transform).__qualname__}", "Pass a function")
+    schema = tried(name, found, transform)
     firsts = accumulate((piece.rows for piece in found.pieces), initial=0)
-    trial = next(piece for piece in found.pieces if piece.rows)
-    rows = min(trial.rows, _TRIAL_ROWS)
-    where = f"rows 0 to {rows - 1} of {name!r} ({trial.where})"
-    try:
-        schema = _transformed(transform, trial.read(0, rows), where).schema
-    except (TransformError, ReadError) as error:
-        raise SourceError(str(error), remedy) from error
-    if not schema.names:
-        raise SourceError("the transform returns no columns", remedy)
     pieces = (
         TransformedPiece(
             piece=piece, transform=transform, schema=schema, name=name, first_row=first
@@ -96,8 +95,37 @@ def transformed(name: str, found: Pieces, transform: Transform) -> Pieces:
     return Pieces(schema=schema, pieces=tuple(pieces))
 
 
-def _transformed(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
-    batch = {name: _writable(_array(rows.column(name))) for name in rows.column_names}
+def tried(name: str, found: Pieces, transform: Transform) -> pa.Schema:
+    """The schema of what a function returns for the first few rows.
+
+    Raises:
+        SourceError: the function fails, or returns no such dict.
+    """
+    remedy = "Correct the function; it takes and returns a dict of column names to arrays"
+    if not callable(transform):
+        raise SourceError(f"transform is a {type(transform).__qualname__}", "Pass a function")
+    trial = next(piece for piece in found.pieces if piece.rows)
+    rows = min(trial.rows, _TRIAL_ROWS)
+    where = f"rows 0 to {rows - 1} of {name!r} ({trial.where})"
+    try:
+        schema = applied(transform, trial.read(0, rows), where).schema
+    except (TransformError, ReadError) as error:
+        raise SourceError(str(error), remedy) from error
+    if not schema.names:
+        raise SourceError("the transform returns no columns", remedy)
+    return schema
+
+
+def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
+    """What the function returns for some rows, as a table.
+
+    Raises:
+        TransformError: it fails, or returns no such dict.
+    """
+    batch = {
+        field.name: _writable(_array(column, field))
+        for field, column in zip(rows.schema, rows.columns, strict=True)
+    }
     try:
         result = transform(batch)
     except Exception as error:
@@ -116,15 +144,24 @@ def _transformed(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
         raise TransformError(
             f"the transform returned {table.num_rows} rows for {where}, which are {rows.num_rows}"
         )
-    return table
+    # An array of objects has room for None, be it in other rows.
+    roomy = {
+        str(name)
+        for name, array in result.items()
+        if isinstance(array, np.ndarray) and array.dtype == object
+    }
+    missing = found_missing(table) | {
+        field.name for field in table.schema if field.name in roomy and decides_type(field.type)
+    }
+    return pa.table(table.columns, schema=noted(table.schema, missing))
 
 
-def _array(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+def _array(column: pa.ChunkedArray, field: pa.Field) -> np.ndarray[Any, Any]:
     # Lists have a form that doesn't depend on which rows are read together: so does what the
     # function returns, which must have one type.
     if is_list_of_numbers(column.type):
         return lists_by_type(column)
-    return column_to_numpy(column)
+    return column_to_numpy(column, field)
 
 
 def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -132,8 +169,12 @@ def _writable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.require(array, requirements="W")
 
 
-def _typed(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
-    """The table in the columns and types that the function returned for the first rows."""
+def typed(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+    """The table in the columns and types that the function returned for the first rows.
+
+    Raises:
+        TransformError: it has others.
+    """
     if set(table.column_names) != set(schema.names):
         raise TransformError(
             f"the transform returned the columns {table.column_names} for {where}, but "
@@ -143,7 +184,7 @@ def _typed(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
     for field in schema:
         column = table.column(field.name)
         try:
-            arrays.append(column if column.type == field.type else column.cast(field.type))
+            arrays.append(column if column.type == field.type else exactly(column, field.type))
         except pa.ArrowException as error:
             raise TransformError(
                 f"the transform returned {column.type} as {field.name!r} for {where}, but "

@@ -6,15 +6,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polytrain.data.shards.wide_types import with_wide_categories
+
 
 def without_views(table: pa.Table) -> pa.Table:
     """The table with strings, bytes and lists as everybody knows them."""
     for index, field in enumerate(table.schema):
         if _has_views(field.type):
-            kind = _plain(field.type)
-            chunks = [_converted(chunk) for chunk in table.column(index).chunks]
-            table = table.set_column(index, field.name, pa.chunked_array(chunks, kind))
+            table = table.set_column(index, field.name, without_view(table.column(index)))
     return table
+
+
+def without_view(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The same of one column."""
+    return pa.chunked_array([_converted(chunk) for chunk in column.chunks], _plain(column.type))
 
 
 def _has_views(kind: pa.DataType) -> bool:
@@ -35,6 +40,9 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return pa.struct([field.with_type(_plain(field.type)) for field in fields])
+    if pa.types.is_dictionary(kind) and _has_views(kind.value_type):
+        values = _plain(kind.value_type)
+        return pa.dictionary(with_wide_categories(kind).index_type, values, ordered=kind.ordered)
     return kind
 
 
@@ -51,6 +59,11 @@ def _converted(array: pa.Array) -> pa.Array:
         fields = [plain.field(number) for number in range(plain.num_fields)]
         parts = [_converted(part) for part in array.flatten()]
         return pa.StructArray.from_arrays(parts, fields=fields, mask=array.is_null())
+    if pa.types.is_dictionary(kind):
+        plain = _plain(kind)
+        indices = array.indices.cast(plain.index_type)
+        values = _converted(array.dictionary)
+        return pa.DictionaryArray.from_arrays(indices, values, ordered=kind.ordered)
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         return array.cast(_plain(kind))
     # Arrow's own cast of list views loses values that come after an empty or missing list.

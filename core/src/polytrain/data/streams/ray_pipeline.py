@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -17,11 +18,15 @@ from ray.exceptions import RayError
 
 from polytrain.common.data_errors import SourceError, is_library, raised_at
 from polytrain.data.plan.stream_partitioner import BlockRows
-from polytrain.data.sources.ray_data import is_computed, plain_columns
+from polytrain.data.sources.ray_data import is_computed
+from polytrain.data.sources.ray_tensors import plain_columns
 from polytrain.data.sources.schemas import bare
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 """A line of a traceback that says where its next line is."""
+
+_MOST_LOOKED_AT = 8
+"""Blocks that the pipeline computes, at most, before its columns' types are taken as known."""
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -54,7 +59,8 @@ def stream_schema(dataset: Any) -> pa.Schema:
 
     Free where Ray Data can tell them without running anything, which a function of the user's
     prevents. Otherwise the pipeline runs until its first block: a read and the functions on it, but
-    everything that comes before a shuffle, a sort or a repartition.
+    everything that comes before a shuffle, a sort or a repartition. It runs on, for some blocks,
+    where a column has no value in the first.
 
     Raises:
         SourceError: there are no rows, or the pipeline fails.
@@ -63,18 +69,23 @@ def stream_schema(dataset: Any) -> pa.Schema:
     schema = None if known is None else known.base_schema
     if isinstance(schema, pa.Schema) and not _needs_values(schema):
         return bare(schema)
+    found: pa.Schema | None = None
     try:
-        for rows in blocks_of(dataset):
-            if len(rows):
-                # All the values of a DataFrame show its types, and one tensor the shape of all.
-                table = as_arrow(ray.get(rows.block))
-                return bare(plain_columns(table.slice(rows.start, 1)).schema)
+        for rows in islice(filter(len, blocks_of(dataset)), _MOST_LOOKED_AT):
+            # All the values of a DataFrame show its types, and one tensor the shape of all.
+            table = as_arrow(ray.get(rows.block))
+            own = bare(plain_columns(table.slice(rows.start, 1)).schema)
+            found = own if found is None else _completed(found, own)
+            if not any(map(pa.types.is_null, found.types)):
+                break
     except Exception as error:
         raise SourceError(
             f"its pipeline failed: {reason_of(error)}",
             "Make it run by itself first: dataset.take(1)",
         ) from error
-    raise SourceError("it has no rows", "Pass a data set with rows")
+    if found is None:
+        raise SourceError("it has no rows", "Pass a data set with rows")
+    return found
 
 
 def cpu_shortage(dataset: Any, held: Mapping[str, float], total: float) -> str | None:
@@ -163,8 +174,23 @@ def as_arrow(block: Any) -> pa.Table:
 
 
 def _needs_values(schema: pa.Schema) -> bool:
-    """Whether there are columns whose plain types only their values show: Ray's tensors."""
-    return any(type(field.type).__module__.startswith("ray.") for field in schema)
+    """Whether there are columns whose plain types only their values show: Ray's tensors, and those
+    that have no value so far."""
+    return any(
+        pa.types.is_null(kind) or type(kind).__module__.startswith("ray.") for kind in schema.types
+    )
+
+
+def _completed(schema: pa.Schema, later: pa.Schema) -> pa.Schema:
+    """A schema, with the types that columns without a value have in later rows."""
+    return pa.schema(
+        [
+            later.field(field.name)
+            if pa.types.is_null(field.type) and field.name in later.names
+            else field
+            for field in schema
+        ]
+    )
 
 
 def allow_blocking_get() -> None:

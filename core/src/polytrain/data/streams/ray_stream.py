@@ -69,7 +69,7 @@ class RayStream:
             name: the data set's name, for messages.
             dataset: the `ray.data.Dataset`; its user's own isn't touched, since this is a copy.
             held: resources that the workers hold, all of them together.
-            notice_after_s: seconds that ranks wait for a block until it is told why.
+            notice_after_s: seconds that ranks wait for a block before the reason is logged.
         """
         self._name = name
         self._dataset = dataset
@@ -154,7 +154,7 @@ def start_stream(
         name: the data set's name.
         dataset: a `ray.data.Dataset`.
         held: resources that the workers hold, all of them together.
-        notice_after_s: seconds that ranks wait for a block until it is told why.
+        notice_after_s: seconds that ranks wait for a block before the reason is logged.
     """
     here = ray.get_runtime_context().get_node_id()
     return (

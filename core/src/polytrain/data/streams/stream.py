@@ -7,10 +7,11 @@ into batches without knowing of one another.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from polytrain.data.plan.stream_partitioner import Segment, rank_total
 from polytrain.data.shards.batched import Batch, BatchedShard
 from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.regions import RowSlice
+from polytrain.data.shards.wide_types import in_one_piece
 from polytrain.monitoring.progress_page import Stage, during
 
 _WHOLE = -1
@@ -37,6 +39,9 @@ class StreamSpec:
     name: str
     schema: pa.Schema
     remainder: Remainder
+
+    data: Mapping[str, str] = field(default_factory=dict)
+    """What the data set is known by: see `fingerprint.marks`."""
 
 
 class PartSource(ABC):
@@ -73,7 +78,7 @@ class StreamShard(BatchedShard):
             name=spec.name, cursor=cursor, remainder=spec.remainder, world_size=world_size
         )
         self._spec = spec
-        self._parts = parts
+        self._parts = _KeptParts(parts)
         self._rank = rank
         self._whole: pa.Table | None = None
 
@@ -94,9 +99,10 @@ class StreamShard(BatchedShard):
     def to_arrow(self) -> pa.Table:
         if self._whole is None:
             self._parts.begin(_WHOLE, ())
+            self._parts.forget()
             with _Buffer(self._parts, _WHOLE, self._spec.schema) as rows:
                 rows.fill(None)
-                self._whole = rows.take(len(rows)).combine_chunks()
+                self._whole = in_one_piece(rows.take(len(rows)))
         return self._whole
 
     def _num_batches_from(self, start: int, global_rows: int, remainder: Remainder) -> int:
@@ -109,20 +115,18 @@ class StreamShard(BatchedShard):
         )
 
     def _batches(
-        self, epoch: Epoch, global_rows: int, remainder: Remainder
+        self, epoch: Epoch, global_rows: int, remainder: Remainder, *, least: int
     ) -> Generator[Batch, None, None]:
-        size, uneven = divmod(global_rows, self._world_size)
-        if uneven:
-            raise ValueError(
-                f"global_batch_size={global_rows}: a data set that streams is dealt to all "
-                f"{self._world_size} workers alike; give a multiple of that"
-            )
         position = self.cursor.position
         legs = position.legs if position.epoch == epoch.number else ()
         self._parts.begin(epoch.number, legs)
         start = epoch.start
+        last = empty_table(self._spec.schema)
         with _Buffer(self._parts, epoch.number, self._spec.schema) as rows:
             while True:
+                if epoch.has_begun:
+                    self._parts.forget()
+                size = self._size(start, global_rows)
                 # Whether these are the last rows decides how large a batch is.
                 rows.fill(2 * size)
                 if rows.dealt is not None and not legs:
@@ -132,11 +136,23 @@ class StreamShard(BatchedShard):
                     return
                 mine = rows.take(stop - start)
                 weight = self._weight(start, stop, rows.dealt)
-                if remainder == "pad" and 0 < len(mine) < size:
-                    repeats = [mine] * -(-size // len(mine))
+                if remainder == "pad" and len(mine) < size:
+                    # Another rank may have been dealt a row more, and this one none at all.
+                    some = mine if len(mine) else last
+                    repeats = [mine, *[some] * -(-size // max(1, len(some)))]
                     mine = pa.concat_tables(repeats).slice(0, size)
+                last = mine
                 yield Batch(content=[RowSlice.of(mine)], stop=stop, weight=weight)
                 start = stop
+
+    def _size(self, start: int, global_rows: int) -> int:
+        """Rows of a rank in the batch that begins at its row `start`: the same on every rank.
+
+        Ranks are dealt equally many. Where their number doesn't divide a global batch, batches
+        differ by a row, such that so many rows are in a global batch on average.
+        """
+        number = -(-start * self._world_size // global_rows)
+        return max(1, (number + 1) * global_rows // self._world_size - start)
 
     def _check_enough(self, rows: int) -> None:
         """Refuse to train on an epoch that leaves a rank without rows, as for other sources."""
@@ -163,6 +179,39 @@ class StreamShard(BatchedShard):
         totals = [rank_total(dealt, self._world_size, rank) for rank in range(self._world_size)]
         shares = [max(0, min(total, stop) - start) for total in totals]
         return shares[self._rank] * self._world_size / max(1, sum(shares))
+
+
+class _KeptParts(PartSource):
+    """Parts that come once, kept until it is certain that nobody asks for them again.
+
+    Whoever takes batches ahead may discard them, and begin the same epoch again.
+    """
+
+    def __init__(self, parts: PartSource) -> None:
+        self._parts = parts
+        self._begun: tuple[int, tuple[Segment, ...]] | None = None
+        self._kept: list[pa.Table | int] | None = []
+        self._lock = threading.Lock()
+
+    def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
+        with self._lock:
+            if self._kept is not None and self._begun == (epoch, tuple(legs)):
+                return
+            self._begun, self._kept = (epoch, tuple(legs)), []
+            self._parts.begin(epoch, legs)
+
+    def next_part(self, epoch: int, index: int) -> pa.Table | int:
+        with self._lock:
+            kept = self._kept
+            if kept is None or self._begun is None or self._begun[0] != epoch:
+                return self._parts.next_part(epoch, index)
+            if index == len(kept):
+                kept.append(self._parts.next_part(epoch, index))
+            return kept[index]
+
+    def forget(self) -> None:
+        """The epoch has begun."""
+        self._kept = None
 
 
 class _Buffer:

@@ -1,1 +1,1 @@
-"""How worker processes start: forked from a zygote, which is kept, preloaded, or spawned anew."""
+"""Starts worker processes: a zygote forks them, or spawns them if forking isn't safe."""

@@ -1,4 +1,4 @@
-"""An agent's dealings with its node's zygotes: who forks its workers, and who tells their ends."""
+"""The agent's connections to its node's zygotes, which fork its worker processes."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ from polytrain.workers.messages import FrameBuffer
 from polytrain.workers.process_connection import READ_SIZE
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 
+_ENTRY = "polytrain.workers.worker_process"
+
 
 class Listener(Protocol):
-    """Who wants to know what becomes of worker processes."""
+    """Is notified of the start and end of worker processes."""
 
     def process_started(self, attempt: int, pid: int) -> None:
-        """The worker process runs as this process."""
+        """The worker process has started with this process id."""
 
     def process_ended(self, attempt: int, how: str, *, killed: bool) -> None:
-        """Its process is gone."""
+        """The worker process has ended."""
 
-    def process_lost(self, attempt: int) -> None:
-        """The zygote that had forked it is gone, and told no end of it."""
+    def process_lost(self, attempt: int, why: str) -> None:
+        """The worker process's zygote is gone; `why` is empty if it gave no reason."""
 
 
 class Zygotes:
-    """The node's zygote, which whoever needs it starts, and the one that has learned, if there is.
+    """The node's zygote, and the preloaded zygote if there is one.
 
-    The latter is a fork of the former, and ends with it. It exists from when it is ready on, so
-    a launch that finds it uses it.
+    The first agent that needs the node's zygote starts it. The preloaded zygote is a fork of it,
+    and ends with it. It has an address only once it is ready; a launch that finds it uses it.
 
-    All of it happens on the agent's event loop.
+    All methods run on the agent's event loop.
     """
 
     def __init__(self, spec: ZygoteSpec, *, tell: Listener) -> None:
         self._spec = spec
         self._tell = tell
-        self._node: _Line | None = None
-        self._preloaded: _Line | None = None
+        self._node: _Connection | None = None
+        self._preloaded: _Connection | None = None
 
     def connect(self) -> None:
-        """Have the node's zygote, so that it imports what worker processes need."""
+        """Start or connect to the node's zygote, so that it imports what worker processes need."""
         self._connected()
 
     def fork(
@@ -53,24 +55,29 @@ class Zygotes:
         directory: str,
         descriptors: Sequence[int],
     ) -> None:
-        """Ask for a worker process.
+        """Request a worker process.
 
         Raises:
             OSError: the zygote is gone.
         """
         node = self._connected()
-        line = self._connected_to_preloaded() or node
-        line.attempt = attempt
-        line.connection.request(
-            ["fork", attempt, dict(environment), directory, list(self._spec.path)], descriptors
-        )
+        zygote = self._connected_to_preloaded() or node
+        zygote.attempt = attempt
+        try:
+            zygote.connection.request(
+                ["fork", attempt, dict(environment), directory, list(self._spec.path), _ENTRY],
+                descriptors,
+            )
+        except OSError as error:
+            why = f"{error.strerror}, {zygote.why_lost}" if zygote.why_lost else error.strerror
+            raise OSError(error.errno, why) from error
 
     def kill(self, attempt: int) -> None:
-        """End a worker process at once. One whose zygote has just died is gone all the same."""
-        for line in (self._node, self._preloaded):
-            if line is not None and line.attempt == attempt:
+        """Kill a worker process. If its zygote is gone, so is the process."""
+        for zygote in (self._node, self._preloaded):
+            if zygote is not None and zygote.attempt == attempt:
                 with contextlib.suppress(OSError):
-                    line.connection.request(["kill", attempt])
+                    zygote.connection.request(["kill", attempt])
 
     def preload(
         self,
@@ -79,69 +86,80 @@ class Zygotes:
         environment: Mapping[str, str],
         directory: str,
     ) -> None:
-        """Have what a worker has imported imported for the next, unless that is done already."""
+        """Request a preloaded zygote with what a worker process imported, unless there is one."""
         if self._node is not None:
             with contextlib.suppress(OSError):
                 self._node.connection.request(
-                    ["learn", list(modules), dict(variables), dict(environment), directory]
+                    ["preload", list(modules), dict(variables), dict(environment), directory]
                 )
 
     async def close(self) -> None:
-        """Leave; the zygote's worker processes end. Whoever started it waits for its end."""
+        """Disconnect, which ends this agent's worker processes. The starter waits for its end."""
         loop = asyncio.get_running_loop()
-        for line in (self._preloaded, self._node):
-            if line is not None:
-                loop.remove_reader(line.connection.socket)
-                await loop.run_in_executor(None, line.connection.close)
+        for zygote in (self._preloaded, self._node):
+            if zygote is not None:
+                loop.remove_reader(zygote.connection.socket)
+                await loop.run_in_executor(None, zygote.connection.close)
         self._node = self._preloaded = None
 
-    def _connected(self) -> _Line:
+    def _connected(self) -> _Connection:
         if self._node is None:
             self._node = self._listen(ZygoteConnection.open(self._spec))
         return self._node
 
-    def _connected_to_preloaded(self) -> _Line | None:
+    def _connected_to_preloaded(self) -> _Connection | None:
         if self._preloaded is None:
             connection = ZygoteConnection.to_preloaded(self._spec)
             if connection is not None:
                 self._preloaded = self._listen(connection)
         return self._preloaded
 
-    def _listen(self, connection: ZygoteConnection) -> _Line:
-        line = _Line(connection)
-        asyncio.get_running_loop().add_reader(connection.socket, self._read, line)
-        return line
+    def _listen(self, connection: ZygoteConnection) -> _Connection:
+        zygote = _Connection(connection)
+        asyncio.get_running_loop().add_reader(connection.socket, self._read, zygote)
+        return zygote
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, zygote: _Connection) -> None:
         try:
-            data = line.connection.socket.recv(READ_SIZE, socket.MSG_DONTWAIT)
+            data = zygote.connection.socket.recv(READ_SIZE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         if not data:
-            self._lost(line)
+            self._lost(zygote)
             return
-        for message in line.frames.feed(data):
+        for message in zygote.frames.feed(data):
             if message[0] == "forked":
                 self._tell.process_started(message[1], message[2])
+            elif message[0] == "dying":
+                zygote.why = message[1]
             else:
                 self._tell.process_ended(message[1], message[2], killed=message[3])
 
-    def _lost(self, line: _Line) -> None:
-        asyncio.get_running_loop().remove_reader(line.connection.socket)
-        line.connection.socket.close()
-        if line is self._preloaded:
+    def _lost(self, zygote: _Connection) -> None:
+        asyncio.get_running_loop().remove_reader(zygote.connection.socket)
+        why = zygote.why_lost
+        zygote.connection.leave()
+        if zygote is self._preloaded:
             self._preloaded = None
         else:
             self._node = None
-        self._tell.process_lost(line.attempt)
+        self._tell.process_lost(zygote.attempt, why)
 
 
-class _Line:
-    """A connection to a zygote, and the last attempt that was asked of it."""
+class _Connection:
+    """A connection to a zygote, and the last attempt that it forked for."""
 
     def __init__(self, connection: ZygoteConnection) -> None:
         self.connection = connection
         self.frames = FrameBuffer()
         self.attempt = -1
+        self.why = ""
+        """The zygote's reason for its end; empty if it gave none."""
+
+    @property
+    def why_lost(self) -> str:
+        """What is known of the reason for the zygote's end."""
+        output = self.connection.last_output()
+        return self.why or (output and f"its last output was:\n{output}")

@@ -1,8 +1,8 @@
-"""The zygote that a run leaves behind, warm for the next run of the same process.
+"""Keeps a run's zygote warm for the next run of the same process.
 
-Who calls `fit()` once often does it again: in a notebook, or to compare settings. What workers
-need is then imported already. One zygote at most is kept, on the driver's node, for a minute, and
-it goes with the process. A run that needs another one ends it.
+In a notebook, or to compare settings, `fit()` is called several times. A kept zygote has imported
+what workers need. At most one is kept, on the driver's node, for a minute; it ends with the
+process. A run that needs a different zygote ends it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zyg
 
 _KEPT_S = 60.0
 _OF_NO_EFFECT = ("RAY_", "PYTEST_")
-"""Variables that differ between runs that are alike: pytest names each test in one."""
+"""Prefixes of variables that may differ: pytest sets one to the name of each test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class WarmZygote:
     """A zygote on the driver's node, and the connection that keeps it alive."""
 
     token: str
-    """Names it, and the others of its run, on every node."""
+    """Identifies the zygotes of its run on every node."""
 
     connection: ZygoteConnection
     likeness: tuple[str, ZygoteSpec, Mapping[str, str]]
-    """Node, modules and environment: everything that it depends on."""
+    """Node, modules and environment: everything that the zygote depends on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +44,10 @@ _kept: _Kept | None = None
 
 
 def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
-    """The zygote that an earlier run has left, if it is like this one; else one that is started.
+    """Return the kept zygote if it has the same node, modules and environment; else start one.
 
     Args:
-        spec: what it is like; it has no name yet.
+        spec: the zygote's settings, without a name.
         node_id: the driver's node.
     """
     environment = {
@@ -56,7 +56,7 @@ def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
     likeness = (node_id, spec, environment)
     kept = _taken()
     if kept is not None:
-        if kept.likeness == likeness and kept.connection.has_forgotten():
+        if kept.likeness == likeness and kept.connection.was_reset():
             return kept
         kept.connection.end()
     token = secrets.token_hex(8)
@@ -65,14 +65,14 @@ def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
 
 
 def keep(zygote: WarmZygote) -> None:
-    """Leave the zygote to the next run. No other may be using it."""
+    """Keep the zygote for the next run. No other run may be using it."""
     global _kept
     before = _taken()
     if before is not None:
         before.connection.end()
     with contextlib.suppress(OSError):
-        # What this run's training function has imported is nothing to the next.
-        zygote.connection.request(["forget"])
+        # The next run must not get what this run's training function imported.
+        zygote.connection.request(["reset"])
     timer = threading.Timer(_KEPT_S, let_go)
     timer.daemon = True
     with _lock:
@@ -81,14 +81,14 @@ def keep(zygote: WarmZygote) -> None:
 
 
 def let_go() -> None:
-    """End the zygote that is kept, if there is one."""
+    """End the kept zygote, if there is one."""
     zygote = _taken()
     if zygote is not None:
         zygote.connection.end()
 
 
 def kept_process() -> int | None:
-    """Process id of the zygote that is kept and that this process has started, if there is one."""
+    """Return the process id of the kept zygote, if this process started one."""
     with _lock:
         return None if _kept is None else _kept.zygote.connection.pid
 

@@ -1,15 +1,23 @@
-"""The way to a node's zygote: connect to it, or start it if nobody has."""
+"""Connects to a node's zygote, and starts it if needed.
+
+The zygote's address has no permissions, and every user on the node can see it. Agents send the
+run's environment, so each end first asks the kernel for the user of the other end's process.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
+import hashlib
+import marshal
 import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from polytrain.common.processes import children_of, peer_of, wait_if_ending
 from polytrain.workers.messages import SocketChannel, pack
@@ -17,77 +25,120 @@ from polytrain.workers.messages import SocketChannel, pack
 # Threads that libraries start while they are imported would make forking unsafe.
 _NO_ARROW_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 SAFE_TO_FORK = {"OPENBLAS_NUM_THREADS": "1", **_NO_ARROW_THREAD}
-"""Variables of a process that imports what it is to fork."""
+"""Variables that keep a process safe to fork after its imports."""
 
 _UNLESS_SET = {
-    # Row groups come and go many times a second. Arrow's allocator gives memory back to the system
-    # after 10 ms by default, and having it mapped again takes longer than reading it full.
+    # Row groups are allocated and freed many times a second. By default Arrow's allocator returns
+    # memory to the system after 10 ms, and mapping it again takes longer than filling it.
     "MIMALLOC_PURGE_DELAY": "10000",
-    # Tensors come and go with every step. glibc raises these two by itself, but as far as here only
-    # after it has freed a block as large; until then it may give a step's memory back at its end.
+    # Tensors are allocated and freed in every step. glibc raises these two by itself, but this far
+    # only after it has freed a block as large; until then it may return the memory after each step.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 
 _ANSWER_S = 1.0
 
+_REACHED_S = 30.0
+"""Seconds within which the owner of an address must answer or release it."""
+
+_PAUSE_S = 0.001
+
+_LAST_OUTPUT = 4000
+"""Bytes of a zygote's output that are shown."""
+
+_LONGEST_FRAME = 16 << 10
+"""Bytes of a request that are sent through the socket."""
+
+_START = """import marshal, os, sys
+with os.fdopen(int(sys.argv[1]), "rb") as file:
+    settings = marshal.load(file)
+sys.path[:] = settings.pop("path")
+from polytrain.workers.processes.zygote import main
+main(**settings)
+"""
+"""The zygote's program. It uses only built-in modules until `sys.path` is set: files in the working
+directory may have the names of other modules.
+"""
+
 BACKLOG = 1024
-"""Agents of one node that may connect while the zygote still imports."""
+"""Connections that may wait while the zygote imports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteSpec:
-    """What a node's zygote is like. The same from whoever starts it."""
+    """The settings of a node's zygote, the same in every agent of the node."""
 
     name: str
-    """Its address: an abstract Unix socket, which has no file and vanishes with its owner."""
+    """The address: an abstract Unix socket, which has no file and ends with its owner."""
 
     environment: Mapping[str, str]
-    """Variables that must be set before anything is imported, unless the user has set them."""
+    """Variables to set before any import, unless the user has set them."""
 
     modules: tuple[str, ...]
     path: tuple[str, ...]
-    """Its `sys.path`."""
+    """The zygote's `sys.path`."""
 
 
 def zygote_name(token: str, node_id: str) -> str:
-    """Address of the zygote with this token on one node."""
-    return f"\0polytrain-{token}-{node_id}"
+    """Return the address of this user's zygote with this token on one node.
+
+    The address doesn't reveal the token, or the addresses on other nodes.
+    """
+    named = hashlib.sha256(f"{os.getuid()} {token} {node_id}".encode()).hexdigest()
+    return f"\0polytrain-{named[:32]}"
 
 
 def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables under which a zygote imports what workers with these have imported themselves.
+    """Return the variables with which a preloaded zygote imports modules for worker processes.
 
-    BLAS libraries keep the threads that they are loaded with: as many as in a worker process, here.
+    BLAS libraries keep the number of threads at import: here it is that of a worker process.
     """
     return {**_UNLESS_SET, **environment, **_NO_ARROW_THREAD}
 
 
 def preloaded_name(name: str) -> str:
-    """Address of the zygote that has also imported what a worker process of this zygote has."""
-    return f"{name}-learned"
+    """Return the address of a zygote's preloaded zygote."""
+    return f"{name}-preloaded"
 
 
 class ZygoteConnection:
-    """A client's connection to its node's zygote, which ends when the last of them is closed."""
+    """A client's connection to a zygote, which ends when its last connection is closed."""
 
     def __init__(
-        self, connection: socket.socket, process: subprocess.Popen[bytes] | None = None
+        self,
+        connection: socket.socket,
+        *,
+        process: subprocess.Popen[bytes] | None = None,
+        output: int | None = None,
     ) -> None:
+        """
+        Args:
+            connection: the socket.
+            process: the zygote, if this process started it.
+            output: a descriptor of the file that is its standard error, which this object closes.
+        """
         self.socket = connection
         self._process = process
+        self._output = output
 
     @classmethod
-    def open(cls, spec: ZygoteSpec) -> ZygoteConnection:
-        """Connect to the zygote, or start it."""
-        return cls(*_connect(spec))
+    def open(cls, spec: ZygoteSpec, *, within_s: float = _REACHED_S) -> ZygoteConnection:
+        """Connect to the zygote; start it if needed.
+
+        Raises:
+            PermissionError: another user's process has the address.
+            OSError: nobody answers at the address within this time, or the system can't start the
+                process.
+        """
+        return _connect(spec, time.monotonic() + within_s, within_s)
 
     @classmethod
     def to_preloaded(cls, spec: ZygoteSpec) -> ZygoteConnection | None:
-        """Connect to the one that has learned; None if there is none, or it isn't ready.
+        """Connect to the preloaded zygote; None if there is none, or if it isn't ready.
 
-        One that an earlier zygote of this name has left, by being killed, is still there for a
-        moment: the kernel ends it, but not before everybody has heard of the other's end.
+        If an earlier zygote of this name was killed, its preloaded zygote still answers for a
+        moment before the kernel ends it, so the parent is checked.
         """
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with contextlib.suppress(OSError):
@@ -95,86 +146,144 @@ class ZygoteConnection:
             listener = _listener_of(connection)
             is_ours = listener in children_of(_listener_at(spec.name))
             if is_ours and not wait_if_ending(listener):
-                return cls(connection)
+                return cls(connection, output=_output_of(listener, spec.name))
         connection.close()
         return None
 
     def request(self, message: list[object], descriptors: Sequence[int] = ()) -> None:
-        """Send a request, together with open descriptors."""
+        """Send a request, together with open descriptors.
+
+        This doesn't wait for the zygote, which may be importing. Its socket takes little, so a long
+        request is in a file in memory, and the descriptor of that file comes first.
+        """
         frame = pack(message)
-        # The descriptors travel with the first bytes; the rest may need several messages.
+        if len(frame) <= _LONGEST_FRAME:
+            self._send(frame, descriptors)
+            return
+        content = os.memfd_create("polytrain-request")
+        try:
+            with os.fdopen(content, "wb", closefd=False) as file:
+                file.write(frame)
+            kind, *others = message
+            header = [kind, *others[:1]] if kind == "fork" else [kind]
+            self._send(pack(["in memory", *header]), [content, *descriptors])
+        finally:
+            os.close(content)
+
+    def _send(self, frame: bytes, descriptors: Sequence[int]) -> None:
+        # The descriptors are sent with the first bytes; the rest may need several messages.
         socket.send_fds(self.socket, [frame[:4]], list(descriptors))
         self.socket.sendall(frame[4:])
 
     @property
     def is_open(self) -> bool:
-        """Whether it hasn't been left."""
+        """Whether the connection is open."""
         return self.socket.fileno() != -1
 
     @property
     def pid(self) -> int | None:
-        """Process id of the zygote; None if it was there when this connected."""
+        """Process id of the zygote; None if another process started it."""
         return None if self._process is None else self._process.pid
 
-    def leave(self) -> None:
-        """Be its client no more. It lives as long as there are others."""
-        self.socket.close()
+    def last_output(self) -> str:
+        """Return the end of what the zygote has written to its standard error, also if it died."""
+        if self._output is None:
+            return ""
+        start = max(0, os.fstat(self._output).st_size - _LAST_OUTPUT)
+        return os.pread(self._output, _LAST_OUTPUT, start).decode(errors="replace").strip()
 
-    def has_forgotten(self) -> bool:
-        """Whether it has done what it was asked to do last: to forget what a run was about.
+    def leave(self) -> None:
+        """Disconnect. The zygote lives while it has other clients."""
+        self.socket.close()
+        if self._output is not None:
+            os.close(self._output)
+            self._output = None
+
+    def was_reset(self) -> bool:
+        """Return whether the zygote has confirmed the reset that was requested last.
 
         False if it is gone, or doesn't answer at once.
         """
         self.socket.settimeout(_ANSWER_S)
         try:
-            return SocketChannel(self.socket).receive() == ["forgotten"]
+            return SocketChannel(self.socket).receive() == ["was reset"]
         except (EOFError, OSError):
             return False
         finally:
             self.socket.settimeout(None)
 
     def end(self) -> None:
-        """End the zygote, which nobody needs any more."""
+        """Disconnect, and kill the zygote if this process started it."""
         self.leave()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def close(self) -> None:
-        """Leave. Whoever has started the zygote waits for its end, and so for all other clients."""
+        """Disconnect. The process that started the zygote waits for its end."""
         self.leave()
         if self._process is not None:
             self._process.wait()
 
 
-def _connect(spec: ZygoteSpec) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
-    while True:
+def _connect(spec: ZygoteSpec, deadline: float, within_s: float) -> ZygoteConnection:
+    while time.monotonic() < deadline:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             try:
                 # Only one can bind the name: that one starts the zygote.
                 listener.bind(spec.name)
-            except OSError:
-                # Refused: bound but not listening yet, or just ended. The name tells next time.
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise OSError(
+                        error.errno,
+                        f"this system refuses an abstract Unix socket ({error.strerror}), which is "
+                        "needed to start worker processes",
+                    ) from error
+                # Refused: it isn't listening yet, or has just ended. The next `bind` decides.
                 with contextlib.suppress(ConnectionRefusedError):
+                    connection.settimeout(within_s)
                     connection.connect(spec.name)
-                    if not wait_if_ending(_listener_of(connection)):
-                        return connection, None
+                    connection.settimeout(None)
+                    peer = _listener_of(connection)
+                    if not wait_if_ending(peer):
+                        return ZygoteConnection(connection, output=_output_of(peer, spec.name))
                 connection.close()
+                time.sleep(_PAUSE_S)
                 continue
+            # Before anybody can connect, and look for it.
+            output = os.memfd_create(_output_name(spec.name))
             listener.listen(BACKLOG)
-            # Connected before it runs: a zygote without a client ends.
+            # Connect before it runs: a zygote without clients ends.
             connection.connect(spec.name)
-            return connection, _start(spec, listener)
+            try:
+                process = _start(spec, listener, output)
+            except OSError:
+                os.close(output)
+                raise
+            return ZygoteConnection(connection, process=process, output=output)
+    raise ConnectionError(
+        f"the process at the zygote's address {spec.name[1:]!r} doesn't answer within "
+        f"{within_s:g} s"
+    )
 
 
 def _listener_of(connection: socket.socket) -> int:
-    """The process that listens where this is connected to.
+    """Return the process that listens at the other end.
 
-    One that ends may close its connections before it closes the socket on which it has listened:
-    whoever has heard of its end can still connect to it.
+    A process that ends may close its connections before its listening socket, so a client may still
+    connect to it.
+
+    Raises:
+        PermissionError: the process belongs to another user.
     """
-    pid, _ = peer_of(connection)
+    pid, uid = peer_of(connection)
+    if uid != os.getuid():
+        connection.close()
+        raise PermissionError(
+            f"a process of user {uid} listens at the address of this run's zygote, and this is "
+            f"user {os.getuid()}: nothing was sent to it. Have it ended, or start the run again"
+        )
     return pid
 
 
@@ -184,21 +293,53 @@ def _listener_at(name: str) -> int:
         return _listener_of(connection)
 
 
-def _start(spec: ZygoteSpec, listener: socket.socket) -> subprocess.Popen[bytes]:
+def _output_name(name: str) -> str:
+    """Return the name of the file in memory that is the standard error of one zygote."""
+    return f"polytrain-output-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+def _output_of(process: int, name: str) -> int | None:
+    """Open the standard error of a zygote, which it or its starter has open; None if it hasn't."""
+    descriptors = Path(f"/proc/{process}/fd")
+    with contextlib.suppress(OSError):
+        for descriptor in descriptors.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if _output_name(name) in os.readlink(descriptor):
+                    return os.open(descriptor, os.O_RDONLY | os.O_CLOEXEC)
+    return None
+
+
+def _start(spec: ZygoteSpec, listener: socket.socket, output: int) -> subprocess.Popen[bytes]:
     listener.set_inheritable(True)
+    # Not in the command line, which every user on the node can read.
+    settings = os.memfd_create("polytrain-zygote")
+    with os.fdopen(settings, "wb", closefd=False) as file:
+        marshal.dump(
+            {
+                "listener_descriptor": listener.fileno(),
+                "name": spec.name,
+                "modules": spec.modules,
+                "path": spec.path,
+            },
+            file,
+        )
+    os.lseek(settings, 0, os.SEEK_SET)
+    try:
+        return _started(spec, listener, settings, output)
+    finally:
+        os.close(settings)
+
+
+def _started(
+    spec: ZygoteSpec, listener: socket.socket, settings: int, output: int
+) -> subprocess.Popen[bytes]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path[:] = {list(spec.path)!r}\n"
-            "from polytrain.workers.processes.zygote import main\n"
-            f"main({listener.fileno()}, {spec.name!r}, {json.dumps(list(spec.modules))!r})",
-        ],
+        [sys.executable, "-c", _START, str(settings)],
         env={**_UNLESS_SET, **spec.environment, **inherited, **SAFE_TO_FORK},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=[listener.fileno()],
+        stderr=output,
+        pass_fds=[listener.fileno(), settings],
         start_new_session=True,
     )

@@ -1,9 +1,8 @@
-"""What a first attempt has imported itself, and how a zygote gets it: the worker's and its side.
+"""Preloads for later attempts what the first attempt imported: both sides.
 
-Only what is installed is learned: who writes a module beside the script doesn't expect it to be
-imported but by the script. And only what comes to be the same if it is imported once for all: by
-a function that has changed neither `sys.path` nor variables, into a process that has no thread,
-child, open file or Ray afterwards that it hadn't before.
+Only installed modules are preloaded: users expect that only their script imports modules beside it.
+And only if one import for all processes has the same effect: the function must not have changed
+`sys.path` or variables, and the imports must not start a thread or child, open a file or load Ray.
 """
 
 from __future__ import annotations
@@ -22,36 +21,36 @@ from polytrain.workers.messages import Message, SocketChannel, imported_message
 from polytrain.workers.processes.client import preload_environment
 
 _WORTH_IT = 30
-"""Modules below which a fork would save milliseconds."""
+"""With fewer modules a preloaded zygote saves only milliseconds."""
 
 _STANDARD = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 _OF_ONE_WORKER = "VISIBLE"
-"""In the names of variables that give a worker its devices: no other has the same."""
+"""Part of the names of variables that hold a worker's devices and differ between workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreloadRequest:
-    """What is to be imported for worker processes, and how these are."""
+    """The modules to import for worker processes, and the environment to do it in."""
 
     modules: tuple[str, ...]
-    """In the order in which the first worker process has imported them."""
+    """In the order of the first worker process's imports."""
 
     variables: Mapping[str, str | None]
-    """Those that have changed there meanwhile, with their new values; None if they are gone."""
+    """Variables that changed in that process, with their new values; None if they were deleted."""
 
     environment: Mapping[str, str]
     directory: str
 
 
 def is_installed(file: str) -> bool:
-    """Whether a module's file belongs to the interpreter or to an installed distribution."""
+    """Return whether a module's file belongs to the interpreter or an installed distribution."""
     return not _INSTALLED.isdisjoint(file.split(os.sep)) or file.startswith(_STANDARD)
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
-    """Variables that differ, with their new values; None for those that are gone."""
+    """Return the variables that differ, with their new values; None for deleted ones."""
     return {
         name: after.get(name)
         for name in (*before, *(name for name in after if name not in before))
@@ -60,10 +59,10 @@ def changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, st
 
 
 class ImportRecorder(SocketChannel):
-    """A worker process's line to its agent, which tells the agent once what has been imported.
+    """A worker process's channel to its agent, which reports once what the process imported.
 
-    That is after the first report: by then a training function has what it needs, and another
-    attempt needs the same.
+    It does so after the first report: by then the training function has imported what it needs,
+    and another attempt needs the same.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -79,7 +78,7 @@ class ImportRecorder(SocketChannel):
             return
         match messages[0][0]:
             case "offer":
-                # What the collective needs from here on differs between ranks and attempts.
+                # Variables that the collective sets after this differ between ranks and attempts.
                 self._variables = changed(self._before, os.environ)
             case "joined":
                 self._before = dict(os.environ)
@@ -94,7 +93,7 @@ class ImportRecorder(SocketChannel):
 def _installed_modules() -> list[str]:
     found = []
     for name, module in list(sys.modules.items()):
-        # Some modules import others when they are asked for an attribute: these aren't asked.
+        # `__dict__` is read directly: some modules import others on attribute access.
         with contextlib.suppress(AttributeError):
             spec = object.__getattribute__(module, "__dict__").get("__spec__")
             # Ray has threads and connections of its own: a worker process imports it itself.
@@ -108,11 +107,11 @@ def _is_ray(name: str) -> bool:
 
 
 def preload(preload_request: PreloadRequest) -> dict[str, str] | None:
-    """Import what a lesson says, in this process.
+    """Import the requested modules in this process.
 
     Returns:
-        Variables that this has set, which forks need as well; None if what is forked from this
-        process now would not be what the first worker process was, or could not work.
+        The variables that the imports set, which forks need too; None if a fork of this process
+        would differ from the first worker process, or could not work.
     """
     os.environ.clear()
     common = {k: v for k, v in preload_request.environment.items() if _OF_ONE_WORKER not in k}
@@ -121,11 +120,11 @@ def preload(preload_request: PreloadRequest) -> dict[str, str] | None:
         os.chdir(preload_request.directory)
     before, held = dict(os.environ), open_files()
     for module in preload_request.modules:
-        # Not all that is in `sys.modules` can be imported by its name.
+        # Not every name in `sys.modules` can be imported.
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     if any(os.environ.get(name) != value for name, value in preload_request.variables.items()):
-        # The function has set it, and its imports may depend on that.
+        # The function set this variable, and its imports may depend on it.
         return None
     if thread_count() > 1 or holds_device() or has_children() or open_files() != held:
         return None

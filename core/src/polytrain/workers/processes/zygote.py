@@ -1,42 +1,49 @@
-"""The zygote: a bare interpreter that has imported what workers need, and forks them on request.
+"""The zygote: an interpreter that has imported what workers need, and forks worker processes.
 
-One per node, exec'd fresh: no Ray, no thread, no device. Agents connect to its socket; it forks
-for them and tells them when a worker process has ended. It ends when its last client has gone.
+There is one per node, started with exec: no Ray, no thread, no device. Agents connect to its
+socket. It forks worker processes for them, and notifies them when one ends. It ends with its last
+client.
 
-    ["fork", id, environment, directory, sys.path]
+    ["fork", id, environment, directory, sys.path, entry]
     ["kill", id]
-    ["learn", modules, variables, environment, directory]
-    ["forget"]
+    ["preload", modules, variables, environment, directory]
+    ["reset"]
 
-The first comes with descriptors: the worker's end of a socket pair, its standard output and error,
-its page, and one for each shard.
+"fork" comes with descriptors: the worker's end of a socket pair, its standard output and error, its
+page, and one for each shard. Its entry is the module whose `run_and_exit` the process runs.
 
-It answers
+    ["in memory", "fork", id]
+    ["in memory", "preload"]
+
+come instead of a long request, whose frame is in the file of the first descriptor. The zygote
+answers
 
     ["forked", id, pid]
-    ["ended", id, how, killed]      at a worker process's end, whatever the cause
-    ["forgotten"]
+    ["ended", id, how, killed]      when a worker process ends, or can't be started
+    ["was reset"]
+    ["dying", why]                 when the zygote fails with an unexpected error
 
-What it is told to learn a fork of it imports, so that only what is new takes time and memory.
-Once that is done, and if a process can be forked from it, that is a zygote as well: it has an
-address of its own, which doesn't exist before, and ends with the first one, or when that is told
-to forget: the next run needn't import the same.
+If the system refuses a process or file descriptor, only that request fails.
+
+On "preload" it forks a second zygote, the preloaded zygote, which imports the modules, so that only
+new ones take time and memory. Once that is done, and if it can fork safely, the preloaded zygote
+listens at its own address. It ends with the first zygote, or on "reset": the next run may need
+other modules.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import faulthandler
 import gc
 import importlib
-import json
 import os
 import selectors
 import signal
 import socket
-import subprocess
-import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -46,42 +53,32 @@ from polytrain.common.processes import (
     die_with_parent,
     holds_device,
     is_running,
+    kill_children,
     kill_children_except,
     kill_session,
     peer_of,
+    reap_children_except,
+    session_of,
     thread_count,
 )
 from polytrain.workers.messages import pack, receive_exactly, unpack
 from polytrain.workers.processes.client import BACKLOG, preloaded_name
+from polytrain.workers.processes.forked import (
+    ForkRequest,
+    become_worker,
+    close_all_but,
+    fork_request,
+    ignore_children,
+    spawn,
+)
 from polytrain.workers.processes.preload import PreloadRequest, preload
-from polytrain.workers.worker_process import run_and_exit
 
 _MAX_DESCRIPTORS = 250
 """Descriptors that one message can carry; the kernel's limit is 253."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkRequest:
-    """What a worker process is to be like."""
-
-    id: int
-    environment: dict[str, str]
-    directory: str
-    path: list[str]
-    connection: int
-    stdout: int
-    stderr: int
-    page: int
-    shards: tuple[int, ...]
-
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """Every descriptor that came with the request."""
-        return (self.connection, self.stdout, self.stderr, self.page, *self.shards)
-
-
 @dataclass(slots=True, kw_only=True)
-class _Trainer:
+class _Worker:
     """A child that hasn't been reaped."""
 
     id: int
@@ -89,53 +86,80 @@ class _Trainer:
     pidfd: int
     client: socket.socket
     killed: bool = False
-    """Whether it was still alive when a client had it killed."""
+    """Whether it was alive when a client requested its end."""
 
 
 @dataclass(slots=True)
 class Zygote:
-    """The event loop: connections come and go, requests are served, ends are told."""
+    """The event loop: accepts clients, serves requests, and notifies clients of ends."""
 
     listener: socket.socket
     name: str
-    """The address."""
+    """The zygote's address."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """What its imports have set, and set in a worker process if that imports them itself."""
+    """Variables that its imports set, for worker processes."""
 
-    is_second: bool = False
-    """Whether it is the one that has learned. That stays when its clients go."""
+    children: socket.socket | None = None
+    """Becomes readable when a child has ended; None in tests without it."""
+
+    is_preloaded: bool = False
+    """Whether it is the preloaded zygote, which stays when its clients leave."""
 
     _has_preloaded: bool = False
-    _second: tuple[int, int] | None = None
-    """Its process, and the descriptor that becomes readable when that ends."""
+    _preloaded: tuple[int, int] | None = None
+    """The preloaded zygote's process id and pidfd."""
+
+    _spare: int = field(default_factory=lambda: _any_descriptor())
+    """A descriptor in reserve, to accept and close a connection when there is no other."""
 
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
     _clients: set[socket.socket] = field(default_factory=set)
-    _trainers: dict[int, _Trainer] = field(default_factory=dict)
-    """By the descriptor that becomes readable when the process ends."""
+    _workers: dict[int, _Worker] = field(default_factory=dict)
+    """By pidfd."""
 
     def serve(self) -> None:
-        """Serve until the last client has gone. The first has connected before the zygote ran."""
+        """Serve until the last client leaves. The first connected before the zygote ran."""
         self._selector.register(self.listener, selectors.EVENT_READ)
-        if not self.is_second:
+        if self.children is not None:
+            self._selector.register(self.children, selectors.EVENT_READ)
+        if not self.is_preloaded:
             self._accept()
-        while self._clients or self.is_second:
-            for key, _ in self._selector.select():
-                source = key.fileobj
-                if source is self.listener:
-                    self._accept()
-                elif isinstance(source, socket.socket):
-                    self._serve_client(source)
-                elif self._second is not None and source == self._second[1]:
-                    self._reap_second(*self._second)
-                elif isinstance(source, int):
-                    self._reap(self._trainers[source])
+        try:
+            while self._clients or self.is_preloaded:
+                for key, _ in self._selector.select():
+                    self._serve_source(key.fileobj)
+        except Exception as error:
+            # Clients that wait for worker processes get the reason.
+            for client in self._clients:
+                self._answer(client, ["dying", "".join(traceback.format_exception(error))])
+            raise
         kill_children_except(set())
 
+    def _serve_source(self, source: Any) -> None:
+        if source is self.listener:
+            self._accept()
+        elif source is self.children:
+            self._reap_strays()
+        elif source in self._clients:
+            self._serve_client(source)
+        elif self._preloaded is not None and source == self._preloaded[1]:
+            self._reap_preloaded(*self._preloaded)
+        elif source in self._workers:
+            self._reap(self._workers[source])
+
+    def _answer(self, client: socket.socket, message: list[Any]) -> None:
+        # A client that is gone is dropped when its connection is read.
+        with contextlib.suppress(OSError):
+            client.sendall(pack(message))
+
     def _accept(self) -> None:
-        client, _ = self.listener.accept()
-        # An abstract address has no permissions of its own: the kernel says who has connected.
+        try:
+            client, _ = self.listener.accept()
+        except OSError:
+            self._turn_away()
+            return
+        # An abstract address has no permissions: the kernel names the client's user.
         _, uid = peer_of(client)
         if uid != os.getuid():
             client.close()
@@ -143,60 +167,95 @@ class Zygote:
         self._clients.add(client)
         self._selector.register(client, selectors.EVENT_READ)
 
+    def _turn_away(self) -> None:
+        """Close the connection of a client that gets no descriptor, so that it doesn't wait."""
+        with contextlib.suppress(OSError):
+            os.close(self._spare)
+            self.listener.accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._spare = _any_descriptor()
+
     def _serve_client(self, client: socket.socket) -> None:
         try:
-            header, descriptors, _, _ = socket.recv_fds(client, 4, _MAX_DESCRIPTORS)
+            header, descriptors, flags, _ = socket.recv_fds(client, 4, _MAX_DESCRIPTORS)
             header += receive_exactly(client, 4 - len(header))
             request = unpack(receive_exactly(client, int.from_bytes(header, "big")))
-        except (EOFError, OSError):
+            if flags & socket.MSG_CTRUNC:
+                self._lacks_descriptors(client, request, descriptors)
+                return
+            if request[0] == "in memory":
+                request = unpack(_content(descriptors.pop(0))[4:])
+        except (EOFError, IndexError, OSError, ValueError):
             self._drop(client)
             return
         if request[0] == "fork":
-            self._fork(client, _fork_request(request, descriptors))
+            self._fork(client, fork_request(request, descriptors))
         elif request[0] == "kill":
             self._kill(client, request[1])
-        elif request[0] == "forget":
-            self._forget(client)
+        elif request[0] == "reset":
+            self._reset(client)
         else:
             self._preload(request)
 
+    def _lacks_descriptors(
+        self, client: socket.socket, request: list[Any], descriptors: list[int]
+    ) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        kind, *others = request[1:] if request[0] == "in memory" else request
+        if kind == "fork":
+            self._not_started(client, others[0], OSError(errno.EMFILE, "too many open files"))
+
     def _drop(self, client: socket.socket) -> None:
-        """An agent is gone: its worker processes go too."""
-        for trainer in self._trainers.values():
-            if trainer.client is client:
-                kill_session(trainer.pid)
+        """Drop an agent that is gone, and kill its worker processes."""
+        for worker in self._workers.values():
+            if worker.client is client:
+                kill_session(worker.pid)
         self._selector.unregister(client)
         self._clients.discard(client)
         client.close()
 
     def _kill(self, client: socket.socket, process_id: int) -> None:
-        for trainer in self._trainers.values():
-            if trainer.client is client and trainer.id == process_id:
-                # One that has just died of itself is a cause, not a victim.
-                trainer.killed = is_running(trainer.pid)
-                kill_session(trainer.pid)
+        for worker in self._workers.values():
+            if worker.client is client and worker.id == process_id:
+                # A process that has just died by itself wasn't killed: it may be the cause.
+                worker.killed = is_running(worker.pid)
+                kill_session(worker.pid)
 
-    def _reap(self, trainer: _Trainer) -> None:
-        # The group before its leader is reaped: afterwards the number may be somebody else's.
-        kill_session(trainer.pid)
-        _, status = os.waitpid(trainer.pid, 0)
-        self._selector.unregister(trainer.pidfd)
-        os.close(trainer.pidfd)
-        del self._trainers[trainer.pidfd]
-        self._kill_strays()
-        if trainer.client in self._clients:
-            with contextlib.suppress(OSError):
-                trainer.client.sendall(
-                    pack(["ended", trainer.id, describe_exit(status), trainer.killed])
-                )
+    def _reap(self, worker: _Worker) -> None:
+        # The session is killed before its leader is reaped: afterwards the id may be reused.
+        kill_session(worker.pid)
+        _, status = os.waitpid(worker.pid, 0)
+        self._selector.unregister(worker.pidfd)
+        os.close(worker.pidfd)
+        del self._workers[worker.pidfd]
+        self._kill_strays(worker.pid)
+        if worker.client in self._clients:
+            how = describe_exit(status)
+            self._answer(worker.client, ["ended", worker.id, how, worker.killed])
 
-    def _kill_strays(self) -> None:
-        known = {trainer.pid for trainer in self._trainers.values()}
-        kill_children_except(known if self._second is None else {*known, self._second[0]})
+    def _known(self) -> set[int]:
+        known = {worker.pid for worker in self._workers.values()}
+        return known if self._preloaded is None else {*known, self._preloaded[0]}
+
+    def _reap_strays(self) -> None:
+        """Reap orphans of worker processes, which are this process's children."""
+        assert self.children is not None
+        # Clears the wake-ups of all ends so far; later ends wake it again.
+        self.children.recv(4096)
+        reap_children_except(self._known())
+
+    def _kill_strays(self, session: int) -> None:
+        """Kill the orphans of an ended worker process in its session.
+
+        An orphan that left its session may be any worker's: it is killed with the last of them.
+        """
+        known, is_last = self._known(), not self._workers
+        kill_children(lambda pid: pid not in known and (is_last or session_of(pid) == session))
 
     def _preload(self, request: list[Any]) -> None:
-        # Once: what didn't get along with forking then wouldn't the next time.
-        if self._has_preloaded or self.is_second or thread_count() > 1 or holds_device():
+        # Only once: imports that made forking unsafe would do so again.
+        if self._has_preloaded or self.is_preloaded or thread_count() > 1 or holds_device():
             return
         self._has_preloaded = True
         _, modules, variables, environment, directory = request
@@ -207,69 +266,90 @@ class Zygote:
             directory=directory,
         )
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _become_second(preload_request, self.name, parent)
-        self._second = pid, os.pidfd_open(pid)
-        self._selector.register(self._second[1], selectors.EVENT_READ)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _become_preloaded(preload_request, self.name, parent)
+            self._preloaded = pid, _watched(pid)
+        except OSError:
+            # Preloading only saves time.
+            return
+        self._selector.register(self._preloaded[1], selectors.EVENT_READ)
 
-    def _forget(self, client: socket.socket) -> None:
-        if self._second is not None:
-            pid, pidfd = self._second
+    def _reset(self, client: socket.socket) -> None:
+        if self._preloaded is not None:
+            pid, pidfd = self._preloaded
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            self._reap_second(pid, pidfd)
+            self._reap_preloaded(pid, pidfd)
         self._has_preloaded = False
-        with contextlib.suppress(OSError):
-            client.sendall(pack(["forgotten"]))
+        self._answer(client, ["was reset"])
 
-    def _reap_second(self, pid: int, pidfd: int) -> None:
+    def _reap_preloaded(self, pid: int, pidfd: int) -> None:
         self._selector.unregister(pidfd)
         os.close(pidfd)
         os.waitpid(pid, 0)
-        self._second = None
-        # Its worker processes are dying with it; what they had started is ours now.
-        self._kill_strays()
+        self._preloaded = None
+        # Its worker processes die with it; their children are now this process's.
+        known = self._known()
+        kill_children(lambda pid: known.isdisjoint((pid, session_of(pid))))
 
     def _fork(self, client: socket.socket, request: ForkRequest) -> None:
-        # A second thread's locks, or a device's context, would be broken in a forked child.
-        if thread_count() > 1 or holds_device():
-            pid = _spawn(request)
-        else:
-            parent = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                _become_trainer(request, self.variables, parent)
-        for descriptor in request.descriptors:
-            os.close(descriptor)
-        with contextlib.suppress(OSError):
-            client.sendall(pack(["forked", request.id, pid]))
-        pidfd = os.pidfd_open(pid)
-        self._trainers[pidfd] = _Trainer(id=request.id, pid=pid, pidfd=pidfd, client=client)
+        try:
+            pid = self._forked(request)
+            pidfd = _watched(pid)
+        except OSError as error:
+            self._not_started(client, request.id, error)
+            return
+        finally:
+            for descriptor in request.descriptors:
+                os.close(descriptor)
+        self._answer(client, ["forked", request.id, pid])
+        self._workers[pidfd] = _Worker(id=request.id, pid=pid, pidfd=pidfd, client=client)
         self._selector.register(pidfd, selectors.EVENT_READ)
 
+    def _not_started(self, client: socket.socket, process_id: int, error: OSError) -> None:
+        how = f"could not be started: {error.strerror}"
+        self._answer(client, ["ended", process_id, how, False])
 
-def _fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
-    _, process_id, environment, directory, path = request
-    connection, stdout, stderr, page, *shards = descriptors
-    return ForkRequest(
-        id=process_id,
-        environment=environment,
-        directory=directory,
-        path=path,
-        connection=connection,
-        stdout=stdout,
-        stderr=stderr,
-        page=page,
-        shards=tuple(shards),
-    )
+    def _forked(self, request: ForkRequest) -> int:
+        # A forked child would have broken locks of other threads, and a broken device context.
+        if thread_count() > 1 or holds_device():
+            return spawn(request)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            become_worker(request, self.variables, parent)
+        return pid
 
 
-def _become_second(preload_request: PreloadRequest, name: str, parent: int) -> NoReturn:
-    """Turn a forked copy of the zygote into the one that has learned. Never returns."""
+def _watched(pid: int) -> int:
+    """Return a child's pidfd; kill the child if there is none."""
     try:
+        return os.pidfd_open(pid)
+    except OSError:
+        kill_session(pid)
+        os.waitpid(pid, 0)
+        raise
+
+
+def _content(descriptor: int) -> bytes:
+    """The content of a file in memory, which is closed."""
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+def _any_descriptor() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _become_preloaded(preload_request: PreloadRequest, name: str, parent: int) -> NoReturn:
+    """Turn a forked copy of the zygote into the preloaded zygote. Never returns."""
+    try:
+        ignore_children()
         die_with_parent(parent)
         adopt_orphans()
-        _close_all_but({0, 1, 2})
+        close_all_but({0, 1, 2})
         variables = preload(preload_request)
         if variables is not None:
             gc.collect()
@@ -277,98 +357,56 @@ def _become_second(preload_request: PreloadRequest, name: str, parent: int) -> N
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
                 listener.bind(preloaded_name(name))
                 listener.listen(BACKLOG)
-                Zygote(listener, name, variables=variables, is_second=True).serve()
+                with _woken_by_children() as children:
+                    Zygote(
+                        listener, name, variables=variables, children=children, is_preloaded=True
+                    ).serve()
     finally:
         os._exit(0)
 
 
-def _become_trainer(request: ForkRequest, variables: Mapping[str, str], parent: int) -> NoReturn:
-    """Turn a forked copy of the zygote into a worker process. Never returns."""
-    try:
-        os.setsid()
-        die_with_parent(parent)
-        os.dup2(request.stdout, 1)
-        os.dup2(request.stderr, 2)
-        _close_all_but({0, 1, 2, request.connection, request.page, *request.shards})
-        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.environ.clear()
-        os.environ.update(request.environment)
-        os.environ.update(variables)
-        sys.path[:] = request.path
-        with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
-            os.chdir(request.directory)
-        _reseed()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    run_and_exit(socket.socket(fileno=request.connection), request.page, request.shards)
-
-
-def _spawn(request: ForkRequest) -> int:
-    """Start a worker process that inherits nothing. Slower: it imports everything itself."""
-    descriptors = (request.connection, request.page, *request.shards)
-    with contextlib.suppress(OSError):
-        os.chdir(request.directory)
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-u",
-            "-c",
-            f"import sys; sys.path[:] = {request.path!r}\n"
-            "from polytrain.workers.worker_process import spawned\n"
-            f"spawned(*{descriptors!r})",
-        ],
-        env=request.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=request.stdout,
-        stderr=request.stderr,
-        pass_fds=descriptors,
-        start_new_session=True,
-    )
-    # The zygote waits for its children itself; this keeps Popen from doing it too.
-    process.returncode = 0
-    return process.pid
-
-
-def _close_all_but(kept: set[int]) -> None:
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor not in kept:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
-
-def _reseed() -> None:
-    """NumPy's global generator would go on alike in all forks; Python's reseeds itself."""
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-
-
 def _preload(modules: Sequence[str]) -> None:
     for module in modules:
-        # A module that can't be imported fails again in the worker process, where it can be told.
+        # A failed import fails again in the worker process, which reports it.
         with contextlib.suppress(Exception):
             importlib.import_module(module)
-    # What was imported stays shared between all forks: the collector doesn't touch it any more.
+    # Frozen objects stay shared between all forks: the collector doesn't touch them.
     gc.collect()
     gc.freeze()
 
 
-def main(listener_descriptor: int, name: str, modules: str) -> None:
+@contextlib.contextmanager
+def _woken_by_children() -> Iterator[socket.socket]:
+    """Yield a socket that becomes readable whenever a child of this process ends."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        # Without a Python handler the signal doesn't write to the wake-up descriptor.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        try:
+            yield ours
+        finally:
+            ignore_children()
+
+
+def main(listener_descriptor: int, name: str, modules: Sequence[str]) -> None:
     """Run a zygote.
 
     Args:
         listener_descriptor: a listening Unix socket to which the starter has connected.
         name: the address that this socket is bound to.
-        modules: JSON list of the modules to import first.
+        modules: the modules to import.
     """
-    # Ctrl-C in the terminal is for the driver; it decides what becomes of the rest.
+    # The driver handles Ctrl-C in the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What an import crashes in is in the output that agents show.
+    faulthandler.enable()
     adopt_orphans()
     with socket.socket(fileno=listener_descriptor) as listener:
-        # From here on the kernel tells whoever connects that it is this process that listens.
+        # From here on the kernel names this process as the listener to its clients.
         listener.listen(BACKLOG)
-        _preload(json.loads(modules))
-        Zygote(listener, name).serve()
+        _preload(modules)
+        with _woken_by_children() as children:
+            Zygote(listener, name, children=children).serve()

@@ -1,0 +1,168 @@
+"""The driver half of a booster: the options that all boosters share, and their checks."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from polytrain.boosting.feature_problems import constraint_problems, feature_problems
+from polytrain.boosting.option_problems import (
+    categorical_problems,
+    model_problems,
+    not_a_count,
+    not_a_mapping,
+    not_column_names,
+    patience_problems,
+    sample_problems,
+)
+from polytrain_plugins import (
+    Backend,
+    Demand,
+    Job,
+    Problem,
+    missing_columns,
+    needed_without_function,
+    number_problems,
+    options_beside_function,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Booster(Backend):
+    """Gradient boosted trees. A subclass is one framework, and adds that framework's own options.
+
+    Three options are in every framework under different names: a subclass declares them, and names
+    them in `score_option`, `query_option` and `model_option`. Its `name` is the framework's module.
+    The options apply without a training function; with one they stay unset.
+    """
+
+    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"num_boost_round"})
+
+    score_option: ClassVar[str]
+    """The option that names the column with each row's initial score."""
+
+    query_option: ClassVar[str]
+    """The option that names the column with each row's query."""
+
+    model_option: ClassVar[str]
+    """The option for a model to continue."""
+
+    forbidden_in_names: ClassVar[str]
+    """Characters that the framework doesn't allow in a feature's name."""
+
+    constraint_params: ClassVar[tuple[str, ...]]
+    """The parameters that have an entry for each feature, or name features."""
+
+    preload: ClassVar[tuple[str, ...]]
+    """See `Demand.preload`."""
+
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters, as for the framework's own `train`."""
+
+    num_boost_round: int = 10
+    """Boosting rounds in total, including those before a restart."""
+
+    label: str | None = None
+    """Column to predict."""
+
+    weight: str | None = None
+    """Column with the weights of the rows."""
+
+    categorical: Sequence[str] = ()
+    """Numeric features to treat as categories. Strings and columns of pandas' type `category`
+    always are."""
+
+    eval_train: bool = True
+    """Whether to report metrics of the training rows too."""
+
+    early_stopping_rounds: int | None = None
+    """Stop when a metric of a data set besides "train" hasn't improved for this many rounds. The
+    framework decides which metrics count."""
+
+    callbacks: Sequence[Any] = ()
+    """Callbacks, as for the framework's own `train`. Every worker calls them."""
+
+    bin_sample_rows: int = 200_000
+    """Size of the sample of all workers' rows from which the bins of all workers are made. If the
+    sample is the whole data set, the order of rows makes no difference."""
+
+    @property
+    @abstractmethod
+    def seed(self) -> int:
+        """Seed of all random draws."""
+
+    @abstractmethod
+    def parameter_problems(self, job: Job) -> Iterable[Problem]:
+        """Yield what is wrong with `params`, which is a mapping."""
+
+    def other_problems(self, job: Job) -> Iterable[Problem]:
+        """Yield what is wrong with this framework's own options; nothing by default."""
+        return ()
+
+    @property
+    def score_column(self) -> str | None:
+        """Column with each row's initial score."""
+        column: str | None = getattr(self, self.score_option)
+        return column
+
+    @property
+    def query_column(self) -> str | None:
+        """Column with each row's query."""
+        column: str | None = getattr(self, self.query_option)
+        return column
+
+    @property
+    def columns_besides_features(self) -> tuple[str, ...]:
+        """The columns that aren't features."""
+        columns = (self.label, self.weight, self.score_column, self.query_column)
+        return tuple(dict.fromkeys(column for column in columns if column is not None))
+
+    def features_of(self, columns: Iterable[str]) -> list[str]:
+        """Return the features among a data set's columns, in their order."""
+        besides = self.columns_besides_features
+        return [column for column in columns if column not in besides]
+
+    def problems(self, job: Job) -> Iterable[Problem]:
+        if job.has_training_function:
+            yield from options_beside_function(self, [option.name for option in fields(self)])
+            return
+        numbers = {
+            "label": self.label,
+            "weight": self.weight,
+            self.score_option: self.score_column,
+        }
+        columns = {**numbers, self.query_option: self.query_column}
+        if not_names := list(not_column_names(**columns)):
+            yield from not_names
+            return
+        besides = self.columns_besides_features
+        yield from not_a_mapping(params=self.params)
+        if isinstance(self.params, Mapping):
+            yield from self.parameter_problems(job)
+            yield from constraint_problems(job, besides, self.params, *self.constraint_params)
+        yield from not_a_count(num_boost_round=self.num_boost_round)
+        yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
+        yield from needed_without_function(self, label="Name the column to predict")
+        yield from missing_columns(job, **columns)
+        yield from categorical_problems(job, self.categorical, besides)
+        yield from number_problems(job, of_classes=("label",), **numbers)
+        yield from feature_problems(
+            job, besides, categorical=self.categorical, forbidden=self.forbidden_in_names
+        )
+        yield from sample_problems(bin_sample_rows=self.bin_sample_rows)
+        given_model = {self.model_option: getattr(self, self.model_option)}
+        yield from model_problems(self.name, **given_model)
+        yield from self.other_problems(job)
+
+    def demand(self, job: Job) -> Demand:
+        return Demand(
+            preload=self.preload,
+            reads_tables=True,
+            group=self.query_column,
+            # A metric such as AUC can't be combined from shards: one rank evaluates all rows.
+            whole_datasets=frozenset()
+            if job.has_training_function
+            else frozenset(job.datasets) - {"train"},
+        )

@@ -1,0 +1,161 @@
+"""Checks of features by their names and types.
+
+Arrow is imported only where there is a schema, whose owner has imported Arrow already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from polytrain_plugins import DatasetInfo, Job, Problem, is_category, is_number
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_SHOWN = 8
+"""Maximum number of columns in a message."""
+
+
+def feature_problems(
+    job: Job, others: Iterable[str], *, categorical: Collection[str], forbidden: str
+) -> Iterator[Problem]:
+    """Yield features that can't be used, or that differ between data sets.
+
+    Args:
+        job: the job whose data sets are checked.
+        others: columns that aren't features.
+        categorical: numeric features to treat as categories.
+        forbidden: characters that the framework doesn't allow in a feature's name.
+    """
+    train, others = job.datasets.get("train"), set(others)
+    for dataset in job.datasets.values():
+        field = f"datasets[{dataset.name!r}]"
+        features = [name for name in dataset.columns if name not in others]
+        if dataset.columns and not features:
+            yield Problem(
+                field=field,
+                what=f"it has no features, only {_listed(dataset.columns)}",
+                remedy="Add feature columns",
+            )
+        if unusable := [name for name in features if not _is_feature(dataset.type_of(name))]:
+            yield Problem(
+                field=field,
+                what="these features aren't numbers, strings or categories: "
+                + _listed([f"{name!r} ({dataset.type_of(name)})" for name in unusable], plain=True),
+                remedy="Turn such columns into numbers, or choose others: "
+                f"dataset_config={{{dataset.name!r}: DataConfig(columns=[…])}}",
+            )
+        if train is None or not train.columns or dataset is train or not dataset.columns:
+            continue
+        expected = [name for name in train.columns if name not in others]
+        yield from _different(field, expected, features)
+        for name in expected:
+            yield from _of_another_kind(field, name, train, dataset, name in categorical)
+    if train is not None:
+        yield from _name_problems(train, others, forbidden)
+
+
+def constraint_problems(
+    job: Job, others: Iterable[str], params: Mapping[str, Any], *names: str
+) -> Iterator[Problem]:
+    """Yield parameters that don't match the features of the data set "train".
+
+    Args:
+        job: the job whose data sets are checked.
+        others: columns that aren't features.
+        params: the framework's parameters, as the user gave them.
+        names: parameters whose value is a list with an entry for each feature, a dict by feature,
+            or a list of lists of features.
+    """
+    train, besides = job.datasets.get("train"), set(others)
+    if train is None or not train.columns:
+        return
+    features = [column for column in train.columns if column not in besides]
+    for name in names:
+        value = params.get(name)
+        entries = value if isinstance(value, list | tuple | Mapping) else ()
+        nested = [entry for entry in entries if isinstance(entry, list | tuple | set)]
+        if isinstance(value, list | tuple) and not nested and len(value) != len(features):
+            yield Problem(
+                field=f"params[{name!r}]",
+                what=f"it has {len(value)} entries for {len(features)} features",
+                remedy=f"Give one entry for each feature, in this order: {_listed(features)}",
+            )
+        named = value if isinstance(value, Mapping) else [each for some in nested for each in some]
+        unknown = [entry for entry in named if isinstance(entry, str) and entry not in features]
+        if unknown:
+            yield Problem(
+                field=f"params[{name!r}]",
+                what=f"{_listed(unknown)} isn't a feature",
+                remedy=f"The features are: {_listed(features)}",
+            )
+
+
+def _is_feature(kind: pa.DataType | None) -> bool:
+    return kind is None or is_number(kind) or is_category(kind)
+
+
+def _different(field: str, expected: Sequence[str], features: Sequence[str]) -> Iterator[Problem]:
+    theirs, ours = set(expected), set(features)
+    if missing := [name for name in expected if name not in ours]:
+        yield Problem(
+            field=field,
+            what=f"it lacks {_listed(missing)}, which 'train' has",
+            remedy="Give it the columns of 'train', in any order",
+        )
+    if extra := [name for name in features if name not in theirs]:
+        yield Problem(
+            field=field,
+            what=f"it has {_listed(extra)}, which 'train' lacks",
+            remedy="Give both the same columns, as with dataset_config={'train': "
+            "DataConfig(columns=[…]), …}",
+        )
+
+
+def _of_another_kind(
+    field: str, name: str, train: DatasetInfo, dataset: DatasetInfo, categorical: bool
+) -> Iterator[Problem]:
+    """Yield a problem if a column has numbers in one data set and categories in the other."""
+    one, other = train.type_of(name), dataset.type_of(name)
+    if one is None or other is None or not (_is_feature(one) and _is_feature(other)):
+        return
+    if str(other) == "null":
+        # Only missing values, which fit any type.
+        return
+    if _holds_numbers(one) != _holds_numbers(other) or (
+        is_category(one) != is_category(other) and not categorical
+    ):
+        yield Problem(
+            field=field,
+            what=f"the column {name!r} is {other}, and {one} in 'train'",
+            remedy="Give it the same type in both",
+        )
+
+
+def _holds_numbers(kind: pa.DataType) -> bool:
+    import pyarrow.types as types
+
+    return is_number(kind.value_type if types.is_dictionary(kind) else kind)
+
+
+def _name_problems(
+    train: DatasetInfo, others: Collection[str], forbidden: str
+) -> Iterator[Problem]:
+    wrong = [
+        name
+        for name in train.columns
+        if name not in others and any(each in name for each in forbidden)
+    ]
+    if wrong:
+        yield Problem(
+            field="datasets['train']",
+            what=f"the name(s) of the feature(s) {_listed(wrong)} must not contain "
+            f"{' '.join(map(repr, forbidden))}",
+            remedy="Rename the column(s) in all data sets",
+        )
+
+
+def _listed(names: Sequence[str], *, plain: bool = False) -> str:
+    shown = ", ".join(names[:_SHOWN] if plain else map(repr, names[:_SHOWN]))
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -1,0 +1,127 @@
+"""Checks of a framework's parameters without importing the framework."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from polytrain_plugins import Job, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """The names of a framework's parameters, aliases included, and the rules for some of them."""
+
+    framework: str
+    """The framework's name, as users know it."""
+
+    known: Collection[str]
+    """All parameters."""
+
+    of_the_run: Sequence[tuple[Collection[str], str, str]]
+    """Parameters that the run sets: their names, their meaning, and the remedy."""
+
+    other_framework: str
+    translated: Mapping[str, str]
+    """The other framework's parameters → the equivalent of this one."""
+
+    whole: Collection[str]
+    """Parameters that must be whole numbers."""
+
+    real: Collection[str]
+    """Parameters that may be any number."""
+
+    threads: Collection[str]
+    """Parameters that are a number of threads."""
+
+    def problems(self, params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
+        """Yield what is wrong with the user's parameters.
+
+        Args:
+            params: the framework's parameters, as the user gave them.
+            job: the job that they are for.
+        """
+        yield from self._refused(params)
+        yield from self._misspelt(params)
+        for name, ours in self.translated.items():
+            if name in params:
+                yield parameter_problem(
+                    name,
+                    f"it is a parameter of {self.other_framework}",
+                    f"Use {self.framework}'s {ours!r}",
+                )
+        yield from _not_numbers(params, self.whole, int, "a whole number")
+        yield from _not_numbers(params, self.real, float, "a number")
+        yield from self._too_many_threads(params, job)
+
+    def _refused(self, params: Mapping[str, Any]) -> Iterator[Problem]:
+        for names, meaning, remedy in self.of_the_run:
+            for name in names:
+                if name in params:
+                    yield parameter_problem(name, f"it is {meaning}", remedy)
+
+    def _misspelt(self, params: Mapping[str, Any]) -> Iterator[Problem]:
+        """Yield unknown parameters whose names are close to a known one.
+
+        Other unknown names may belong to a newer version or to the user's objective: the framework
+        itself warns of parameters that it doesn't use.
+        """
+        refused = (name for names, _, _ in self.of_the_run for name in names)
+        known = (*self.known, *self.translated, *refused)
+        for name in params:
+            near = () if name in known else get_close_matches(str(name), known, n=1, cutoff=0.8)
+            if near:
+                yield parameter_problem(
+                    name,
+                    f"{self.framework} has no parameter of this name, and would ignore it",
+                    f"Did you mean {near[0]!r}?",
+                )
+
+    def _too_many_threads(self, params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
+        for name in self.threads:
+            threads = params.get(name)
+            if isinstance(threads, int) and threads > job.cpus_per_worker:
+                yield parameter_problem(
+                    name,
+                    f"{threads} threads are more than a worker's {job.cpus_per_worker} CPU(s)",
+                    "Leave it out; ScalingConfig(resources_per_worker={'CPU': …}) sets it",
+                )
+
+
+def parameter_problem(name: str, what: str, remedy: str) -> Problem:
+    """Return the problem of a parameter.
+
+    Args:
+        name: the name that the user gave.
+        what: what is wrong with it.
+        remedy: what to write instead.
+    """
+    return Problem(field=f"params[{name!r}]", what=what, remedy=remedy)
+
+
+def needed_by_objective(objective: str, field: str, remedy: str) -> Problem:
+    """Return the problem of a missing argument that an objective needs.
+
+    Args:
+        objective: the objective's name.
+        field: the missing argument, as the user writes it.
+        remedy: what to pass.
+    """
+    return Problem(field=field, what=f"the objective {objective!r} needs it", remedy=remedy)
+
+
+def _not_numbers(
+    params: Mapping[str, Any], names: Iterable[str], kind: type[int] | type[float], what: str
+) -> Iterator[Problem]:
+    for name in names:
+        if params.get(name) is None:
+            continue
+        # From text, as frameworks read all parameters.
+        try:
+            kind(str(params[name]))
+        except ValueError:
+            yield parameter_problem(
+                name, f"{params[name]!r} is not {what}", f"Give {what}, or leave it out"
+            )

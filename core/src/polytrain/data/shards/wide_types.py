@@ -1,0 +1,60 @@
+"""Columns that may be put together: their offsets and numbers of categories have room for all.
+
+Arrow's usual strings and lists end at 2 GiB of text, or as many items, in one array, and a category
+of 8 bits at 128. What is read in parts, or lies in chunks, may well be more.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+LARGE = 1 << 28
+"""Bytes of a column from which on its offsets get 64 bits: so many bits may be a list's items."""
+
+
+def widened(table: pa.Table) -> pa.Table:
+    """The table with room in its types, where its columns are large or their categories differ."""
+    for index, field in enumerate(table.schema):
+        column = table.column(index)
+        kind = field.type
+        if column.num_chunks > 1:
+            kind = with_wide_categories(kind)
+        if _has_offsets(kind) and column.nbytes >= LARGE:
+            kind = _with_wide_offsets(kind)
+        if kind != field.type:
+            table = table.set_column(index, field.with_type(kind), column.cast(kind))
+    return table
+
+
+def in_one_piece(table: pa.Table) -> pa.Table:
+    """The table with each column in one chunk."""
+    return widened(table).unify_dictionaries().combine_chunks()
+
+
+def with_wide_categories(kind: pa.DataType) -> pa.DataType:
+    """A type whose categories, if it has any, may be more than those of one part.
+
+    With signed numbers, since pandas knows no others.
+    """
+    if pa.types.is_dictionary(kind) and (
+        kind.index_type.bit_width < 32 or pa.types.is_unsigned_integer(kind.index_type)
+    ):
+        return pa.dictionary(pa.int32(), kind.value_type, ordered=kind.ordered)
+    return kind
+
+
+def _has_offsets(kind: pa.DataType) -> bool:
+    return bool(_with_wide_offsets(kind) != kind)
+
+
+def _with_wide_offsets(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_with_wide_offsets(kind.value_type)))
+    if pa.types.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        return pa.struct([field.with_type(_with_wide_offsets(field.type)) for field in fields])
+    return kind

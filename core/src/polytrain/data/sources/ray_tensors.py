@@ -1,0 +1,104 @@
+"""Ray Data's columns of tensors as types that need no Ray: also in files that it has written.
+
+Where Ray Data is imported, they have types of its own; otherwise Arrow shows the lists in which
+they are stored, with the types' names and parameters as notes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from polytrain.common.data_errors import SourceError
+from polytrain.data.sources.arrays import nested_list_type, nested_lists
+
+_FIXED = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
+_VARIABLE = "ray.data.arrow_variable_shaped_tensor"
+_OBJECTS = "ray.data.arrow_pickled_object"
+
+
+def plain_columns(table: pa.Table) -> pa.Table:
+    """The table with tensors as Arrow has them, or as nested lists if they differ in shape."""
+    for index, field in enumerate(table.schema):
+        kind = plain_type(field)
+        if kind != field.type:
+            chunks = [_plain(chunk, kind) for chunk in table.column(index).chunks]
+            table = table.set_column(index, field.name, pa.chunked_array(chunks, kind))
+    return table
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema of such a table."""
+    return pa.schema([field.with_type(plain_type(field)) for field in schema])
+
+
+def refuse_objects(schema: pa.Schema) -> None:
+    """Refuse columns of Python's objects, which Ray Data makes of values of several types.
+
+    Raises:
+        SourceError: there is one.
+    """
+    for field in schema:
+        if _extension_of(field)[0] == _OBJECTS:
+            raise SourceError(
+                f"the column {field.name!r} holds Python objects, which have no type in common",
+                "Give its values one type, as with dataset.map_batches, or leave it out with "
+                "columns=[…]",
+            )
+
+
+def plain_type(field: pa.Field) -> pa.DataType:
+    """The type of such a column; of any other, its own."""
+    name, parameter, stored = _extension_of(field)
+    if name in _FIXED:
+        return pa.fixed_shape_tensor(stored.value_type, parameter)
+    if name == _VARIABLE:
+        return nested_list_type(parameter, stored.field("data").type.value_type)
+    return field.type
+
+
+def _extension_of(field: pa.Field) -> tuple[str | None, Any, pa.DataType]:
+    """The extension's name, the shape or number of dimensions, and the type that is stored."""
+    kind, notes = field.type, field.metadata or {}
+    if isinstance(kind, pa.BaseExtensionType):
+        name = kind.extension_name
+        parameter = getattr(kind, "ndim" if name == _VARIABLE else "shape", None)
+        return name, parameter, kind.storage_type
+    name = notes.get(b"ARROW:extension:name", b"").decode()
+    if name == _OBJECTS:
+        return name, None, kind
+    if name not in (*_FIXED, _VARIABLE):
+        return None, None, kind
+    try:
+        return name, json.loads(notes[b"ARROW:extension:metadata"]), kind
+    except (KeyError, ValueError):
+        # Of a version that writes them otherwise: lists, then.
+        return None, None, kind
+
+
+def _plain(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
+    stored = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.ExtensionArray.from_storage(kind, stored.cast(kind.storage_type))
+    return nested_lists(_rows(stored), *_dimensions(kind))
+
+
+def _rows(stored: pa.StructArray) -> Sequence[np.ndarray[Any, Any] | None]:
+    """Tensors that differ in shape, each stored as its values and its shape."""
+    return [
+        None
+        if row is None
+        else row["data"].values.to_numpy(zero_copy_only=False).reshape(row["shape"].as_py())
+        for row in (scalar if scalar.is_valid else None for scalar in stored)
+    ]
+
+
+def _dimensions(kind: pa.DataType) -> tuple[int, pa.DataType]:
+    if not pa.types.is_large_list(kind):
+        return 0, kind
+    dimensions, values = _dimensions(kind.value_type)
+    return dimensions + 1, values

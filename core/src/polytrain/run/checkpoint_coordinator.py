@@ -1,0 +1,237 @@
+"""Coordinates a run's checkpoints in the driver, from staged parts to the commit."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import assert_never
+
+from polytrain.checkpoint.events import (
+    CheckpointEvent,
+    Committed,
+    PartStaged,
+    PartStored,
+    PartVoid,
+)
+from polytrain.checkpoint.manager import CheckpointManager
+from polytrain.checkpoint.manifest import AttemptId, Manifest
+from polytrain.checkpoint.part_tracker import PartTracker
+from polytrain.checkpoint.parts import storage_message
+from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.common.errors import CheckpointError, Failure, FailureKind, RunOwnedError
+from polytrain.common.events import Failed
+from polytrain.run.background_tasks import BackgroundTasks
+from polytrain.run.journal import Journal
+from polytrain.run.lease import Lease
+from polytrain.ui.observers import Observers
+from polytrain.workers.group import WorkerGroup
+from polytrain_plugins import RunInfo
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckpointCoordinator:
+    """Counts the parts of each checkpoint, commits it, and notifies the ranks that wait for it.
+
+    Only the thread of the background tasks touches the storage.
+    """
+
+    run: RunInfo
+    group: WorkerGroup
+    manager: CheckpointManager
+    lease: Lease
+    journal: Journal
+    background_tasks: BackgroundTasks
+    observers: Observers
+    _attempt: int = -1
+    _rank_0_is_gone: bool = False
+    _tracker: PartTracker | None = None
+    _waiting: dict[int, set[int]] = field(default_factory=dict)
+    """Number → ranks whose staged part is stored after rank 0's."""
+
+    @property
+    def deadline(self) -> float | None:
+        """The time at which to call `overdue` without an event."""
+        return None if self._tracker is None else self._tracker.deadline
+
+    def next_start(self, attempt: int) -> StartingPoint:
+        """Return the next attempt's starting point, and drop what the last one staged.
+
+        Raises:
+            OSError: the storage can't be read.
+        """
+        self.manager.store.clear_staging(before=self._id_of(attempt))
+        return self.manager.start()
+
+    def launched(self, attempt: int, world_size: int) -> None:
+        """Note that an attempt starts."""
+        writers = self.manager.launched(world_size)
+        self._attempt = attempt
+        self._rank_0_is_gone = False
+        self._waiting.clear()
+        self._tracker = PartTracker(set(writers), self.manager.config.report_timeout_s)
+        self.background_tasks.give(partial(_sweep, self.manager, self._id_of(attempt)))
+        # An earlier driver may have died before it deleted these.
+        for directory in self.manager.superseded():
+            self.background_tasks.give(partial(self._delete, directory))
+
+    def take(self, event: CheckpointEvent) -> Failed | None:
+        """Handle an event; return the failure if it ends the attempt."""
+        match event:
+            case PartStaged():
+                return self._staged(event)
+            case PartStored():
+                return self._stored(event)
+            case PartVoid():
+                self._void(event)
+            case Committed():
+                self._committed(event)
+            case _:
+                assert_never(event)
+        return None
+
+    def done(self, rank: int) -> Failed | None:
+        """Note that a rank's training has ended; return the failure if this ends the attempt."""
+        if self._tracker is None:
+            return None
+        self._tracker.done(rank, now=time.monotonic())
+        return self.overdue()
+
+    def gone(self, rank: int) -> None:
+        """Note that a rank's process is gone, and that its staged parts are stored or lost."""
+        if rank == 0:
+            self._rank_0_is_gone = True
+            for number in list(self._waiting):
+                self._release(number)
+        for manifest in self.manager.give_up(rank):
+            self._give_commit(manifest)
+
+    def overdue(self) -> Failed | None:
+        """Return the failure if a rank doesn't report checkpoints that the others wait for."""
+        found = None if self._tracker is None else self._tracker.overdue(now=time.monotonic())
+        if found is None:
+            return None
+        rank, message = found
+        self._tracker = None
+        return _mismatch(message, rank=rank, attempt=self._attempt)
+
+    def _staged(self, part: PartStaged) -> Failed | None:
+        rank, number = part.rank, part.checkpoint
+        if self.manager.merges_files and rank != 0:
+            self.manager.expect(rank, number)
+            self._waiting.setdefault(number, set()).add(rank)
+            self._release(number)
+        if self._tracker is None:
+            return None
+        self._tracker.part_staged(rank, waits=part.waits, now=time.monotonic())
+        return self.overdue()
+
+    def _stored(self, part: PartStored) -> Failed | None:
+        try:
+            manifest = self.manager.add(part)
+        except ValueError as error:
+            return _mismatch(str(error), rank=part.rank, attempt=part.attempt)
+        if self._tracker is not None and part.files:
+            self._tracker.expect(part.rank)
+        if manifest is not None:
+            self._give_commit(manifest)
+        elif self.manager.is_committed(part.checkpoint, part.attempt):
+            # It adds nothing to the commit.
+            self.group.acknowledge(part.attempt, part.checkpoint, (part.rank,))
+        self._release(part.checkpoint)
+        return None
+
+    def _give_commit(self, manifest: Manifest) -> None:
+        commit = partial(self._commit, manifest, self.manager.ranks_of(manifest.number))
+        self.background_tasks.give(commit, attempt=manifest.attempt_id.attempt)
+
+    def _release(self, number: int, *, is_void: bool = False) -> None:
+        """Store or drop the other ranks' parts, once rank 0's part is known."""
+        files = None if is_void else self.manager.stored_files(number)
+        if files is None and not is_void and not self._rank_0_is_gone:
+            return
+        for rank in sorted(self._waiting.pop(number, ())):
+            self.group.store_rest(self._attempt, rank, number, files)
+
+    def _commit(self, manifest: Manifest, ranks: frozenset[int]) -> Committed | Failed:
+        attempt = manifest.attempt_id.attempt
+        try:
+            # No driver may resume from a checkpoint whose reports are lost.
+            self.journal.sync()
+            self.lease.check()
+            try:
+                return replace(self.manager.commit(manifest), ranks=ranks)
+            finally:
+                # It may have been paused since: what counts for its successor is that one's.
+                self.lease.check()
+        except RunOwnedError as error:
+            return lease_lost(error, attempt=attempt)
+        except (OSError, CheckpointError) as error:
+            message = storage_message(error, self.manager.store.location)
+            failure = Failure(kind=FailureKind.STORAGE, rank=None, message=message)
+            return Failed(attempt=attempt, failure=failure)
+
+    def _committed(self, committed: Committed) -> None:
+        manifest = committed.manifest
+        attempt = manifest.attempt_id.attempt
+        is_new = all(known.directory != manifest.directory for known in self.manager.checkpoints)
+        info, doomed = self.manager.committed(committed)
+        self.journal.committed(manifest)
+        if is_new:
+            self.observers.checkpoint_committed(self.run, info)
+        added_nothing = self.manager.ranks_that_add_nothing(manifest.number)
+        self.group.acknowledge(attempt, manifest.number, committed.ranks | added_nothing)
+        if manifest.attempt_id > AttemptId(token=1, attempt=0):
+            # A process of an earlier attempt may have been frozen until now.
+            self.background_tasks.give(partial(_sweep, self.manager, manifest.attempt_id))
+        for directory in doomed:
+            self.background_tasks.give(partial(self._delete, directory))
+
+    def _void(self, part: PartVoid) -> None:
+        self.journal.void(part)
+        logger.warning(
+            "Checkpoint %d of this run is left out: in rank %d's part, %s.",
+            part.checkpoint,
+            part.rank,
+            part.reason,
+        )
+        self._release(part.checkpoint, is_void=True)
+        directory = self.manager.drop(part.checkpoint, part.attempt)
+        if directory is not None:
+            self.background_tasks.give(partial(self._delete, directory))
+        everybody = range(self.manager.world_size)
+        self.group.acknowledge(part.attempt, part.checkpoint, everybody)
+
+    def _delete(self, directory: str) -> None:
+        try:
+            # Another driver's run may have started from it.
+            self.lease.check()
+            self.manager.store.delete(directory)
+        except RunOwnedError as error:
+            logger.warning("The checkpoint %s isn't deleted: %s", directory, error)
+        except OSError as error:
+            logger.warning("The checkpoint %s can't be deleted: %s", directory, error)
+
+    def _id_of(self, attempt: int) -> AttemptId:
+        return AttemptId(token=self.manager.token, attempt=attempt)
+
+
+def lease_lost(error: RunOwnedError, *, attempt: int) -> Failed:
+    """Return the failure of a driver that has lost the lease to another one."""
+    failure = Failure(kind=FailureKind.LEASE_LOST, rank=None, message=str(error))
+    return Failed(attempt=attempt, failure=failure)
+
+
+def _mismatch(message: str, *, rank: int, attempt: int) -> Failed:
+    failure = Failure(kind=FailureKind.CHECKPOINT_MISMATCH, rank=rank, message=message)
+    return Failed(attempt=attempt, failure=failure)
+
+
+def _sweep(manager: CheckpointManager, attempt_id: AttemptId) -> None:
+    try:
+        manager.store.sweep(before=attempt_id)
+    except OSError as error:
+        logger.warning("What earlier attempts have left can't be deleted: %s", error)

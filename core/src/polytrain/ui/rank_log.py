@@ -1,0 +1,101 @@
+"""The log of one rank's output: an error of its storage neither ends the run nor loses lines."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from polytrain.storage.retry import is_temporary, retry
+
+_KEPT = 32 << 20
+"""Bytes that wait for the storage; with more, the oldest are left out."""
+
+_PAUSE_S = 1.0
+"""Seconds after an error until the next attempt."""
+
+
+class RankLog:
+    """A file that text is appended to.
+
+    What can't be written now is kept and written later, for as long as other files of the run are
+    retried. After that it is left out, and a line in the log says so: a log isn't worth a run.
+    """
+
+    def __init__(self, path: Path, *, warn: Callable[[OSError], None]) -> None:
+        """
+        Args:
+            path: of the log, which is made with the first text.
+            warn: called with the error when some text is left out.
+        """
+        self._path = path
+        self._warn = warn
+        self._descriptor: int | None = None
+        self._unwritten = bytearray()
+        self._missing = 0
+        self._failing_since: float | None = None
+        self._next_try = 0.0
+
+    def write(self, text: str, *, retry_s: float) -> None:
+        """Append text, or keep it for later.
+
+        Args:
+            text: the text.
+            retry_s: seconds after which text that can't be written is left out.
+        """
+        self._unwritten += text.encode(errors="backslashreplace")
+        now = time.monotonic()
+        if now < self._next_try and len(self._unwritten) <= _KEPT:
+            return
+        try:
+            self._append()
+        except OSError as error:
+            self._failing_since = since = self._failing_since or now
+            self._next_try = now + _PAUSE_S
+            if not is_temporary(error) or now - since >= retry_s:
+                self._leave_out(len(self._unwritten), error)
+                # The next text may be written: a full disk gets room.
+                self._next_try = now
+            else:
+                self._leave_out(len(self._unwritten) - _KEPT, error)
+
+    def close(self, *, deadline: float) -> None:
+        """Write what was kept, and release the file.
+
+        Args:
+            deadline: the latest `time.monotonic()` at which it is tried.
+        """
+        if self._unwritten:
+            left_s = max(0.0, deadline - time.monotonic())
+            try:
+                retry(self._append, retry_s=left_s, what=str(self._path))
+            except OSError as error:
+                self._leave_out(len(self._unwritten), error)
+        if self._descriptor is not None:
+            try:
+                os.close(self._descriptor)
+            except OSError as error:  # NFS writes here what it has kept
+                self._warn(error)
+
+    def _append(self) -> None:
+        if self._descriptor is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self._path, flags, 0o666)
+        if self._missing:
+            missing = f"{self._missing} bytes are missing here: they couldn't be written"
+            note = f"[polytrain: {missing}]\n".encode()
+            self._unwritten[:0] = note[os.write(self._descriptor, note) :]
+            self._missing = 0
+        # What the system has taken isn't written again after an error.
+        while self._unwritten:
+            del self._unwritten[: os.write(self._descriptor, self._unwritten)]
+        self._failing_since = None
+
+    def _leave_out(self, size: int, error: OSError) -> None:
+        if size <= 0:
+            return
+        del self._unwritten[:size]
+        self._missing += size
+        self._warn(error)

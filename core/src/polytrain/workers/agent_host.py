@@ -1,0 +1,94 @@
+"""The agents of one node: objects on one event loop.
+
+On one machine the host is a part of the driver (`local_launcher`); on Ray it is an actor
+(`ray_host`). It passes on what agents send, and treats an agent whose method fails as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polytrain.common.placement import NodeAddress
+from polytrain.workers.agent import Agent, AgentSpec
+from polytrain.workers.group import Happening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """An agent is ready for a rank."""
+
+    place: NodeAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broken:
+    """A method of an agent has failed: nobody would learn of it otherwise."""
+
+    reason: str
+
+
+Mail = Sequence[Happening | Ready | Broken]
+"""What an agent sends together."""
+
+
+class AgentHost:
+    """All its methods run on the event loop."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        place: NodeAddress,
+        variables: Mapping[str, str],
+        *,
+        tell: Callable[[int, Mail], None],
+    ) -> None:
+        """
+        Args:
+            spec: the settings of all agents of the run.
+            place: the node.
+            variables: environment variables of worker processes here, which others override.
+            tell: called with an agent's number and what it sends.
+        """
+        self._spec = spec
+        self._place = place
+        self._variables = variables
+        self._tell = tell
+        self._agents: dict[int, Agent] = {}
+        self._serving: dict[int, asyncio.Task[None]] = {}
+
+    def start(self, number: int) -> None:
+        """Start an agent of this number."""
+        agent = self._agents[number] = Agent(self._spec, self._place, self._variables)
+        serving = self._watched(number, self._serve(number, agent))
+        self._serving[number] = asyncio.get_running_loop().create_task(serving)
+
+    async def call(self, number: int, method: str, arguments: Sequence[Any]) -> None:
+        """Call a method of an agent. It does nothing if the agent has ended."""
+        agent = self._agents.get(number)
+        if agent is not None:
+            await self._watched(number, getattr(agent, method)(*arguments))
+
+    async def end(self, number: int) -> None:
+        """End an agent, and release what it holds."""
+        agent = self._agents.pop(number, None)
+        if agent is not None:
+            self._serving.pop(number).cancel()
+            await agent.end()
+
+    async def end_all(self) -> None:
+        """End all agents."""
+        await asyncio.gather(*map(self.end, list(self._agents)), return_exceptions=True)
+
+    async def _serve(self, number: int, agent: Agent) -> None:
+        self._tell(number, (Ready(place=await agent.place()),))
+        async for happenings in agent.events():
+            self._tell(number, happenings)
+
+    async def _watched(self, number: int, work: Any) -> None:
+        try:
+            await work
+        except Exception as error:  # any error makes the agent useless
+            self._tell(number, (Broken(reason=f"{type(error).__name__}: {error}"),))

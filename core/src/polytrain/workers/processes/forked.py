@@ -1,0 +1,136 @@
+"""Turns a forked process into a worker process, or spawns a new one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from polytrain.common.processes import die_with_parent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkRequest:
+    """The settings of a worker process."""
+
+    id: int
+    environment: dict[str, str]
+    directory: str
+    path: list[str]
+    entry: str
+    """Module whose `run_and_exit` the process runs."""
+
+    connection: int
+    stdout: int
+    stderr: int
+    page: int
+    shards: tuple[int, ...]
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """All descriptors of the request."""
+        return (self.connection, self.stdout, self.stderr, self.page, *self.shards)
+
+
+def fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
+    """Parse a message to a zygote, with its descriptors."""
+    _, process_id, environment, directory, path, entry = request
+    connection, stdout, stderr, page, *shards = descriptors
+    return ForkRequest(
+        id=process_id,
+        environment=environment,
+        directory=directory,
+        path=path,
+        entry=entry,
+        connection=connection,
+        stdout=stdout,
+        stderr=stderr,
+        page=page,
+        shards=tuple(shards),
+    )
+
+
+def ignore_children() -> None:
+    """Undo the zygote's handling of SIGCHLD, which a fork inherits."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: int) -> NoReturn:
+    """Turn a forked copy of the zygote into a worker process. Never returns."""
+    try:
+        ignore_children()
+        os.setsid()
+        die_with_parent(parent)
+        os.dup2(request.stdout, 1)
+        os.dup2(request.stderr, 2)
+        close_all_but({0, 1, 2, request.connection, request.page, *request.shards})
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update(request.environment)
+        os.environ.update(variables)
+        sys.path[:] = request.path
+        with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
+            os.chdir(request.directory)
+        _reseed()
+        run_and_exit = importlib.import_module(request.entry).run_and_exit
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    run_and_exit(socket.socket(fileno=request.connection), request.page, request.shards)
+    os._exit(1)
+
+
+def spawn(request: ForkRequest) -> int:
+    """Spawn a worker process with a new interpreter. Slower: it imports everything itself."""
+    descriptors = (request.connection, request.page, *request.shards)
+    with contextlib.suppress(OSError):
+        os.chdir(request.directory)
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-u",
+            "-c",
+            f"import sys; sys.path[:] = {request.path!r}\n"
+            "from polytrain.workers.worker_process import spawned\n"
+            f"spawned({request.entry!r}, *{descriptors!r})",
+        ],
+        env=request.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=request.stdout,
+        stderr=request.stderr,
+        pass_fds=descriptors,
+        start_new_session=True,
+    )
+    # The zygote reaps its children itself: this keeps Popen from doing it.
+    process.returncode = 0
+    return process.pid
+
+
+def close_all_but(kept: set[int]) -> None:
+    """Close all descriptors of this process except these."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor not in kept:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def _reseed() -> None:
+    """Seed NumPy's and torch's generators, which all forks inherit. Python reseeds its own."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    # Not torch.seed(), which prepares CUDA. A module that failed to import has no generator.
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)
+    if generator is not None:
+        generator.seed()

@@ -1,0 +1,127 @@
+"""The placement group of a run, which is freed whatever becomes of the run's driver.
+
+Ray frees a placement group when its job ends. If `fit()` was called in an actor or a task, that may
+be killed while the job goes on: a guard, an actor that outlives it for a moment, frees the group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from polytrain.common.processes import started_at
+from polytrain.common.ray_state import death_of_node, is_worker_process, living_nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Owner:
+    """The process that reserves a group."""
+
+    node_id: str
+    pid: int
+    started: int | None
+
+    @classmethod
+    def this(cls) -> _Owner:
+        node_id: str = ray.get_runtime_context().get_node_id()
+        return cls(node_id=node_id, pid=os.getpid(), started=started_at(os.getpid()))
+
+    def wait_for_end(self) -> bool:
+        """Return whether it has ended; False if only this process isn't on its node."""
+        if ray.get_runtime_context().get_node_id() != self.node_id:
+            return death_of_node(self.node_id) is not None
+        try:
+            process = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        # Another process may have its number.
+        if started_at(self.pid) == self.started:
+            select.select([process], [], [])
+        return True
+
+
+class Reservation:
+    """Room for a number of agents, all or nothing."""
+
+    def __init__(self, name: str, resources: Mapping[str, float], count: int, strategy: str):
+        """
+        Args:
+            name: unique in the cluster.
+            resources: those of one agent.
+            count: number of agents.
+            strategy: Ray's placement strategy.
+        """
+        # Before there is a group: this process may be killed at any time.
+        self._guard = _started_guard(name) if is_worker_process() else None
+        bundles = [dict(resources)] * count
+        self.group: PlacementGroup = placement_group(bundles, strategy=strategy, name=name)
+
+    def nodes(self, *, within_s: int) -> dict[int, str]:
+        """Return the node of each bundle, by bundle, as soon as Ray has placed them.
+
+        Bundles of a lost node are left out until Ray has placed them anew.
+
+        Args:
+            within_s: whole seconds, as Ray takes them; nothing is returned after this time.
+        """
+        if not self.group.wait(within_s):
+            return {}
+        table: dict[str, Any] = placement_group_table(self.group)
+        nodes: dict[int, str] = table.get("bundles_to_node_id", {})
+        alive = living_nodes()
+        return {bundle: node for bundle, node in nodes.items() if node in alive}
+
+    def free(self) -> None:
+        """Free the group."""
+        remove_placement_group(self.group)
+        if self._guard is not None:
+            ray.kill(self._guard)
+
+
+class ReservationGuard:
+    """The actor that frees a group when the process that has reserved it is gone.
+
+    If its node is lost, and with it the process, Ray starts it on another one.
+    """
+
+    def __init__(self, name: str, owner: _Owner) -> None:
+        # Calls would be lost if the owner died before this actor has started.
+        this = ray.get_runtime_context().current_actor
+        guarding = threading.Thread(target=_guard, args=(name, owner, this), daemon=True)
+        guarding.start()
+
+
+def _started_guard(name: str) -> Any:
+    owner = _Owner.this()
+    guard = ray.remote(ReservationGuard).options(
+        num_cpus=0,
+        lifetime="detached",
+        max_restarts=-1,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(owner.node_id, soft=True),
+    )
+    return guard.remote(name, owner)
+
+
+def _guard(name: str, owner: _Owner, this: Any) -> None:
+    try:
+        if owner.wait_for_end():
+            # There is none if its owner died before it made one.
+            with contextlib.suppress(ValueError):
+                remove_placement_group(get_placement_group(name))
+    finally:
+        ray.kill(this)

@@ -1,0 +1,104 @@
+"""A small collective beside LightGBM's, which its Python package doesn't expose.
+
+All ranks are connected to rank 0, which gathers and broadcasts objects: enough to agree on bins
+before a round, and on metrics and one decision in a round. Objects are pickled, so only
+authenticated ranks may send them (`connections`).
+"""
+
+from __future__ import annotations
+
+import pickle
+import secrets
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from polytrain_lightgbm.connections import RankConnection, accept_ranks, connect_to_leader
+from polytrain_plugins import World
+
+_TOGETHER_S = 300.0
+"""Seconds until all ranks must be connected. They all begin when they have each other's offers."""
+
+
+class Collective:
+    """The ranks of one attempt, connected to rank 0."""
+
+    def __init__(self, peers: Sequence[RankConnection], *, rank: int = 0) -> None:
+        """
+        Args:
+            peers: on rank 0: the connections to the others, by rank. On others: to rank 0.
+            rank: this rank.
+        """
+        self.rank = rank
+        self._peers = peers
+
+    def all_gather(self, piece: Any) -> list[Any]:
+        """Return every rank's piece, by rank. Every rank calls it, with anything that pickles."""
+        pieces: list[Any] = self.broadcast(self.gather(piece))
+        return pieces
+
+    def gather(self, piece: Any) -> list[Any] | None:
+        """Return every rank's piece, by rank, on rank 0; None on the others."""
+        if self.rank != 0:
+            self._peers[0].send(pickle.dumps(piece, pickle.HIGHEST_PROTOCOL))
+            return None
+        return [piece, *(pickle.loads(peer.receive()) for peer in self._peers)]
+
+    def broadcast(self, piece: Any) -> Any:
+        """Return rank 0's piece on every rank."""
+        if self.rank != 0:
+            return pickle.loads(self._peers[0].receive())
+        message = pickle.dumps(piece, pickle.HIGHEST_PROTOCOL)
+        for peer in self._peers:
+            peer.send(message)
+        return piece
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderListener:
+    """Rank 0's listening socket, and the ranks' shared key."""
+
+    listening_socket: socket.socket
+    key: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    """The other ranks get it from rank 0's offer."""
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What rank 0's offer says to the others."""
+        return {
+            "collective_port": self.listening_socket.getsockname()[1],
+            "collective_key": self.key,
+        }
+
+
+@contextmanager
+def listening(host: str) -> Iterator[LeaderListener]:
+    """Listen on any port of the address that the other ranks connect to, and on no other."""
+    with socket.create_server((host, 0)) as listening_socket:
+        yield LeaderListener(listening_socket=listening_socket)
+
+
+@contextmanager
+def connected(
+    world: World, listener: LeaderListener | None, *, within_s: float = _TOGETHER_S
+) -> Iterator[Collective]:
+    """Connect every rank to rank 0, whose offer names its address.
+
+    Args:
+        world: all ranks.
+        listener: rank 0's own; None for the others.
+        within_s: seconds until all must be there.
+    """
+    with ExitStack() as stack:
+        if listener is not None:
+            key, count = bytes.fromhex(listener.key), world.size - 1
+            peers = accept_ranks(listener.listening_socket, key, count, stack, within_s=within_s)
+        else:
+            leader, me = world.leader, world.me
+            assert leader.host is not None
+            address = (leader.host, leader.details["collective_port"])
+            key = bytes.fromhex(leader.details["collective_key"])
+            peers = [connect_to_leader(address, key, me.rank, stack, within_s=within_s)]
+        yield Collective(peers, rank=world.me.rank)

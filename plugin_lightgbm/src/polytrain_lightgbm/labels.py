@@ -1,0 +1,27 @@
+"""The labels that LightGBM's objectives take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from polytrain.boosting.table_rules import Labels
+from polytrain_lightgbm.objectives import MULTICLASS, RANKING, objective_of
+from polytrain_lightgbm.parameters import value
+
+
+def labels(params: Mapping[str, Any]) -> Labels | None:
+    """Return the labels that the objective takes; None if no check is needed here."""
+    objective = objective_of(params)
+    if objective == "binary":
+        return Labels(objective=objective, low=0, high=1, whole=True)
+    if objective in MULTICLASS:
+        high = int(value(params, "num_class")) - 1
+        return Labels(objective=objective, low=0, high=high, whole=True)
+    if objective in ("cross_entropy", "cross_entropy_lambda"):
+        return Labels(objective=objective, low=0, high=1)
+    if objective in ("poisson", "tweedie"):
+        return Labels(objective=objective, low=0)
+    if objective in RANKING:
+        return Labels(objective=objective, low=0, whole=True)
+    return None

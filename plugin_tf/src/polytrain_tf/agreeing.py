@@ -1,0 +1,127 @@
+"""What the workers of a Keras fit must agree on: when to stop, and what a model has seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+import tensorflow as tf
+
+from polytrain_tf.summing import summing
+
+_WITHIN_EPOCHS = (
+    *("on_train_begin", "on_epoch_begin", "on_batch_begin", "on_batch_end"),
+    *("on_train_batch_begin", "on_train_batch_end"),
+)
+"""The hooks that can stop training between two batches."""
+
+
+class StopsTogether(keras.callbacks.Callback):
+    """Ends training on all workers if a callback ends it on one: the others would wait for it.
+
+    It comes after all callbacks of the user. Keras's own decide by metrics, which are the same on
+    all workers, so only with callbacks of other classes do workers agree after every batch.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, callbacks: Sequence[Any]) -> None:
+        super().__init__()
+        self._strategy = strategy
+        self._within_epochs = any(map(_may_stop_within_epochs, callbacks))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._within_epochs:
+            self._agree()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._agree()
+
+    def _agree(self) -> None:
+        (stops,) = summing(self._strategy)([int(self.model.stop_training)])
+        self.model.stop_training = stops > 0
+
+
+class AverageStatistics(keras.callbacks.Callback):
+    """Averages the moving statistics of BatchNormalization, before they are evaluated or saved.
+
+    It comes before all callbacks of the user. Each worker's layers see its own rows, and the files
+    have those of rank 0.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        super().__init__()
+        self._strategy = strategy
+        self._average: Any = None
+        self._has_trained = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._has_trained = True
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._average_statistics()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._average_statistics()
+
+    def _average_statistics(self) -> None:
+        if not self._has_trained:
+            return
+        self._has_trained = False
+        if self._average is None:
+            self._average = _averaging_of(self.model, self._strategy)
+        self._average()
+
+
+_averages: WeakKeyDictionary[Any, tuple[list[int], Callable[[], None]]] = WeakKeyDictionary()
+"""Model → the variables that are averaged, by id, and the function: each has a graph of its own."""
+
+
+def _averaging_of(model: Any, strategy: tf.distribute.Strategy) -> Callable[[], None]:
+    variables = _statistics(model)
+    if not variables:
+        return lambda: None
+    ids = [id(variable) for variable in variables]
+    known = _averages.get(model)
+    if known is None or known[0] != ids:
+        known = _averages[model] = (ids, _averaging(strategy, variables))
+    return known[1]
+
+
+def _averaging(strategy: tf.distribute.Strategy, variables: Sequence[Any]) -> Callable[[], None]:
+    """A function that averages variables over all workers, which call it together."""
+
+    def in_replica() -> None:
+        context = tf.distribute.get_replica_context()
+        means = context.all_reduce("mean", [tf.identity(each.value) for each in variables])
+        for variable, mean in zip(variables, means, strict=True):
+            variable.value.assign(mean)
+
+    @tf.function
+    def average() -> None:
+        strategy.run(in_replica)
+
+    return average
+
+
+def _may_stop_within_epochs(callback: Any) -> bool:
+    is_users = type(callback).__module__.partition(".")[0] not in ("keras", "polytrain_tf")
+    if not is_users and not isinstance(callback, keras.callbacks.LambdaCallback):
+        return False
+    return any(
+        getattr(getattr(callback, hook), "__func__", None)
+        is not getattr(keras.callbacks.Callback, hook)
+        for hook in _WITHIN_EPOCHS
+    )
+
+
+def _statistics(model: Any) -> list[Any]:
+    """The moving statistics that differ by worker."""
+    return [
+        variable
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        # Frozen, it sees nothing.
+        if layer.trainable and not layer.synchronized
+        for variable in (layer.moving_mean, layer.moving_variance)
+    ]

@@ -1,0 +1,119 @@
+"""Arrays and `tf.data` that TensorFlow splits, in the same order on all workers.
+
+TensorFlow splits the batches that every worker makes of all rows. If each worker shuffled for
+itself, rows would come twice, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Iterator
+from types import GeneratorType
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from polytrain_tf.summing import summing
+
+
+@contextlib.contextmanager
+def shuffled_alike(strategy: tf.distribute.Strategy, rank: int) -> Iterator[None]:
+    """While all workers' `fit` shuffles arrays in one order.
+
+    All workers enter it together. The order follows rank 0's `keras.utils.set_random_seed`.
+    Without a seed, each call has another order.
+    """
+    # Keras's private modules move between versions; this one has been checked.
+    from keras.src.backend.tensorflow.trainer import TFEpochIterator
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
+    seed = [*summing(strategy)([_own_seed() if rank == 0 else 0]), 0]
+    own_dataset, own_iterator = ArrayDataAdapter.get_tf_dataset, TFEpochIterator._get_iterator
+    own_shuffle = tf.random.shuffle
+
+    def shuffle(value: Any, *args: Any, **kwargs: Any) -> Any:
+        now = tf.numpy_function(lambda: np.array(seed, np.int64), [], tf.int64)
+        return tf.random.experimental.stateless_shuffle(value, tf.ensure_shape(now, [2]))
+
+    @functools.wraps(own_dataset)
+    def get_tf_dataset(self: Any) -> Any:
+        tf.random.shuffle = shuffle
+        try:
+            return own_dataset(self)
+        finally:
+            tf.random.shuffle = own_shuffle
+
+    @functools.wraps(own_iterator)
+    def get_iterator(self: Any) -> Any:
+        # Here, as all workers make the same iterators; when they are read depends on threads.
+        seed[1] += 1
+        return own_iterator(self)
+
+    ArrayDataAdapter.get_tf_dataset = get_tf_dataset
+    TFEpochIterator._get_iterator = get_iterator
+    try:
+        yield
+    finally:
+        ArrayDataAdapter.get_tf_dataset = own_dataset
+        TFEpochIterator._get_iterator = own_iterator
+
+
+def check_order(name: str, data: Any) -> None:
+    """Raise an error if the workers couldn't share the batches that each of them makes.
+
+    Args:
+        name: of the argument of `fit`.
+        data: its value.
+
+    Raises:
+        ValueError: the number of batches isn't known, or a `tf.data.Dataset` shuffles without a
+            seed.
+    """
+    is_unknown = isinstance(data, GeneratorType | keras.utils.PyDataset) or (
+        isinstance(data, tf.data.Dataset) and int(data.cardinality()) == tf.data.UNKNOWN_CARDINALITY
+    )
+    if is_unknown:
+        raise ValueError(
+            f"{name}: several workers can't train exactly on a {type(data).__name__}, of which "
+            "TensorFlow doesn't know the length. Pass arrays, a tf.data.Dataset that is made of "
+            "them, or each worker's rows: shard.to_tf(…)."
+        )
+    if not isinstance(data, tf.data.Dataset):
+        return
+    policy = data.options().experimental_distribute.auto_shard_policy
+    kinds = tf.data.experimental.AutoShardPolicy
+    steps = list(_steps(data))
+    # Files are split before they are shuffled.
+    of_files = policy == kinds.FILE or any("Line" in n or "Record" in n for n in map(_name, steps))
+    if policy == kinds.OFF or (policy != kinds.DATA and of_files):
+        return
+    shuffles = [step for step in steps if _name(step) == "_ShuffleDataset"]
+    if any(int(step._seed) == 0 and int(step._seed2) == 0 for step in shuffles):
+        raise ValueError(
+            f"{name}: this tf.data.Dataset shuffles without a seed, so every worker has an order "
+            "of its own; but TensorFlow gives each a part of every batch, so rows would come twice "
+            "or never. Give all workers one seed: dataset.shuffle(…, seed=1), or call "
+            "keras.utils.set_random_seed(1) before."
+        )
+
+
+def _steps(data: Any) -> Iterator[Any]:
+    yield data
+    for source in data._inputs():
+        yield from _steps(source)
+
+
+def _name(step: Any) -> str:
+    return type(step).__name__
+
+
+def _own_seed() -> int:
+    """The next seed of TensorFlow's, if the training function has set one."""
+    set_seed, operation = tf.compat.v1.get_seed(None)
+    if set_seed is None:
+        return random.SystemRandom().randrange(1 << 31)
+    return hash((int(set_seed), int(operation))) % (1 << 31)

@@ -1,0 +1,54 @@
+"""Parameters that are frozen when a model is wrapped: DDP never averages their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+_checks: WeakKeyDictionary[torch.nn.Module, Any] = WeakKeyDictionary()
+"""Of each prepared model, the handle of its check."""
+
+
+PREPARE_AGAIN = (
+    "Call prepare_model(model) again after unfreezing, with the model that it wraps (model.module) "
+    "if it is wrapped, or freeze the parameters after preparing it."
+)
+
+
+def keep_frozen(model: torch.nn.Module, *, wrapped_by: str, remedy: str) -> None:
+    """Have a model raise an error if it runs with gradients for what is frozen now.
+
+    Wrapping it again replaces the check.
+
+    Args:
+        model: the model that DDP is about to wrap, or has just wrapped.
+        wrapped_by: what the user calls.
+        remedy: what the user does instead.
+    """
+    if model in _checks:
+        _checks.pop(model).remove()
+    frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    if frozen and dist.get_world_size() > 1:
+        _checks[model] = model.register_forward_pre_hook(
+            partial(_refuse_trained, frozen, f"when {wrapped_by} wrapped the model", remedy)
+        )
+
+
+def wraps_in_ddp(accelerator: Any) -> bool:
+    """Whether an `Accelerator` of Accelerate, also that of a trainer of Transformers, uses DDP."""
+    return accelerator.distributed_type in ("MULTI_CPU", "MULTI_GPU")
+
+
+def _refuse_trained(
+    frozen: Sequence[torch.Tensor], when: str, remedy: str, model: torch.nn.Module, _: Any
+) -> None:
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in frozen):
+        raise RuntimeError(
+            f"Parameters that were frozen {when} are trained now. Their gradients aren't averaged "
+            f"over the workers, so the workers' models would differ. {remedy}"
+        )

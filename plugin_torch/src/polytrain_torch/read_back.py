@@ -1,0 +1,89 @@
+"""Tries to load what was saved, as a restart would, so that a run fails in its first minutes.
+
+What is loaded goes into copies without values, on torch's meta device: training isn't touched, and
+no memory is needed.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
+
+from polytrain import CheckpointError
+
+
+def copy_without_values(part: Any, *, keeping: Iterable[Any] = ()) -> Any:
+    """A copy of a part, with tensors on the meta device; None if it can't be copied so.
+
+    Args:
+        part: a module, an optimizer, or anything with a state.
+        keeping: objects that the copy shares with the part.
+    """
+    if not _is_copied_whole(part):
+        return None
+    try:
+        with _WithoutValues():
+            return copy.deepcopy(part, {id(each): each for each in keeping})
+    except Exception:
+        return None
+
+
+def _is_copied_whole(part: Any) -> bool:
+    if isinstance(part, torch.nn.Module):
+        # A rank can't copy DDP alone.
+        return not any(isinstance(each, DistributedDataParallel) for each in part.modules())
+    kind = type(part)
+    if kind.__module__.startswith("torch.optim."):
+        return True
+    # Copies of others may lack attributes, as those of optimizers do, and data may be large.
+    is_plain = all(getattr(kind, name, None) is getattr(object, name, None) for name in _OF_COPIES)
+    return is_plain and not any(hasattr(part, name) for name in ("__getitem__", "__iter__"))
+
+
+_OF_COPIES = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
+
+
+def try_loading(name: str, load: Callable[[], Any]) -> None:
+    """Load a part's state.
+
+    Args:
+        name: the part's.
+        load: loads it into a copy.
+
+    Raises:
+        CheckpointError: it can't be loaded.
+    """
+    try:
+        with warnings.catch_warnings():
+            # Into the meta device nothing is copied.
+            warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
+            load()
+    except Exception as error:
+        raise CheckpointError(
+            f"{name}: what was saved of it can't be loaded, so no restart could resume. Its "
+            f"load_state_dict raised {type(error).__name__}: {error}. Mend its state_dict or "
+            "load_state_dict (a module with get_extra_state needs set_extra_state), or leave it "
+            "out of the checkpoint."
+        ) from error
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Makes copies of tensors that have no values."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if function is torch.Tensor.__deepcopy__:
+            tensor, memo = args
+            copied = torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+            memo[id(tensor)] = copied
+            return copied
+        if function is torch._C.TensorBase.clone:  # a parameter's copy is made by it
+            return torch.empty_like(args[0], device="meta")
+        return function(*args, **(kwargs or {}))

@@ -1,0 +1,290 @@
+"""What becomes of each type of column from each source, in each library: the table of the docs."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+from polytrain.boosting.categories import agreed_categories, encoded
+from polytrain.boosting.feature_problems import feature_problems
+from polytrain.boosting.numbers import floats, plainly_typed
+from polytrain.data.sources.arrays import tensors_of
+from polytrain.testing.shards import shard_of
+from polytrain_plugins import DatasetInfo, Job
+
+PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+ERROR = "error"
+
+TENSORS = tensors_of(np.arange(8, dtype=np.float32).reshape(2, 2, 2))
+MONDAY, TUESDAY = datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 2)
+PAIRS = pa.list_(pa.int64(), 2)
+
+COLUMNS: dict[str, pa.Array] = {
+    "int64": pa.array([1, 2]),
+    "int64 with nulls": pa.array([1, None]),
+    "float32": pa.array([0.5, 2], pa.float32()),
+    "float32 with nulls": pa.array([0.5, None], pa.float32()),
+    "bool": pa.array([True, False]),
+    "bool with nulls": pa.array([True, None]),
+    "string": pa.array(["a", "b"]),
+    "string with nulls": pa.array(["a", None]),
+    "category": pa.array(["a", "b"]).dictionary_encode(),
+    "category with nulls": pa.array(["a", None]).dictionary_encode(),
+    "timestamp": pa.array([MONDAY, TUESDAY]),
+    "timestamp with nulls": pa.array([MONDAY, None]),
+    "decimal": pa.array([Decimal("1.50"), Decimal("2.25")]),
+    "decimal with nulls": pa.array([Decimal("1.50"), None]),
+    "fixed lists": pa.array([[1, 2], [3, 4]], PAIRS),
+    "fixed lists with nulls": pa.array([[1, 2], None], PAIRS),
+    "lists of one length": pa.array([[1, 2], [3, 4]]),
+    "ragged lists": pa.array([[1], [2, 3]]),
+    "ragged lists with nulls": pa.array([[1], None]),
+    "tensors": TENSORS,
+    "tensors with nulls": pa.ExtensionArray.from_storage(
+        TENSORS.type, TENSORS.storage.take(pa.array([0, None]))
+    ),
+}
+"""Type → two values, the second of which is the missing one."""
+
+
+def in_memory(directory: Path, columns: pa.Table) -> Any:
+    return columns
+
+
+def frame(directory: Path, columns: pa.Table) -> Any:
+    if columns.schema.field("x").type == PAIRS:
+        # A frame has objects, whose length isn't part of a type.
+        columns = columns.set_column(0, "x", pa.array(columns["x"].to_pylist()))
+    return columns.to_pandas()
+
+
+def parquet(directory: Path, columns: pa.Table) -> Any:
+    pq.write_table(columns, directory / "a.parquet")
+    return directory
+
+
+def ipc(directory: Path, columns: pa.Table) -> Any:
+    with pa.ipc.new_file(directory / "a.arrow", columns.schema) as file:
+        file.write_table(columns)
+    return directory
+
+
+def csv(directory: Path, columns: pa.Table) -> Any:
+    pacsv.write_csv(columns, directory / "a.csv")
+    return directory
+
+
+def json_lines(directory: Path, columns: pa.Table) -> Any:
+    lines = [json.dumps(row, default=as_json) for row in dicts(directory, columns)]
+    (directory / "a.jsonl").write_text("\n".join(lines))
+    return directory
+
+
+def as_json(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    return float(value) if isinstance(value, Decimal) else value.isoformat()
+
+
+def dicts(directory: Path, columns: pa.Table) -> Any:
+    """As Python has the values: tensors are arrays."""
+    rows = columns.to_pylist()
+    if columns.schema.field("x").type == TENSORS.type:
+        for row in rows:
+            if row["x"] is not None:
+                row["x"] = np.reshape(np.array(row["x"], np.float32), (2, 2))
+    return rows
+
+
+SOURCES = {
+    "Arrow": in_memory,
+    "IPC": ipc,
+    "pandas": frame,
+    "Parquet": parquet,
+    "CSV": csv,
+    "JSON": json_lines,
+    "dicts": dicts,
+}
+
+THERE_IS_NO = {
+    *itertools.product(["tensors", "tensors with nulls"], ["pandas", "CSV"]),
+    *((name, "CSV") for name in COLUMNS if "lists" in name),
+    *itertools.product(["timestamp", "timestamp with nulls"], ["JSON"]),
+}
+"""Types that a source doesn't have."""
+
+Found = tuple[str, list[Any]]
+"""What the type is called, and the values."""
+
+
+def numpy(data: Any) -> Found:
+    [batch] = shard_of(data).iter_batches()
+    return of_array(batch["x"])
+
+
+def pandas(data: Any) -> Found:
+    [batch] = shard_of(data).iter_batches(format="pandas")
+    column = batch["x"]
+    if column.dtype == object:
+        kind, values = of_array(column.to_numpy())
+        if kind == "object: str" and int(pd.__version__.partition(".")[0]) < 3:
+            # As the page says: what version 3 has a type for.
+            return "str", [math.nan if value is None else value for value in values]
+        return kind, values
+    return str(column.dtype), list(column)
+
+
+def arrow(data: Any) -> Found:
+    [batch] = shard_of(data).iter_batches(format="arrow")
+    column = batch.column("x")
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        shape = tuple(column.type.shape)
+        rows = [row and np.reshape(row, shape).tolist() for row in column.to_pylist()]
+        return f"tensor<{column.type.value_type}>{shape}", rows
+    # How the libraries call a list's items, and how long text may be, isn't the user's choice.
+    name = re.sub("(item|element): |large_|, ordered=0", "", str(column.type))
+    return re.sub(
+        "dictionary<values=(.*), indices=.*>", r"dictionary<\1>", name
+    ), column.to_pylist()
+
+
+def torch(data: Any) -> Found:
+    pytest.importorskip("torch", reason="the torch backend is not installed")
+    from polytrain_torch import TorchShard
+
+    [batch] = TorchShard(shard_of(data)).iter_torch_batches()
+    return of_array(batch["x"].numpy())
+
+
+def tensorflow(data: Any) -> Found:
+    tf = pytest.importorskip("tensorflow", reason="the TensorFlow backend is not installed")
+    from polytrain_tf.data import TensorFlowShard
+
+    shard = TensorFlowShard(shard_of(data), tf.distribute.get_strategy())
+    [batch] = shard.iter_tf_batches()
+    if batch["x"].dtype == tf.string:
+        return "string", [value.decode() for value in batch["x"].numpy()]
+    return of_array(batch["x"].numpy())
+
+
+def boosters(data: Any) -> Found:
+    """What XGBoost and LightGBM train on: numbers, or positions in a list of categories."""
+    table = shard_of(data, as_tables=True).to_arrow()
+    columns = tuple(table.column_names)
+    info = DatasetInfo(name="train", columns=columns, num_rows=2, schema=table.schema)
+    job = Job(
+        num_workers=1,
+        use_gpu=False,
+        cpus_per_worker=1,
+        has_training_function=False,
+        datasets={"train": info},
+    )
+    if problems := list(feature_problems(job, ["row"], categorical=(), forbidden="")):
+        raise TypeError(problems)
+    table = plainly_typed(table, ["x"])
+    categories = agreed_categories(
+        {"train": table}, features=["x"], also=(), gather=lambda mine: [mine]
+    )
+    table = encoded(table, categories)
+    if categories:
+        return "category", table.column("x").to_pylist()
+    return "number", floats(table.column("x")).tolist()
+
+
+READERS = {
+    "NumPy": numpy,
+    "pandas": pandas,
+    "Arrow": arrow,
+    "torch": torch,
+    "TensorFlow": tensorflow,
+    "boosters": boosters,
+}
+
+
+def of_array(array: np.ndarray[Any, Any]) -> Found:
+    if array.dtype != object:
+        shape = "".join(f", {length}" for length in array.shape[1:])
+        return f"{array.dtype}{shape and f' (rows{shape})'}", list(array)
+    first = array[0]
+    is_array = isinstance(first, np.ndarray)
+    kind = f"{first.dtype} arrays" if is_array else type(first).__name__
+    return f"object: {kind}", list(array)
+
+
+def plain(value: Any) -> Any:
+    """A value as Python has it; None for one that is missing."""
+    if isinstance(value, np.ndarray | list):
+        return [plain(each) for each in value]
+    if pd.isna(value) or value == "":
+        return None
+    return pd.Timestamp(value) if isinstance(value, np.datetime64) else value
+
+
+def missing(value: Any) -> str:
+    """What stands for a value that is missing."""
+    if value is None or value == "":
+        return repr(value)
+    return "NaN" if isinstance(value, float | np.floating) else "NaT"
+
+
+def cell(read: Callable[[Any], Found], data: Any, column: pa.Array) -> str:
+    """What a library gets, in the words of the page; the values must be those of the column."""
+    try:
+        kind, values = read(data)
+    except TypeError:
+        return ERROR
+    expected = plain(
+        TENSORS.to_numpy_ndarray().tolist() if column.type == TENSORS.type else column.to_pylist()
+    )
+    if column.null_count:
+        kind = f"{kind}, {missing(values[1])}"
+        expected[1] = None
+    assert plain(values) == expected
+    return f"`{kind}`"
+
+
+def table_of_the_page() -> list[dict[str, str]]:
+    lines = re.findall(r"^\|.*\|$", PAGE[PAGE.index("| type | from |") :], re.MULTILINE)
+    rows = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
+    names, _, *rows = itertools.takewhile(lambda row: len(row) == len(rows[0]), rows)
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+ROWS = table_of_the_page()
+CELLS = [
+    (row["type"], source, reader, row[reader])
+    for row in ROWS
+    for source in row["from"].split(", ")
+    for reader in READERS
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "reader", "expected"),
+    CELLS,
+    ids=["-".join(each[:3]) for each in CELLS],
+)
+def test_a_cell_is_true(name: str, source: str, reader: str, expected: str, tmp_path: Path) -> None:
+    column = COLUMNS[name]
+    data = SOURCES[source](tmp_path, pa.table({"x": column, "row": [0, 1]}))
+    assert cell(READERS[reader], data, column) == expected
+
+
+def test_the_table_has_each_type_of_each_source_once() -> None:
+    assert [*ROWS[0]] == ["type", "from", *READERS]
+    rows = [(row["type"], source) for row in ROWS for source in row["from"].split(", ")]
+    assert sorted(rows) == sorted({*itertools.product(COLUMNS, SOURCES)} - THERE_IS_NO)

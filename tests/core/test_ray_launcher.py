@@ -1,0 +1,184 @@
+"""Agents in actors: who shares one, and what becomes of a call that can't be carried out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.common.errors import FailureKind
+from polytrain.storage.location import Location
+from polytrain.testing.processes import title
+from polytrain.workers.agent import AgentSpec
+from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
+from polytrain.workers.processes.client import ZygoteSpec
+
+
+@pytest.fixture
+def ray_here() -> Iterator[None]:
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=2,
+        resources={"device": 2},
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    yield
+    ray.shutdown()
+
+
+class Unreadable:
+    """What can be sent, and not received."""
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return int, ("not a number",)
+
+
+def next_of(mailbox: queue.SimpleQueue[Delivery], kind: type[Arrived | Gone]) -> Arrived | Gone:
+    """The first of this kind that comes."""
+    while True:
+        for happening in mailbox.get(timeout=60):
+            if isinstance(happening, kind):
+                return happening
+
+
+def hosts() -> list[psutil.Process]:
+    processes = psutil.Process().children(recursive=True)
+    return [process for process in processes if "ray::RayHost" in title(process)]
+
+
+def spec_in(tmp_path: Path, *, kill_timeout_s: float) -> AgentSpec:
+    (tmp_path / "marker").touch()
+    return AgentSpec(
+        token="token",
+        zygote=ZygoteSpec(name="zygote", environment={}, modules=(), path=()),
+        environment={},
+        directory=str(tmp_path),
+        prefix="",
+        store=CheckpointStore(location=Location.of(tmp_path)),
+        marker="marker",
+        hang_timeout_s=None,
+        straggler_window_s=None,
+        merges_files=False,
+        leave_timeout_s=60.0,
+        kill_timeout_s=kill_timeout_s,
+    )
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(tmp_path: Path) -> None:
+    """Its rank would be waited for without end."""
+    from polytrain.workers.ray_launcher import RayAgentLauncher
+
+    spec = spec_in(tmp_path, kill_timeout_s=60)
+    mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    launcher = RayAgentLauncher(spec=spec, resources={"CPU": 1}, spread=False, mailbox=mailbox)
+    agent_handle = launcher.ask()
+    try:
+        next_of(mailbox, Arrived)
+        agent_handle.call("send_roster", 0, Unreadable())
+        gone = next_of(mailbox, Gone)
+        assert isinstance(gone, Gone)
+        assert gone.agent_handle is agent_handle
+        assert gone.kind is FailureKind.AGENT_LOST
+        assert "not a number" in gone.reason
+    finally:
+        launcher.close(10)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_an_agent_whose_process_is_stopped_is_not_waited_for(tmp_path: Path) -> None:
+    """Its attempt would never end. Ray doesn't take it for dead."""
+    from polytrain.workers.ray_launcher import RayAgentLauncher
+
+    mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    spec = spec_in(tmp_path, kill_timeout_s=1.0)
+    launcher = RayAgentLauncher(spec=spec, resources={"CPU": 2}, spread=False, mailbox=mailbox)
+    stopped = launcher.ask()
+    next_of(mailbox, Arrived)
+    [agent] = hosts()
+    agent.suspend()
+    try:
+        stopped.call("kill", 0)
+        gone = next_of(mailbox, Gone)
+        assert isinstance(gone, Gone)
+        assert gone.agent_handle is stopped
+        assert "hasn't answered for 1 s" in gone.reason
+        # What a run does then: another one gets its resources.
+        launcher.dismiss(stopped)
+        another = launcher.ask()
+        arrived = next_of(mailbox, Arrived)
+        assert arrived.agent_handle is another
+    finally:
+        launcher.close(10)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            agent.kill()
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_one_actor_serves_the_workers_of_a_node(tmp_path: Path) -> None:
+    from polytrain.workers.ray_launcher import RayAgentLauncher
+
+    mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    spec = spec_in(tmp_path, kill_timeout_s=60)
+    launcher = RayAgentLauncher(spec=spec, resources={"CPU": 1}, spread=False, mailbox=mailbox)
+    launcher.reserve(2, "PACK")
+    try:
+        first, second = launcher.ask(bundle=0), launcher.ask(bundle=1)
+        assert arrivals(mailbox, 2) == {first, second}
+        [host] = hosts()
+        # The end of one is no end of the other.
+        launcher.dismiss(first)
+        third = launcher.ask(bundle=0)
+        assert arrivals(mailbox, 1) == {third}
+        assert [each.pid for each in hosts()] == [host.pid]
+        # The end of the host is the end of all.
+        host.kill()
+        assert {lost.agent_handle for lost in losses(mailbox, 2)} == {second, third}
+    finally:
+        launcher.close(10)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_workers_with_devices_have_actors_of_their_own(tmp_path: Path) -> None:
+    """Only an actor in a worker's bundle learns which devices it has."""
+    from polytrain.workers.ray_launcher import RayAgentLauncher
+
+    mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    spec = spec_in(tmp_path, kill_timeout_s=60)
+    resources = {"CPU": 1, "device": 1}
+    launcher = RayAgentLauncher(spec=spec, resources=resources, spread=False, mailbox=mailbox)
+    launcher.reserve(2, "PACK")
+    try:
+        asked = {launcher.ask(bundle=0), launcher.ask(bundle=1)}
+        assert arrivals(mailbox, 2) == asked
+        assert len(hosts()) == 2
+    finally:
+        launcher.close(10)
+
+
+def arrivals(mailbox: queue.SimpleQueue[Delivery], count: int) -> set[AgentHandle]:
+    """The agents that arrive next."""
+    return {each.agent_handle for each in _of_kind(mailbox, Arrived, count)}
+
+
+def losses(mailbox: queue.SimpleQueue[Delivery], count: int) -> list[Gone]:
+    """The agents that are lost next."""
+    return _of_kind(mailbox, Gone, count)
+
+
+def _of_kind(mailbox: queue.SimpleQueue[Delivery], kind: type[Any], count: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < count:
+        found += [each for each in mailbox.get(timeout=60) if isinstance(each, kind)]
+    return found

@@ -1,0 +1,167 @@
+"""Every flag of Lightning's `Trainer` that touches data or saving: killed once in mid-epoch.
+
+The weights at the end are compared with those of an uninterrupted run, to the last bit. The table
+in `docs/torch.md` has the results.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from tests.e2e import torch_runs
+from tests.e2e.torch_runs import equal
+from tests.e2e.torch_tables import table
+from tests.sweeps import only_in_sweep
+
+from polytrain import Result, RunConfig
+
+fit_with_library = partial(torch_runs.fit, libraries=("lightning", "polytrain_torch.lightning"))
+
+FLAGS: dict[str, dict[str, Any]] = {
+    "accumulate_grad_batches": {"accumulate_grad_batches": 2},
+    "barebones": {"barebones": True},
+    "callbacks": {"early_stopping": True, "saves_every": 5},
+    "callbacks(EarlyStopping; saved before a validation)": {
+        "early_stopping": True,
+        "saves_every": 6,
+    },
+    "check_val_every_n_epoch": {"check_val_every_n_epoch": 2},
+    "default_root_dir": {},
+    "deterministic": {"deterministic": True},
+    "enable_checkpointing": {"enable_checkpointing": False},
+    "fast_dev_run": {"fast_dev_run": 9},
+    "gradient_clip_algorithm": {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"},
+    "gradient_clip_val": {"gradient_clip_val": 0.1},
+    "limit_train_batches": {"limit_train_batches": 4},
+    "limit_val_batches": {"limit_val_batches": 1},
+    "log_every_n_steps": {"log_every_n_steps": 1},
+    "max_epochs": {"max_epochs": 4},
+    "max_steps": {"max_steps": 11},
+    "max_time": {"max_time": "00:01:00:00"},
+    "min_epochs": {"min_epochs": 3, "early_stopping": True, "saves_every": 5},
+    "min_steps": {"min_steps": 13, "early_stopping": True, "saves_every": 5},
+    "num_sanity_val_steps": {"num_sanity_val_steps": 1},
+    "overfit_batches": {"overfit_batches": 3},
+    "plugins": {"saves_in_a_thread": True},
+    "precision": {"precision": "bf16-mixed"},
+    "reload_dataloaders_every_n_epochs": {"reload_dataloaders_every_n_epochs": 1},
+    "strategy": {"strategy": "ddp_find_unused_parameters_true"},
+    "use_distributed_sampler": {"use_distributed_sampler": False},
+    "val_check_interval": {"val_check_interval": 2},
+}
+
+OTHERS = {
+    *("accelerator", "devices", "num_nodes"),  # The run sets them.
+    *("limit_test_batches", "limit_predict_batches", "inference_mode"),  # Not in `fit`
+    *("logger", "enable_progress_bar", "enable_model_summary", "enable_autolog_hparams"),
+    *("profiler", "detect_anomaly", "benchmark", "sync_batchnorm", "model_registry"),
+}
+"""Flags that touch neither data nor saving."""
+
+
+def train(config: dict[str, Any]) -> None:
+    import os
+    import signal
+
+    import lightning
+    import torch
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    from polytrain_torch.lightning import Trainer
+
+    class Regression(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+            )
+            self.batches = 0
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            context = polytrain.get_context()
+            self.batches += 1
+            is_time = self.batches == (5 if trainer.fast_dev_run else 8)
+            if config["dies"] and is_time and context.get_attempt() == 0:
+                if context.get_world_rank() == 0:
+                    polytrain.get_checkpoint()  # It waits for the commit
+                torch.distributed.barrier()
+                if context.get_world_rank() == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            x, y = batch
+            return (self.layers(x)[:, 0] - y).square().mean()
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            x, y = batch
+            self.log("error", (self.layers(x)[:, 0] - y).abs().mean(), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    lightning.seed_everything(1, verbose=False)
+    options = {"max_epochs": 3, **config["options"]}
+    callbacks: list[Any] = []
+    saves_every = options.pop("saves_every", 2)
+    if options.get("enable_checkpointing", not options.get("barebones")):
+        callbacks.append(ModelCheckpoint(every_n_train_steps=saves_every))
+    if options.pop("early_stopping", False):
+        callbacks.append(EarlyStopping("error", patience=1, min_delta=10.0))
+    if options.pop("saves_in_a_thread", False):
+        options["plugins"] = [AsyncCheckpointIO()]
+    x = torch.arange(144.0).reshape(48, 3) / 144
+    rows = TensorDataset(x, x.sum(1))
+    module = Regression()
+    trainer = Trainer(
+        default_root_dir=config["output"],
+        callbacks=callbacks,
+        logger=False,
+        enable_model_summary=False,
+        **options,
+    )
+    trainer.fit(
+        module, DataLoader(rows, batch_size=4, shuffle=True), DataLoader(rows, batch_size=8)
+    )
+    if trainer.global_rank == 0:
+        torch.save(module.state_dict(), Path(config["output"], "weights.pt"))
+
+
+def trained(quiet: RunConfig, output: Path, flag: str, *, dies: bool) -> Result:
+    output.mkdir()
+    config = {"output": str(output), "options": FLAGS[flag], "dies": dies}
+    return fit_with_library(quiet, train, config)
+
+
+TABLE = table("flag of Lightning's `Trainer`")
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        flag if flag == "reload_dataloaders_every_n_epochs" else only_in_sweep(flag, id=flag)
+        for flag in FLAGS
+    ],
+)
+def test_flags_are_what_the_table_says(quiet: RunConfig, tmp_path: Path, flag: str) -> None:
+    trained(quiet, tmp_path / "undisturbed", flag, dies=False)
+    killed = trained(quiet, tmp_path / "killed", flag, dies=True)
+    assert killed.restarts == 1
+    weights = [
+        torch.load(tmp_path / name / "weights.pt", weights_only=True)
+        for name in ("undisturbed", "killed")
+    ]
+    found = "exact" if equal(*weights) else "differs"
+    assert ("no checkpoint" if killed.checkpoint is None else found) == TABLE[flag]
+
+
+def test_the_table_has_every_flag() -> None:
+    flags = inspect.signature(lightning.Trainer.__init__).parameters.keys() - {"self"}
+    assert TABLE.keys() == FLAGS.keys()
+    assert flags - OTHERS == {name.partition("(")[0] for name in TABLE}

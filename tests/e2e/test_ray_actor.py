@@ -1,0 +1,76 @@
+"""`fit()` in a Ray actor of the user's: what is left when that actor ends, or is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polytrain
+from polytrain import RunConfig, ScalingConfig, make_trainer
+from polytrain.testing.processes import eventually
+
+pytestmark = pytest.mark.on_ray
+
+
+class Tuner:
+    """A user's actor."""
+
+    def fit(self, directory: str, *, waits: bool) -> int:
+        """Run with half of the cluster, to the end or for ever."""
+
+        def train() -> None:
+            polytrain.report({"step": 1})
+            Path(directory, f"rank-{polytrain.get_context().get_world_rank()}").touch()
+            if waits:
+                import threading
+
+                threading.Event().wait()
+
+        trainer = make_trainer(
+            "reference",
+            train,
+            scaling_config=ScalingConfig(num_workers=2, cluster="ray"),
+            run_config=RunConfig(storage_path=directory, name="run", progress=False),
+        )
+        return len(trainer.fit().history)
+
+
+def tuner() -> Any:
+    import ray
+
+    return ray.remote(num_cpus=0)(Tuner).remote()
+
+
+def is_all_free() -> bool:
+    """Whether nobody has anything of Ray's, and no actor is left."""
+    import ray
+    from ray._private.state import actors
+
+    groups = ray.util.placement_group_table().values()
+    return (
+        ray.available_resources().get("CPU") == 4.0
+        and all(group["state"] == "REMOVED" for group in groups)
+        and all(actor["State"] == "DEAD" for actor in actors().values())
+    )
+
+
+def test_a_run_whose_actor_is_killed_leaves_nothing_reserved(tmp_path: Path) -> None:
+    """Ray keeps an actor's placement groups until the whole job ends."""
+    import ray
+
+    actor = tuner()
+    actor.fit.remote(str(tmp_path), waits=True)
+    assert eventually(lambda: (tmp_path / "rank-1").exists(), seconds=60)
+    ray.kill(actor)
+    assert eventually(is_all_free, seconds=30)
+
+
+def test_a_run_that_ends_in_an_actor_leaves_nothing(tmp_path: Path) -> None:
+    import ray
+
+    actor = tuner()
+    assert ray.get(actor.fit.remote(str(tmp_path), waits=False)) == 1
+    ray.kill(actor)
+    assert eventually(is_all_free, seconds=30)

@@ -1,0 +1,185 @@
+"""Every field of `TrainingArguments` that touches data or saving: killed once in mid-epoch.
+
+The weights at the end are compared with those of an uninterrupted run, to the last bit. The table
+in `docs/torch.md` has the results.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.e2e import torch_runs
+from tests.e2e.torch_runs import equal
+from tests.e2e.torch_tables import table
+from tests.sweeps import only_in_sweep
+from transformers import TrainingArguments
+
+from polytrain import Result, RunConfig
+
+fit_with_library = partial(
+    torch_runs.fit, libraries=("transformers", "polytrain_torch.transformers")
+)
+
+_PROCESS = {"dataloader_num_workers": 1}
+_EVALUATION = {"eval_strategy": "steps", "eval_steps": 4}
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "accelerator_config(dispatch_batches=True)": {"accelerator_config": {"dispatch_batches": True}},
+    "accelerator_config(even_batches=False)": {"accelerator_config": {"even_batches": False}},
+    "accelerator_config(split_batches=True)": {"accelerator_config": {"split_batches": True}},
+    "accelerator_config(use_seedable_sampler=False)": {
+        "accelerator_config": {"use_seedable_sampler": False}
+    },
+    "average_tokens_across_devices": {"average_tokens_across_devices": False},
+    "data_seed": {"data_seed": 7},
+    "dataloader_drop_last": {"dataloader_drop_last": True},
+    "dataloader_in_order": {**_PROCESS, "dataloader_in_order": False},
+    "dataloader_multiprocessing_context": {
+        **_PROCESS,
+        "dataloader_multiprocessing_context": "fork",
+    },
+    "dataloader_num_workers": _PROCESS,
+    "dataloader_persistent_workers": {**_PROCESS, "dataloader_persistent_workers": True},
+    "dataloader_pin_memory": {"dataloader_pin_memory": False},
+    "dataloader_prefetch_factor": {**_PROCESS, "dataloader_prefetch_factor": 3},
+    "eval_on_start": {**_EVALUATION, "eval_on_start": True},
+    "eval_strategy": _EVALUATION,
+    "full_determinism": {"full_determinism": True},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
+    "ignore_data_skip": {"ignore_data_skip": True},
+    "length_column_name": {
+        "train_sampling_strategy": "group_by_length",
+        "length_column_name": "length",
+    },
+    "load_best_model_at_end": {**_EVALUATION, "load_best_model_at_end": True},
+    "max_steps": {"max_steps": 17},
+    "num_train_epochs": {"num_train_epochs": 2},
+    "output_dir": {},
+    "per_device_train_batch_size": {"per_device_train_batch_size": 3},
+    "remove_unused_columns": {"remove_unused_columns": False},
+    "restore_callback_states_from_checkpoint": {"restore_callback_states_from_checkpoint": True},
+    "save_on_each_node": {"save_on_each_node": True},
+    "save_only_model": {"save_only_model": True},
+    "save_steps": {"save_steps": 3},
+    "save_strategy": {"save_strategy": "epoch"},
+    "save_total_limit": {"save_total_limit": 1},
+    "seed": {"seed": 7},
+    "train_sampling_strategy": {"train_sampling_strategy": "sequential"},
+    "train_sampling_strategy(group_by_length)": {"train_sampling_strategy": "group_by_length"},
+}
+
+
+def train(config: dict[str, Any]) -> None:
+    import os
+    import signal
+
+    import torch
+    from transformers import (
+        PretrainedConfig,
+        PreTrainedModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    import polytrain
+    from polytrain_torch.transformers import prepare_trainer
+
+    class Regression(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(3, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+            )
+            self.post_init()
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            predicted = self.layers(input_ids)[:, 0]
+            return {"loss": (predicted - labels).square().mean(), "logits": predicted}
+
+    class Dies(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+            context = polytrain.get_context()
+            if not config["dies"] or context.get_attempt() or state.global_step != 9:
+                return
+            if context.get_world_rank() == 0:
+                polytrain.get_checkpoint()  # It waits for the commit
+            torch.distributed.barrier()
+            if context.get_world_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    class Rows(torch.utils.data.Dataset[Any]):
+        column_names = ("input_ids", "labels", "length")
+
+        def __getitem__(self, index: Any) -> Any:
+            if isinstance(index, str):
+                return [len(each) for each in x]
+            return {"input_ids": x[index], "labels": x[index].sum()}
+
+        def __len__(self) -> int:
+            return len(x)
+
+    x = torch.arange(144.0).reshape(48, 3) / 144
+    torch.manual_seed(1)
+    options = {
+        "num_train_epochs": 3,
+        "per_device_train_batch_size": 4,
+        "save_steps": 4,
+        **config["options"],
+    }
+    arguments = TrainingArguments(
+        output_dir=config["output"], report_to=[], disable_tqdm=True, learning_rate=0.01, **options
+    )
+    trainer = Trainer(
+        model=Regression(PretrainedConfig()),
+        args=arguments,
+        train_dataset=Rows(),
+        eval_dataset=Rows(),
+        callbacks=[Dies()],
+    )
+    prepare_trainer(trainer).train()
+    if polytrain.get_context().get_world_rank() == 0:
+        torch.save(trainer.model.state_dict(), Path(config["output"], "weights.pt"))
+
+
+def trained(quiet: RunConfig, output: Path, field: str, *, dies: bool) -> Result:
+    output.mkdir()
+    config = {"output": str(output), "options": FIELDS[field], "dies": dies}
+    return fit_with_library(quiet, train, config)
+
+
+TABLE = table("field of `TrainingArguments`")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        field if field == "gradient_accumulation_steps" else only_in_sweep(field, id=field)
+        for field in FIELDS
+    ],
+)
+def test_fields_are_what_the_table_says(quiet: RunConfig, tmp_path: Path, field: str) -> None:
+    trained(quiet, tmp_path / "undisturbed", field, dies=False)
+    killed = trained(quiet, tmp_path / "killed", field, dies=True)
+    assert killed.restarts == 1
+    weights = [
+        torch.load(tmp_path / name / "weights.pt", weights_only=True)
+        for name in ("undisturbed", "killed")
+    ]
+    assert ("exact" if equal(*weights) else "differs") == TABLE[field]
+
+
+def test_the_table_has_every_field() -> None:
+    """Those that name data, sampling, seeds, steps and saving."""
+    named = {
+        field
+        for field in TrainingArguments.__dataclass_fields__
+        if field.startswith(("dataloader_", "save_", "train_sampling", "data_"))
+    }
+    assert named <= TABLE.keys() == FIELDS.keys()

@@ -1,0 +1,172 @@
+"""What a training function finds around it: its process, and Ray."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import Any
+
+import pytest
+
+import polytrain
+from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
+
+
+def run(
+    function: Any,
+    quiet: RunConfig,
+    capfd: pytest.CaptureFixture[str],
+    backend: str = "reference",
+) -> list[Any]:
+    """What each rank has printed as JSON, in rank order."""
+    make_trainer(
+        backend, function, scaling_config=ScalingConfig(num_workers=2), run_config=quiet
+    ).fit()
+    lines = capfd.readouterr().out.splitlines()
+    told = {line[: len("(rank 0)")]: json.loads(line[len("(rank 0) ") :]) for line in lines}
+    return [told["(rank 0)"], told["(rank 1)"]]
+
+
+def draw() -> None:
+    import json
+    import random
+    import sys
+
+    import numpy as np
+
+    drawn = [random.random(), np.random.default_rng().random(), np.random.random()]
+    if "tensorflow" in sys.modules:
+        import keras
+        import tensorflow as tf
+
+        layers = float(keras.random.uniform(()))
+        drawn += [float(tf.random.uniform(())), float(tf.random.get_global_generator().uniform(()))]
+        drawn.append(layers)
+    elif "torch" in sys.modules:
+        import torch
+
+        drawn += [float(torch.rand(())), float(torch.nn.Linear(1, 1).weight)]
+    print(json.dumps(drawn))
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch", "tensorflow"])
+def test_ranks_and_runs_draw_different_random_numbers(
+    quiet: RunConfig, capfd: pytest.CaptureFixture[str], backend: str
+) -> None:
+    """All are forks of one process, whose generators they would go on with."""
+    again = dataclasses.replace(quiet, name="again")
+    drawn = [*run(draw, quiet, capfd, backend), *run(draw, again, capfd, backend)]
+    assert len(drawn[0]) == {"reference": 3, "torch": 5, "tensorflow": 6}[backend]
+    assert len({number for each in drawn for number in each}) == 4 * len(drawn[0])
+
+
+def look_around() -> None:
+    import json
+    import os
+
+    print(json.dumps([os.getcwd(), os.environ["OMP_NUM_THREADS"]]))
+
+
+def test_directory_and_threads(quiet: RunConfig, capfd: pytest.CaptureFixture[str]) -> None:
+    for directory, threads in run(look_around, quiet, capfd):
+        assert directory == os.getcwd()
+        assert threads == "1"
+
+
+def allocate() -> None:
+    import json
+    import resource
+
+    import numpy as np
+
+    faults = []
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        blocks = [np.ones(1 << 17) for _ in range(40)]
+        del blocks
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    print(json.dumps(faults))
+
+
+def test_a_step_finds_the_memory_that_the_last_one_freed(
+    quiet: RunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """40 MB: mapped anew, they would be ten thousand pages."""
+    for first, *_, last in run(allocate, quiet, capfd):
+        assert first > 5_000
+        assert last < 100
+
+
+def ask_ray() -> None:
+    import json
+
+    import ray
+
+    ray.init(log_to_driver=False, logging_level=40)
+    print(json.dumps(ray.get(ray.remote(num_cpus=0)(lambda: 6 * 7).remote())))
+
+
+@pytest.mark.on_ray
+def test_ray_is_reachable(quiet: RunConfig, capfd: pytest.CaptureFixture[str]) -> None:
+    """The same cluster, with whatever CPUs the workers leave."""
+    assert run(ask_ray, quiet, capfd) == [42, 42]
+
+
+def report_from_a_child() -> None:
+    import multiprocessing
+
+    process = multiprocessing.get_context("fork").Process(target=_report, daemon=True)
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"the child exited with {process.exitcode}")
+
+
+def _report() -> None:
+    polytrain.report({"from": "a child"})
+
+
+def test_report_from_a_child_process_is_refused(
+    quiet: RunConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Two processes on one connection would tear each other's messages apart."""
+    with pytest.raises(TrainingFailedError, match="the child exited with 1"):
+        make_trainer("reference", report_from_a_child, run_config=quiet).fit()
+    assert "in the training function's own process" in capfd.readouterr().err
+
+
+def fork_children() -> None:
+    import os
+    import sys
+
+    context = polytrain.get_context()
+    ends = []
+    for number in range(3):
+        child = os.fork()
+        if child == 0:
+            if number == 0:
+                return
+            if number == 1:
+                raise RuntimeError("the child's own")
+            sys.exit(7)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    polytrain.report({"ends": ends, "rank": context.get_world_rank()})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_only_the_process_that_was_launched_speaks_for_its_rank(
+    quiet: RunConfig, capfd: pytest.CaptureFixture[str], workers: int
+) -> None:
+    """A child that leaves the training function would say that its parent is done."""
+    result = make_trainer(
+        "reference",
+        fork_children,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=quiet,
+    ).fit()
+    assert result.metrics == {"ends": [0, 1, 7], "rank": 0}
+    assert len(result.history) == 1
+    errors = capfd.readouterr().err
+    assert "RuntimeError: the child's own" in errors
+    assert "which rank 0 has forked, has left the training function" in errors

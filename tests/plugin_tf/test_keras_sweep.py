@@ -1,0 +1,164 @@
+"""Every argument of Keras's `fit` and every callback: two workers against one process."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import signal
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import keras
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.plugin_tf import keras_cases
+from tests.plugin_tf.keras_cases import (
+    ARGUMENTS,
+    BATCH,
+    CALLBACKS,
+    CASES,
+    DIFFERS,
+    EPOCHS,
+    EXACT,
+    REFUSED,
+    ROWS,
+    X,
+    Y,
+    built,
+    outcome,
+    written,
+)
+from tests.sweeps import Selected, only_in_sweep
+
+import polytrain
+import polytrain_tf
+from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
+from polytrain.testing.local_world import run_world
+from polytrain_tf import TensorFlow
+from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
+
+# Workers can't import the tests.
+cloudpickle.register_pickle_by_value(keras_cases)
+
+PAGE = Path(__file__).parents[2] / "docs" / "tensorflow.md"
+
+
+def train(config: dict[str, Any]) -> None:
+    path = Path(config["path"], str(polytrain.get_context().get_world_rank()))
+    path.mkdir()
+    found = {}
+    for number, name in enumerate(config["names"]):
+        with polytrain_tf.strategy().scope():
+            found[name] = outcome(name, path / str(number))
+    polytrain.report({"found": found})
+
+
+@pytest.mark.sweep
+def test_two_workers_end_where_one_process_ends(tmp_path: Path, selected: Selected) -> None:
+    runs = [name for name in CASES if name != "`TensorBoard`" or find_spec("tensorboard")]
+    names = selected(runs, one_in=6)
+    record = run_world(
+        TensorFlow(timeout_s=60),
+        data=pa.table({"x": [1.0, 2.0]}),
+        path=tmp_path / "world",
+        training_function=train,
+        training_config={"names": names, "path": str(tmp_path)},
+        seconds=600,
+    )
+    failures = [str(rank.failure) for rank in record.ranks if rank.failure]
+    assert not failures, "\n".join(failures)
+    first, second = (rank.reports[0].metrics["found"] for rank in record.ranks)
+    wrong = {}
+    for number, name in enumerate(names):
+        verdict, ours = CASES[name][0], first[name] | written(tmp_path / "0" / str(number))
+        directory = tmp_path / f"alone{number}"
+        alone = {} if verdict == REFUSED else outcome(name, directory) | written(directory)
+        shown = REFUSED if set(ours) == {"refused"} else EXACT if same(ours, alone) else DIFFERS
+        if shown != verdict or written(tmp_path / "1" / str(number)):
+            wrong[name] = shown, ours, alone
+    assert not wrong
+    assert [set(each) for each in second.values()] == [set(each) for each in first.values()]
+
+
+def same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    return set(ours) == set(theirs) and all(
+        len(ours[each]) == len(theirs[each])
+        and np.allclose(ours[each], theirs[each], rtol=1e-3, atol=1e-5)
+        for each in ours
+    )
+
+
+class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+    """Rank 1 in its first attempt, in the middle of the second epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        context = polytrain.get_context()
+        is_second = int(self.model.optimizer.iterations.numpy()) > ROWS // BATCH
+        if (
+            context.get_world_rank() == 1
+            and context.get_attempt() == 0
+            and is_second
+            and batch == 2
+        ):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_and_be_killed(config: dict[str, Any]) -> None:
+    options = dict(CASES[config["name"]][1](Path(config["path"])))
+    with polytrain_tf.strategy().scope():
+        use_ema = options.pop("use_ema", False)
+        model = checkpointed_model() or built(use_ema=use_ema)
+    fitted = model.fit(
+        **{"x": X, "y": Y, "batch_size": BATCH, "shuffle": False, "verbose": 0},
+        initial_epoch=checkpointed_epoch(),
+        epochs=EPOCHS,
+        callbacks=[*options["callbacks"], ReportCallback(), Dies()],
+    )
+    weights = [float(each) for array in model.get_weights() for each in array.ravel()]
+    polytrain.report({"weights": weights, "epoch": fitted.epoch})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        only_in_sweep(f"`{name}`", id=name)
+        for name in (
+            *("EarlyStopping", "LearningRateScheduler", "ModelCheckpoint", "ReduceLROnPlateau"),
+            *("SwapEMAWeights", "TerminateOnNaN"),
+        )
+    ],
+)
+def test_a_restart_ends_where_one_process_ends(tmp_path: Path, name: str) -> None:
+    result = make_trainer(
+        "tensorflow",
+        train_and_be_killed,
+        train_loop_config={"name": name, "path": str(tmp_path)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            storage_path=tmp_path, progress=False, failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    assert result.restarts == 1
+    directory = tmp_path / "alone"
+    alone = outcome(name, directory) | written(directory)
+    reported = [report["loss"] for report in result.history if "loss" in report]
+    ours = {"weights": result.metrics["weights"], "loss": reported} | written(tmp_path)
+    assert same(ours, {each: alone[each] for each in alone if each in ("weights", "loss", "best")})
+
+
+def test_the_table_tells_what_the_sweep_shows() -> None:
+    rows = re.findall(r"^\| (.+?) \| (exact|differs|refused)\b", PAGE.read_text(), re.MULTILINE)
+    assert dict(rows) == {name: verdict for name, (verdict, _) in CASES.items()}
+
+
+def test_nothing_is_left_out() -> None:
+    told = {word for name in ARGUMENTS for word in re.findall(r"`(\w+)`", name.split(":")[0])}
+    assert set(inspect.signature(keras.Model.fit).parameters) - {"self"} <= told
+    kinds = {name for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)} - {
+        "CallbackList"
+    }
+    assert {re.findall(r"`(\w+)`", name)[0] for name in CALLBACKS} == kinds

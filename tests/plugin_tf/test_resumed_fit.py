@@ -1,0 +1,188 @@
+"""`model.fit` of a shard, resumed in the middle of an epoch."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import polytrain
+from polytrain import (
+    Checkpoint,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
+
+BATCHES, DONE = 8, 5
+"""Of an epoch, and of those before the restart."""
+
+
+@pytest.mark.parametrize(("steps_per_epoch", "epochs"), [(None, [3, 8, 8]), (3, [3, 3, 3, 2, 3])])
+def test_later_epochs_are_whole(
+    tmp_path: Path, steps_per_epoch: int | None, epochs: list[int]
+) -> None:
+    """Every batch comes once in each pass over the rows."""
+
+    def train() -> None:
+        import keras
+
+        seen: list[int] = []
+        ends: list[int] = []
+
+        def loss(y: Any, predicted: Any) -> Any:
+            seen.extend(map(int, y.numpy().ravel()))
+            return predicted - y
+
+        class Reports(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                if not resumed and len(seen) == DONE:
+                    directory = tmp_path / "checkpoint"
+                    directory.mkdir()
+                    polytrain.report({}, checkpoint=Checkpoint.from_directory(directory))
+                    raise InterruptedError
+
+            def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+                ends.append(len(seen))
+
+        resumed = polytrain.get_checkpoint() is not None
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile(loss=loss, run_eagerly=True)
+        shard = polytrain.get_dataset_shard("train")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                model.fit(
+                    shard.to_tf(feature_columns="x", label_columns="y", batch_size=1),
+                    epochs=len(epochs),
+                    steps_per_epoch=steps_per_epoch,
+                    shuffle=False,
+                    verbose=0,
+                    callbacks=[Reports()],
+                )
+            except InterruptedError:
+                return
+        told = [str(each.message) for each in warned if "ran out of data" in str(each.message)]
+        polytrain.report({"rows": seen, "epochs": np.diff([0, *ends]).tolist(), "told": len(told)})
+
+    def run(**options: Any) -> Any:
+        return make_trainer(
+            "tensorflow",
+            train,
+            datasets={"train": {"x": np.zeros((BATCHES, 1)), "y": np.arange(BATCHES)}},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path=tmp_path, progress=False),
+            **options,
+        ).fit()
+
+    resumed = run(restore_from=run().checkpoint).metrics
+    assert resumed["epochs"] == epochs
+    rows = [*range(DONE, BATCHES), *range(BATCHES), *range(BATCHES)]
+    assert resumed["rows"] == rows[: sum(epochs)]
+    # Keras says so where an epoch of so many steps has no more of them, restart or not.
+    assert resumed["told"] == epochs.count(2)
+
+
+@pytest.mark.parametrize("killed_in", [1, 2])
+def test_the_fit_that_saved_is_the_one_that_resumes(tmp_path: Path, killed_in: int) -> None:
+    """Of two in a function. The first can't resume from what the second has saved."""
+
+    def train() -> None:
+        import keras
+
+        from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
+
+        class Stops(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if not resumed and number == killed_in and epoch == 2:
+                    raise InterruptedError
+
+        resumed = polytrain.get_checkpoint() is not None
+        begins = checkpointed_epoch()
+        model = checkpointed_model()
+        if model is None:
+            model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+            model.compile(optimizer="sgd", loss="mse")
+        epochs = []
+        for number in (1, 2):
+            try:
+                fitted = model.fit(
+                    np.ones((4, 1)),
+                    np.ones(4),
+                    initial_epoch=begins if number == 1 else 0,
+                    epochs=3,
+                    verbose=0,
+                    callbacks=[Stops(), ReportCallback()],
+                )
+            except InterruptedError:
+                return
+            epochs.append(fitted.epoch)
+        polytrain.report({"epochs": epochs})
+
+    def run(**options: Any) -> Any:
+        return make_trainer(
+            "tensorflow",
+            train,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path=tmp_path, progress=False),
+            **options,
+        ).fit()
+
+    checkpoint = run().checkpoint
+    if killed_in == 1:
+        assert run(restore_from=checkpoint).metrics["epochs"] == [[2], [0, 1, 2]]
+    else:
+        with pytest.raises(TrainingFailedError, match=r"fit\(\) number 1 .*number 2 saved"):
+            run(restore_from=checkpoint)
+
+
+def test_averages_are_swapped_back_after_a_restart(tmp_path: Path) -> None:
+    """A checkpoint has them in the place of the weights; training goes on with the weights."""
+
+    def train(config: Any) -> None:
+        import keras
+
+        from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
+
+        class Stops(keras.callbacks.Callback):  # type: ignore[misc]  # keras has no types
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if epoch == config["stops_in"]:
+                    raise InterruptedError
+
+        model = checkpointed_model()
+        if model is None:
+            model = keras.Sequential(
+                [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")]
+            )
+            sgd = keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+            model.compile(optimizer=sgd, loss="mse")
+        swaps = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+        try:
+            model.fit(
+                np.ones((4, 1)),
+                3 * np.ones(4),
+                initial_epoch=checkpointed_epoch(),
+                epochs=4,
+                verbose=0,
+                callbacks=[swaps, ReportCallback(), Stops()],
+            )
+        except InterruptedError:
+            return
+        polytrain.report({"weights": [float(each.ravel()[0]) for each in model.get_weights()]})
+
+    def run(stops_in: int, **options: Any) -> Any:
+        return make_trainer(
+            "tensorflow",
+            train,
+            train_loop_config={"stops_in": stops_in},
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path=tmp_path, progress=False),
+            **options,
+        ).fit()
+
+    resumed = run(-1, restore_from=run(2).checkpoint)
+    assert resumed.metrics["weights"] == pytest.approx(run(-1).metrics["weights"], rel=1e-6)

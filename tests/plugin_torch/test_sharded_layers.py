@@ -1,0 +1,71 @@
+"""Layers that FSDP gathers one by one, on two ranks that begin with different weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+from polytrain.testing.local_world import run_world
+from polytrain_torch import Torch, prepare_model
+
+
+def shards(config: dict[str, Any]) -> None:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    import polytrain
+    from polytrain_torch.collecting import gathered
+
+    def model() -> torch.nn.Sequential:
+        torch.manual_seed(dist.get_rank())
+        return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+
+    own = model()
+    of_rank_0 = gathered([each.detach().clone() for each in own.parameters()])[0]
+    if config["shards_before"]:
+        for layer in own:
+            fully_shard(layer)
+    layers = () if config["shards_before"] else own
+    sharded = prepare_model(own, parallel_strategy="fsdp", sharded_layers=layers)
+    whole = [each.full_tensor() for each in sharded.parameters()]
+    polytrain.report(
+        {
+            "are_of_rank_0": all(torch.equal(*each) for each in zip(whole, of_rank_0, strict=True)),
+            "are_layers_sharded": all(isinstance(each, FSDPModule) for each in own),
+        }
+    )
+
+
+def run(tmp_path: Path, *, shards_before: bool) -> list[dict[str, Any]]:
+    world = run_world(
+        Torch(timeout_s=60),
+        data=pa.table({"x": [0.0] * 4}),
+        path=tmp_path,
+        training_function=shards,
+        training_config={"shards_before": shards_before},
+    )
+    assert [rank.failure for rank in world.ranks] == [None, None]
+    return [dict(rank.reports[-1].metrics) for rank in world.ranks]
+
+
+def test_layers_get_rank_0s_weights(tmp_path: Path) -> None:
+    expected = {"are_of_rank_0": True, "are_layers_sharded": True}
+    assert run(tmp_path, shards_before=False) == [expected] * 2
+
+
+def test_that_layers_sharded_before_do_not_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = {"are_of_rank_0": False, "are_layers_sharded": True}
+    assert run(tmp_path, shards_before=True) == [expected] * 2
+    assert "sharded_layers=model.layers" in capfd.readouterr().err
+
+
+def test_layers_are_sharded_by_fsdp_only() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match=r"sharded_layers: parallel_strategy='ddp'"):
+        prepare_model(model, sharded_layers=model)

@@ -1,0 +1,252 @@
+"""The driver of a run in a test's hands: a group without processes, and its clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.core.checkpoints import store_part
+
+from polytrain.checkpoint.events import PartStaged, PartStored
+from polytrain.checkpoint.manager import CheckpointManager
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.common.config import CheckpointConfig, FailureConfig
+from polytrain.common.errors import RunOwnedError
+from polytrain.common.events import AgentsPlaced, Done, Exited, Joined, Offered, Reported
+from polytrain.common.placement import NodeAddress, members
+from polytrain.monitoring.health_events import Stacks, Started
+from polytrain.policy.failure import FailurePolicy
+from polytrain.run.actions import Conclude
+from polytrain.run.background_tasks import BackgroundTasks
+from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
+from polytrain.run.controller import Controller
+from polytrain.run.health_monitor import HealthMonitor
+from polytrain.run.journal import Journal
+from polytrain.run.ledger import Ledger
+from polytrain.run.states import State
+from polytrain.storage.location import Location
+from polytrain.ui.observers import Observers
+from polytrain.ui.progress import WorkerOutput
+from polytrain.workers.group import Handler, Happening
+from polytrain.workers.job import LaunchOrder
+from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo
+
+BEGAN = 100.0
+"""When a run begins, in seconds on its clock."""
+
+Life = Callable[[LaunchOrder], Sequence[Happening]]
+"""What the ranks of an attempt say, from joining to being done."""
+
+
+@dataclass
+class FakeGroup:
+    """A `WorkerGroup` whose worker processes are what a test says of them."""
+
+    world_size: int
+    life: Life
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    """What the controller has asked for, in order; the launch of each attempt included."""
+
+    now: float = BEGAN
+    """Seconds on the clock of the run."""
+
+    pending: deque[Happening] = field(default_factory=deque)
+    alive: set[int] = field(default_factory=set)
+    order: LaunchOrder | None = None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        here = NodeAddress(node_id="node", host="127.0.0.1")
+        return members([here] * self.world_size, cpus=1, gpus=0)
+
+    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+        self.calls.append(("place", avoid, without))
+        self.pending.append(AgentsPlaced(nodes=("node",) * self.world_size))
+
+    def launch(self, order: LaunchOrder) -> None:
+        self.calls.append(("launch", order.attempt, order.start.step))
+        self.order = order
+        self.alive = set(range(self.world_size))
+        self.pending += [Started(attempt=order.attempt, rank=rank) for rank in self.alive]
+        self.pending += [
+            Offered(attempt=order.attempt, rank=rank, offer=Offer()) for rank in self.alive
+        ]
+
+    def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
+        assert self.order is not None
+        self.pending += [Joined(attempt=attempt, rank=rank) for rank in self.alive]
+        self.pending += self.life(self.order)
+
+    def drain(self, attempt: int) -> None:
+        self.calls.append(("drain", attempt))
+
+    def leave(self, attempt: int) -> None:
+        self._end(attempt, killed=False)
+
+    def kill(self, attempt: int) -> None:
+        self.calls.append(("kill", attempt))
+        self._end(attempt, killed=True)
+
+    def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
+        self.calls.append(("dump_stacks", attempt, pausing))
+        self.pending += [Stacks(attempt=attempt, rank=rank, text="at rest") for rank in self.alive]
+
+    def store_rest(
+        self, attempt: int, rank: int, checkpoint: int, stored_already: Mapping[str, str] | None
+    ) -> None:
+        names = None if stored_already is None else sorted(stored_already)
+        self.calls.append(("store_rest", rank, checkpoint, names))
+
+    def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
+        self.calls.append(("acknowledge", checkpoint, sorted(ranks)))
+
+    def wait(self, handle: Handler, timeout: float | None) -> None:
+        if not self.pending:
+            assert timeout is not None, "the run waits for ever"
+            self.now += timeout
+        # As a group of real processes does: all that is known by now.
+        while self.pending:
+            handle(self.pending.popleft())
+
+    def wake(self) -> None:
+        """It never sleeps."""
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+    def _end(self, attempt: int, *, killed: bool) -> None:
+        how = "killed by SIGKILL" if killed else "exited with code 0"
+        self.pending += [
+            Exited(attempt=attempt, rank=rank, how=how, killed=killed) for rank in self.alive
+        ]
+        self.alive = set()
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        """The arguments of all calls of this kind."""
+        return [tuple(call[1:]) for call in self.calls if call[0] == kind]
+
+
+class FakeLease:
+    """A lease that a test can lose."""
+
+    token = 1
+    lost: RunOwnedError | None = None
+
+    def notify(self, when_lost: Callable[[], None]) -> None:
+        self.when_lost = when_lost
+
+    def check(self) -> None:
+        if self.lost is not None:
+            raise self.lost
+
+
+@dataclass
+class Driver:
+    """A controller with everything that it needs, in a directory of its own."""
+
+    path: Path
+    monkeypatch: pytest.MonkeyPatch
+    life: Life
+    world_size: int = 2
+    max_failures: int = 0
+    merges_files: bool = True
+    kind: CheckpointKind = CheckpointKind.ONE_RANK
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    group: FakeGroup = field(init=False)
+    manager: CheckpointManager = field(init=False)
+    controller: Controller = field(init=False)
+    lease: FakeLease = field(default_factory=FakeLease)
+
+    def conclude(self) -> Conclude:
+        """Run to the end."""
+        self.group = group = FakeGroup(self.world_size, self.life)
+        location = Location.of(self.path, retry_s=0)
+        self.manager = CheckpointManager(
+            store=CheckpointStore(location=location),
+            config=self.checkpoint_config,
+            backend="reference",
+            kind=self.kind,
+            merges_files=self.merges_files,
+            versions={},
+            world_size=self.world_size,
+            token=1,
+        )
+        run = RunInfo(
+            name="run", backend="reference", num_workers=self.world_size, path=str(self.path)
+        )
+        lease: Any = self.lease
+        self.monkeypatch.setattr("time.monotonic", lambda: group.now)
+        with (
+            Journal(location.open(), token=1, ledger=Ledger()) as journal,
+            WorkerOutput(self.path / "logs", retry_s=0) as output,
+            BackgroundTasks(wake=group.wake, at_once=True) as background_tasks,
+        ):
+            journal.opened(anew=True, identity={}, world_size=self.world_size)
+            observers = Observers()
+            self.controller = Controller(
+                run=run,
+                state=State(
+                    world_size=self.world_size, policy=FailurePolicy(max_failures=self.max_failures)
+                ),
+                group=group,
+                checkpoints=CheckpointCoordinator(
+                    run=run,
+                    group=group,
+                    manager=self.manager,
+                    lease=lease,
+                    journal=journal,
+                    background_tasks=background_tasks,
+                    observers=observers,
+                ),
+                lease=lease,
+                journal=journal,
+                background_tasks=background_tasks,
+                observers=observers,
+                output=output,
+                health_monitor=HealthMonitor(
+                    config=self.failure_config, group=group, journal=journal
+                ),
+            )
+            return self.controller.conclude()
+
+    def staged(self, rank: int, number: int, *, waits: bool = False) -> PartStaged:
+        """A rank has staged its part."""
+        return PartStaged(attempt=self._attempt, rank=rank, checkpoint=number, waits=waits)
+
+    def stored(
+        self, rank: int, number: int, *, step: int | None = None, **files: str
+    ) -> PartStored:
+        """A rank's part with these files is in the storage."""
+        attempt_id = AttemptId(token=1, attempt=self._attempt)
+        return PartStored(
+            attempt=self._attempt,
+            rank=rank,
+            checkpoint=number,
+            step=number + 1 if step is None else step,
+            metrics={},
+            positions={},
+            files=store_part(self.manager.store, number, rank, attempt_id=attempt_id, **files),
+        )
+
+    def reported(self, rank: int, step: int) -> Reported:
+        return Reported(attempt=self._attempt, rank=rank, step=step, metrics={"loss": 1.0 / step})
+
+    def all_done(self) -> list[Done]:
+        return [Done(attempt=self._attempt, rank=rank) for rank in range(self.world_size)]
+
+    @property
+    def _attempt(self) -> int:
+        assert self.group.order is not None
+        return self.group.order.attempt
+
+    @property
+    def committed(self) -> list[list[str]]:
+        """The names of the files of each checkpoint that a restart could begin with."""
+        found = self.manager.store.find(since_token=0).manifests
+        return [sorted(file.name for file in manifest.files) for manifest in found]

@@ -1,0 +1,169 @@
+"""Columns of reports behave as the tuple of dicts that they stand for."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from polytrain.common import strict_json
+from polytrain.run.ledger import Ledger
+from polytrain.run.reports import Reports
+
+VALUES = st.one_of(
+    st.floats(allow_nan=False),
+    st.integers(-(2**63), 2**63 - 1),
+    st.text(max_size=3),
+    st.booleans(),
+    st.none(),
+    st.lists(st.floats(allow_nan=False), max_size=2),
+)
+METRICS = st.dictionaries(st.sampled_from(["a", "b", "c", "d"]), VALUES, max_size=4)
+REPORTS = st.lists(st.tuples(st.integers(1, 3), METRICS), max_size=12)
+"""How far the step is ahead of the last one, and the metrics."""
+
+Told = list[tuple[int, dict[str, Any]]]
+
+
+def told_of(drawn: Told, *, after: int = 0) -> Told:
+    step, told = after, []
+    for ahead, metrics in drawn:
+        step += ahead
+        told.append((step, metrics))
+    return told
+
+
+def reports_of(told: Told) -> Reports:
+    reports = Reports()
+    for step, metrics in told:
+        reports.add(step, metrics)
+    return reports
+
+
+def assert_same(reports: Reports, told: Told) -> None:
+    metrics = tuple(metrics for _, metrics in told)
+    assert repr(sorted_names(reports)) == repr(sorted_names(metrics))
+    assert reports == metrics
+    assert list(reports.since(0)) == told
+    assert reports.steps().tolist() == [step for step, _ in told]
+
+
+def sorted_names(metrics: Any) -> list[dict[str, Any]]:
+    """`1`, `1.0` and `True` are equal, and shall be told apart."""
+    return [dict(sorted(each.items())) for each in metrics]
+
+
+@given(drawn=REPORTS, start=st.integers(-13, 13), stop=st.integers(-13, 13))
+def test_reports_are_a_sequence_of_what_was_added(drawn: Told, start: int, stop: int) -> None:
+    told = told_of(drawn)
+    reports, metrics = reports_of(told), tuple(metrics for _, metrics in told)
+    assert_same(reports, told)
+    assert reports[start:stop] == metrics[start:stop]
+    assert reports[start:stop:-2] == metrics[start:stop:-2]
+    assert [reports[row] for row in range(-len(told), len(told))] == [*metrics, *metrics]
+    assert list(reports.since(len(told) // 2)) == told[len(told) // 2 :]
+    assert reports + metrics == metrics + metrics
+    assert_same(pickle.loads(pickle.dumps(reports)), told)
+    with pytest.raises(IndexError):
+        reports[len(told)]
+
+
+@given(drawn=REPORTS)
+def test_reports_survive_being_written(drawn: Told) -> None:
+    told = told_of(drawn)
+    line = strict_json.dumps(reports_of(told).to_json())
+    assert_same(Reports.from_json(strict_json.loads(line)), told)
+
+
+@given(first=REPORTS, second=REPORTS, start=st.integers(0, 3))
+def test_reports_are_joined(first: Told, second: Told, start: int) -> None:
+    told = told_of(first)
+    more = told_of(second, after=told[-1][0] if told else 0)
+    reports = reports_of(told)
+    reports.extend(reports_of(more), start=start)
+    assert_same(reports, told + more[start:])
+
+
+@given(first=REPORTS, second=REPORTS, step=st.integers(0, 20))
+@example(first=[(1, {"a": 1.0}), (1, {}), (1, {"a": 2.0})], second=[(1, {"a": 3.0})], step=2)
+def test_reports_after_a_step_are_dropped(first: Told, second: Told, step: int) -> None:
+    """And others come in their place."""
+    told = told_of(first)
+    reports = reports_of(told)
+    reports.drop_after(step)
+    kept = [each for each in told if each[0] <= step]
+    assert_same(reports, kept)
+    more = told_of(second, after=step)
+    for each in more:
+        reports.add(*each)
+    assert_same(reports, kept + more)
+
+
+ENTRIES = st.lists(
+    st.tuples(
+        st.floats(-1, 5),  # seconds since the last one: clocks may be set back
+        st.integers(0, 2),  # steps
+        st.sampled_from([0.0, 0.0, 0.5, 3.0]),  # of stall
+    ),
+    max_size=20,
+)
+
+
+@given(drawn=ENTRIES, reached=st.integers(0, 12), start=st.integers(0, 3), replays=st.booleans())
+def test_the_time_of_many_reports_is_that_of_each(
+    drawn: list[tuple[float, int, float]], reached: int, start: int, replays: bool
+) -> None:
+    now, step, stalled_s, entries = 1000.0, 0, 0.0, []
+    for passed, ahead, stall in drawn:
+        now, step, stalled_s = now + passed, step + ahead, stalled_s + stall
+        measured = {"stalled_s": stalled_s} if stalled_s else {}
+        entries.append({"event": "Reported", "time": now, "step": step, **measured})
+    ledgers = []
+    for _ in range(2):
+        ledger = Ledger()
+        training = {"event": "Joined", "phase": "Training", "attempt": 0, "time": 990.0}
+        ledger.take({"event": "Opened", "time": 980.0})
+        for reported in (reached, 0)[: 1 + replays]:
+            ledger.take({"event": "Launched", "time": 985.0, "step": 0, "world_size": 1})
+            ledger.take({**training, "attempt": reported})
+            ledger.take(training)
+            ledger.take({"event": "Reported", "time": 995.0, "step": reported})
+        ledgers.append(ledger)
+    one_by_one, at_once = ledgers
+    for entry in entries:
+        one_by_one.take(entry)
+    for entry in entries[:start]:
+        at_once.take(entry)
+    stalls = [entry.get("stalled_s", 0.0) for entry in entries]
+    changes = {
+        row: stall
+        for row, (before, stall) in enumerate(zip([0.0, *stalls], stalls, strict=False))
+        if stall != before
+    }
+    steps = np.array([entry["step"] for entry in entries], dtype=np.int64)
+    at_once.take_reports([entry["time"] for entry in entries], steps, changes, start=start)
+    assert at_once.seconds == pytest.approx(one_by_one.seconds, abs=1e-5)
+    assert at_once.lost_steps == one_by_one.lost_steps
+
+
+def test_a_json_reader_finds_numbers_that_are_not_finite() -> None:
+    entry = {"a": float("nan"), "b": [1, float("inf"), {"2": float("-inf")}], "c": None}
+    text = strict_json.dumps(entry)
+    assert json.loads(text) == {
+        "a": None,
+        "b": [1, None, {"2": None}],
+        "c": None,
+        "not_finite": {"nan": [["a"]], "inf": [["b", 1]], "-inf": [["b", 2, "2"]]},
+    }
+    assert repr(strict_json.loads(text)) == repr(entry)
+
+
+@pytest.mark.parametrize("places", ['{"nan": [["b"]]}', '{"x": [["a"]]}', "3", '{"nan": [[]]}'])
+def test_places_that_are_not_there_are_no_json(places: str) -> None:
+    with pytest.raises(ValueError, match="not_finite"):
+        strict_json.loads(f'{{"a": [1], "not_finite": {places}}}')

@@ -1,0 +1,76 @@
+"""Columns that are put together from parts, and are more than fits into one array of their type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from polytrain.data.shards import wide_types
+from polytrain.data.shards.shared_memory import from_shared_memory, to_shared_memory
+from polytrain.data.shards.wide_types import in_one_piece
+from polytrain.testing.shards import shard_of
+
+LARGE: dict[str, tuple[pa.Array, pa.DataType]] = {
+    "strings": (pa.array(["ab", None, "cd"] * 20), pa.large_string()),
+    "bytes": (pa.array([b"ab", None, b"cd"] * 20), pa.large_binary()),
+    "lists": (pa.array([[1, 2], None, [3]] * 20), pa.large_list(pa.int64())),
+    "lists of strings": (pa.array([["ab"], None, []] * 20), pa.large_list(pa.large_string())),
+    "structs": (
+        pa.array([{"a": "x"}, None, {"a": "y"}] * 20),
+        pa.struct([("a", pa.large_string())]),
+    ),
+    "numbers": (pa.array([1, None, 3] * 20), pa.int64()),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_columns_have_offsets_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    column, kind = LARGE[name]
+    table = pa.table({"x": pa.chunked_array([column, column])})
+    assert in_one_piece(table).schema.field("x").type == column.type, "small ones stay"
+    monkeypatch.setattr(wide_types, "LARGE", 200)
+    for found in (in_one_piece(table), from_shared_memory(to_shared_memory(table))):
+        assert found.schema.field("x").type == kind
+        assert found.column("x").num_chunks == 1
+        assert found.column("x").to_pylist() == column.to_pylist() * 2
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "window"])
+@pytest.mark.parametrize("format", ["numpy", "pandas", "arrow"])
+def test_batches_across_parts_of_either_type(
+    tmp_path: Path, shuffle: Any, format: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row group is large, the next one isn't."""
+    monkeypatch.setattr(wide_types, "LARGE", 1000)
+    values = ["a" * 200] * 10 + ["b"] * 10
+    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet", row_group_size=10)
+    batches = shard_of(tmp_path, shuffle=shuffle).iter_batches(batch_size=4, format=format)
+    found = [str(value) for batch in batches for value in batch["x"]]
+    assert sorted(found) == values
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "window"])
+@pytest.mark.parametrize("format", ["numpy", "pandas", "arrow"])
+@pytest.mark.parametrize("kind", ["files", "chunks"])
+def test_more_categories_than_8_bits_have_room_for(
+    tmp_path: Path, shuffle: Any, format: Any, kind: str
+) -> None:
+    words = [f"{number:03}" for number in range(200)]
+    parts = [
+        pa.table({"x": pa.array(some).dictionary_encode().cast(pa.dictionary(pa.int8(), "string"))})
+        for some in (words[:100], words[100:])
+    ]
+    data: Any = pa.concat_tables(parts)
+    if kind == "files":
+        for name, part in zip("ab", parts, strict=True):
+            pq.write_table(part, tmp_path / f"{name}.parquet")
+        data = tmp_path
+    shard = shard_of(data, shuffle=shuffle)
+    [batch] = shard.iter_batches(batch_size=200, format=format)
+    assert sorted(map(str, batch["x"])) == words
+    held = from_shared_memory(to_shared_memory(shard.to_arrow()))
+    assert held.column("x").to_pylist() == words
