@@ -1,4 +1,4 @@
-"""A driver on a Ray of several nodes, some of which are lost. Told on its standard output as JSON.
+"""A driver on a Ray of several nodes, some of which are lost; it writes a file of JSON lines.
 
 One process for all of it: a cluster takes longer to start than what happens on it.
 """
@@ -255,6 +255,9 @@ SCENARIOS = (
 )
 
 
+RESULTS = "results.jsonl"
+
+
 def main() -> None:
     nodes = Nodes()
     try:
@@ -265,7 +268,9 @@ def main() -> None:
             except Exception:
                 told = {"error": traceback.format_exc()}
             told["took_s"] = time.monotonic() - began
-            print(json.dumps({"scenario": scenario.__name__, **told}), flush=True)
+            # Not on the standard output: the ranks' lines are printed there by another thread.
+            with Path(RESULTS).open("a") as results:
+                results.write(json.dumps({"scenario": scenario.__name__, **told}) + "\n")
     finally:
         nodes.close()
 

@@ -17,16 +17,18 @@ Told = dict[str, dict[str, Any]]
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What became of each run, by the name of what befell it."""
     script = Path(__file__).with_name("node_losses.py")
+    directory = tmp_path_factory.mktemp("losses")
     run = subprocess.run(
         [sys.executable, script],
-        cwd=tmp_path_factory.mktemp("losses"),
+        cwd=directory,
         capture_output=True,
         text=True,
         timeout=240,
     )
-    lines = [json.loads(line) for line in run.stdout.splitlines() if line.startswith('{"scenario')]
+    results = directory / "results.jsonl"
+    assert results.exists(), run.stderr
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
     found = {line.pop("scenario"): line for line in lines}
-    assert found, run.stderr
     return found
 
 
