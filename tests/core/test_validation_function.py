@@ -107,6 +107,26 @@ def test_a_config_that_cannot_travel_names_the_culprit(problems: Any) -> None:
     assert "'lr'" not in problem.what
 
 
+@pytest.mark.parametrize("field", ["train_loop_per_worker", "train_loop_config"])
+def test_what_is_too_large_to_be_sent_is_named(
+    problems: Any, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polytrain.api.pickling._MOST_BYTES", 2**20)
+    weights, harmless = bytes(3 * 2**20), "small"
+
+    def train() -> None:
+        print(weights, harmless)
+
+    if field == "train_loop_per_worker":
+        found = problems(function=train)
+    else:
+        config = {"weights": weights, "lr": 0.1}
+        found = problems(function=lambda config: None, train_loop_config=config)
+    problem = found.only(field)
+    assert "it has 3 MiB when it is pickled, of which 'weights' has 3" in problem.what
+    assert "datasets={…}" in problem.remedy
+
+
 def test_a_config_is_a_dict(problems: Any) -> None:
     problems(function=lambda config: None, train_loop_config=[1]).only("train_loop_config")
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 
 import polytrain
 from polytrain import (
+    Checkpoint,
+    CheckpointConfig,
     FailureConfig,
     FailureKind,
     RunConfig,
@@ -120,6 +123,38 @@ def test_journal_tells_the_story(quiet: RunConfig) -> None:
     assert (entries[-2]["event"], entries[-2]["succeeded"]) == ("Concluded", True)
     assert entries[-1]["event"] == "Closed"
     assert len(result.history) == STEPS
+
+
+def fail_once_with_a_checkpoint_if(makes_checkpoint: bool) -> None:
+    for step in range(3):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "model").write_text("model")
+            checkpoint = Checkpoint.from_directory(directory) if makes_checkpoint else None
+            polytrain.report({"loss": 1.0}, checkpoint=checkpoint)
+        if step == 1 and polytrain.get_context().get_attempt() < 2:
+            raise RuntimeError("once more")
+
+
+@pytest.mark.parametrize("makes_checkpoint", [False, True])
+def test_a_restart_without_a_checkpoint_is_warned_of_once(
+    quiet: RunConfig, caplog: pytest.LogCaptureFixture, makes_checkpoint: bool
+) -> None:
+    checkpoints = CheckpointConfig(checkpoint_score_attribute="lss", num_to_keep=1)
+    failures = FailureConfig(max_failures=3, retry_user_errors=True)
+    make_trainer(
+        "reference",
+        partial(fail_once_with_a_checkpoint_if, makes_checkpoint),
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=dataclasses.replace(
+            quiet, checkpoint_config=checkpoints, failure_config=failures
+        ),
+    ).fit()
+    assert caplog.text.count("No checkpoint has been committed: attempt 1") == (
+        0 if makes_checkpoint else 1
+    )
+    misspelt = "checkpoint_score_attribute='lss' doesn't rank the checkpoint"
+    assert caplog.text.count(misspelt) == (1 if makes_checkpoint else 0)
+    assert caplog.text.count("did you mean 'loss'?") == (1 if makes_checkpoint else 0)
 
 
 def test_user_error_is_told_with_the_cause(quiet: RunConfig) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from polytrain_plugins import Member, Offer, World
-from polytrain_torch.devices import offered, seen_by
+from polytrain_torch.devices import offered, own_device, seen_by
 
 
 def member(rank: int, *, node: int, local: int, gpus: int = 1) -> Member:
@@ -57,3 +57,10 @@ def test_workers_tell_what_ray_has_given_them(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     assert offered(MEMBERS[0]) == {"gpus": "2,5"}
     assert offered(member(0, node=0, local=0, gpus=0)) == {}
+
+
+def test_a_torch_without_gpu_support_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.cuda", None)
+    monkeypatch.setattr("torch.version.hip", None)
+    with pytest.raises(RuntimeError, match=r"on 127\.0\.0\.1 is built for CPUs only"):
+        own_device(world(0, ["0"] * 4))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from polytrain_plugins import Backend, Capabilities, Demand, Device, Job, Problem, timeout_problems
 
@@ -22,6 +23,9 @@ _PRELOAD = (
     "polytrain_torch.engine",
     "polytrain_torch.prepare",
 )
+
+_GROUPS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "ccl", "fake")
+"""Process groups that torch or well-known packages provide; others are registered by theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +47,7 @@ class Torch(Backend):
 
     def problems(self, job: Job) -> Iterable[Problem]:
         yield from timeout_problems(timeout_s=self.timeout_s)
+        yield from _misspelt_group(self.process_group)
         if self.process_group == "nccl" and not job.use_gpu:
             yield Problem(
                 field="process_group",
@@ -64,3 +69,26 @@ class Torch(Backend):
         from polytrain_torch.engine import TorchEngine
 
         return TorchEngine(self)
+
+
+def _misspelt_group(given: Any) -> Iterator[Problem]:
+    """Yield a problem if a name is close to that of a known process group."""
+    if given is None:
+        return
+    if not isinstance(given, str):
+        yield Problem(
+            field="process_group",
+            what=f"{given!r} is not a name",
+            remedy='Give "gloo" or "nccl", or leave it out',
+        )
+        return
+    # One for all devices, or one for each: "cpu:gloo,cuda:nccl".
+    for part in given.split(","):
+        name = part.rpartition(":")[2].strip()
+        near = get_close_matches(name.lower(), _GROUPS, n=1, cutoff=0.7)
+        if near and name not in _GROUPS:
+            yield Problem(
+                field="process_group",
+                what=f"torch has no process group {name!r}",
+                remedy=f"Did you mean {near[0]!r}?",
+            )

@@ -25,9 +25,17 @@ def own_device(world: World) -> torch.device | None:
     """Make the worker's (first) GPU the current one, and return it; None if it has none.
 
     CUDA must not have been used before in this process.
+
+    Raises:
+        RuntimeError: the worker has a GPU, and its torch is built without support for GPUs.
     """
     if not world.me.gpus:
         return None
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise RuntimeError(
+            f"use_gpu is True, and torch {torch.__version__} on {world.me.host} is built for CPUs "
+            "only. Install a build of torch for GPUs there, or use use_gpu=False."
+        )
     visible, index = seen_by(world)
     if visible is not None:
         os.environ[_VISIBLE] = visible

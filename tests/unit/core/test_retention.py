@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain.common.config import CheckpointConfig
-from polytrain.policy.retention import expendable, ranked
+from polytrain.policy.retention import expendable, missing_score, ranked
 
 Order = Literal["max", "min"]
 
@@ -108,6 +108,29 @@ def test_what_has_no_nested_metric_is_worse_than_any_number(
 @pytest.mark.parametrize(("order", "expected"), [("max", [3, 2, 1, 0]), ("min", [1, 2, 3, 0])])
 def test_an_infinity_is_a_number(order: Order, expected: list[int]) -> None:
     assert numbers(ranked(saved(math.nan, -math.inf, 0, math.inf), by_score(order))) == expected
+
+
+@pytest.mark.parametrize(
+    ("metrics", "why"),
+    [
+        ({"score": 1.0}, None),
+        ({"score": float("nan")}, None),
+        ({"score": None}, None),
+        ({"scores": 1.0, "loss": 2.0}, "the reported metrics are 'scores', 'loss' (did you mean "),
+        ({}, "the reported metrics are none"),
+        ({"score": "high"}, "the metric 'score' is a str, not a number"),
+    ],
+    ids=str,
+)
+def test_metrics_that_do_not_rank_a_checkpoint(metrics: dict[str, Any], why: str | None) -> None:
+    found = missing_score(metrics, by_score())
+    assert found is None if why is None else found and why in found
+
+
+def test_metrics_rank_a_checkpoint_by_a_nested_name() -> None:
+    config = CheckpointConfig(checkpoint_score_attribute="valid/score")
+    assert missing_score({"valid": {"score": 1}}, config) is None
+    assert missing_score({"valid": 1}, config) is not None
 
 
 def test_the_newest_is_kept_until_a_newer_one_is_committed() -> None:

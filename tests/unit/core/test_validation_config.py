@@ -35,6 +35,13 @@ def test_a_number_of_workers_is_a_whole_number(problems: Any, count: Any) -> Non
         (ScalingConfig(resources_per_worker={"CPU": -1}), "ScalingConfig.resources_per_worker"),
         (ScalingConfig(resources_per_worker=["CPU"]), "ScalingConfig.resources_per_worker"),
         (ScalingConfig(resources_per_worker={"CPU": 0}), "ScalingConfig.resources_per_worker"),
+        (ScalingConfig(resources_per_worker={"cpu": 4}), "ScalingConfig.resources_per_worker"),
+        (ScalingConfig(resources_per_worker={"gpu": 0}), "ScalingConfig.resources_per_worker"),
+        (
+            ScalingConfig(use_gpu=True, resources_per_worker={"GPU": 0}),
+            "ScalingConfig.use_gpu",
+        ),
+        (ScalingConfig(use_gpu="no"), "ScalingConfig.use_gpu"),
         (ScalingConfig(placement_strategy="NEAR"), "ScalingConfig.placement_strategy"),
         (ScalingConfig(num_workers=0, use_gpu=True), "ScalingConfig.use_gpu"),
         (ScalingConfig(num_workers=(0, 2)), "ScalingConfig.num_workers"),
@@ -64,6 +71,24 @@ def test_scaling_that_makes_no_sense(problems: Any, config: Any, field: str) -> 
         (RunConfig(name="a/b"), "RunConfig.name"),
         (RunConfig(name=""), "RunConfig.name"),
         (RunConfig(name=5), "RunConfig.name"),
+        (RunConfig(name="."), "RunConfig.name"),
+        (RunConfig(name=".."), "RunConfig.name"),
+        (RunConfig(name="a\0b"), "RunConfig.name"),
+        (RunConfig(name="a\nb"), "RunConfig.name"),
+        (RunConfig(name="a" * 256), "RunConfig.name"),
+        (RunConfig(name="\u00e9" * 128), "RunConfig.name"),
+        (
+            RunConfig(failure_config=FailureConfig(hang_timeout_s=float("inf"))),
+            "FailureConfig.hang_timeout_s",
+        ),
+        (
+            RunConfig(checkpoint_config=CheckpointConfig(checkpoint_score_attribute=3)),
+            "CheckpointConfig.checkpoint_score_attribute",
+        ),
+        (
+            RunConfig(checkpoint_config=CheckpointConfig(checkpoint_score_attribute="")),
+            "CheckpointConfig.checkpoint_score_attribute",
+        ),
         (RunConfig(failure_config=3), "RunConfig.failure_config"),
         (RunConfig(failure_config=FailureConfig(max_failures=-2)), "FailureConfig.max_failures"),
         (
@@ -137,6 +162,46 @@ def test_scaling_that_makes_no_sense(problems: Any, config: Any, field: str) -> 
 )
 def test_a_run_that_makes_no_sense(problems: Any, config: Any, field: str) -> None:
     problems(run_config=config).only(field)
+
+
+@pytest.mark.parametrize("backend", ["torch", "xgboost"])
+def test_gpus_of_workers_that_do_not_use_them(problems: Any, backend: str) -> None:
+    scaling = ScalingConfig(resources_per_worker={"GPU": 2})
+    problem = problems(backend, lambda: None, scaling_config=scaling).only("ScalingConfig.use_gpu")
+    assert "gives a worker 2 GPU" in problem.what
+    # A training function may use OpenCL, which this backend doesn't.
+    make_trainer("lightgbm", lambda: None, scaling_config=scaling)
+
+
+def test_a_training_function_makes_its_checkpoints_itself(problems: Any) -> None:
+    run = RunConfig(checkpoint_config=CheckpointConfig(checkpoint_frequency=5))
+    problem = problems(function=lambda: None, run_config=run).only(
+        "CheckpointConfig.checkpoint_frequency"
+    )
+    assert "polytrain.report(metrics, checkpoint=…)" in problem.remedy
+
+
+def test_everything_that_is_wrong_with_a_configuration_is_in_one_error(problems: Any) -> None:
+    found = problems(
+        function=lambda: None,
+        scaling_config=ScalingConfig(num_workers="2", resources_per_worker={"cpu": 1}),
+        run_config=RunConfig(
+            name="..",
+            observers=[object()],
+            checkpoint_config=CheckpointConfig(checkpoint_frequency=5),
+            failure_config=FailureConfig(max_failures=0.5),
+        ),
+        datasets={"train": "/no/such/file.parquet"},
+    )
+    assert set(found) == {
+        "ScalingConfig.num_workers",
+        "ScalingConfig.resources_per_worker",
+        "RunConfig.name",
+        "RunConfig.observers[0]",
+        "CheckpointConfig.checkpoint_frequency",
+        "FailureConfig.max_failures",
+        "datasets['train']",
+    }
 
 
 def test_stragglers_can_be_replaced_where_somebody_stands_by(problems: Any) -> None:

@@ -33,6 +33,26 @@ def test_nccl_needs_gpus() -> None:
     assert "gloo" in problem.remedy
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("ncll", "nccl"), ("NCCL", "nccl"), ("glo", "gloo"), ("cpu:gloo,cuda:ncl", "nccl")],
+)
+def test_a_misspelt_process_group(given: str, meant: str) -> None:
+    [problem] = Torch(process_group=given).problems(replace(JOB, use_gpu=True))
+    assert problem.field == "process_group"
+    assert repr(meant) in problem.remedy
+
+
+@pytest.mark.parametrize("given", ["cpu:gloo,cuda:nccl", "hccl", "smddp", "mpi"])
+def test_process_groups_of_other_packages(given: str) -> None:
+    assert list(Torch(process_group=given).problems(replace(JOB, use_gpu=True))) == []
+
+
+def test_a_process_group_has_a_name() -> None:
+    [problem] = Torch(process_group=5).problems(JOB)  # type: ignore[arg-type]  # as a user may
+    assert problem.field == "process_group"
+
+
 def test_the_zygote_asks_for_gpus_without_touching_the_driver() -> None:
     """A process forked after CUDA was initialised could not use it."""
     assert Torch().demand(JOB).environment["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"

@@ -13,7 +13,9 @@ from polytrain.api.validation import (
     backend_problems,
     cluster_problems,
     config_of,
+    frequency_problems,
     function_problems,
+    unused_gpu_problems,
 )
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
@@ -26,6 +28,7 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.policy.cluster import AvailableClusters, choose_cluster, local_problems
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
+from polytrain.ui.observer_checks import observers_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.ray_address import client_problem
@@ -78,6 +81,8 @@ def checked(
         request: everything else.
     """
     problems = list(config_problems(request.scaling, request.run))
+    problems += frequency_problems(request.run, request.training_function)
+    problems += observers_problems(getattr(request.run, "observers", ()))
     if problems:
         # The following checks read the configuration; replace what is wrong with defaults.
         storage = getattr(request.run, "storage_path", None)
@@ -98,6 +103,7 @@ def checked(
         problems += function_problems(request.training_function, request.training_config, backend)
         job = job_of(request, datasets)
         problems += backend_problems(backend, job)
+        problems += unused_gpu_problems(backend, request.scaling)
         if not problems:
             # This reads a column, and needs a backend with valid options.
             datasets, wrong_groups = grouped(

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-import cloudpickle
-
+from polytrain.api.pickling import pickle_problems
 from polytrain.common.config import ScalingConfig
 from polytrain.common.constraints import wrong_type
+from polytrain.common.plain_values import is_whole
 from polytrain.policy.scaling import Fit, largest_fit
 from polytrain_plugins import Backend, Device, Job, Problem
 
@@ -78,8 +78,8 @@ def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[
     if config is not None and not isinstance(config, Mapping):
         yield wrong_type("train_loop_config", config, dict)
     yield from _signature_problems(function, config)
-    yield from _pickle_problems("train_loop_per_worker", function)
-    yield from _pickle_problems("train_loop_config", config)
+    yield from pickle_problems("train_loop_per_worker", function)
+    yield from pickle_problems("train_loop_config", config)
 
 
 def config_of(function: Any, config: Any) -> Any:
@@ -122,37 +122,17 @@ def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _pickle_problems(field: str, value: Any) -> Iterator[Problem]:
-    error = _pickle_error(value)
-    if error is None:
-        return
-    culprits = "; ".join(_culprits(value)) or f"{type(error).__name__}: {error}"
-    yield Problem(
-        field=field,
-        what=f"it can't be sent to the workers: {culprits}",
-        remedy="Create such objects inside the training function",
-    )
-
-
-def _pickle_error(value: Any) -> Exception | None:
-    try:
-        cloudpickle.dumps(value)
-    except Exception as error:  # whatever an object's own __reduce__ raises
-        return error
-    return None
-
-
-def _culprits(value: Any) -> Iterator[str]:
-    """The variables that a function uses, or the entries of a config, that can't be pickled."""
-    if isinstance(value, Mapping):
-        used = dict(value)
-    else:
-        found = inspect.getclosurevars(inspect.unwrap(value)) if inspect.isfunction(value) else None
-        used = {**found.globals, **found.nonlocals} if found else {}
-    for name, content in used.items():
-        error = _pickle_error(content)
-        if error is not None:
-            yield f"{name!r} is a {type(content).__name__} ({error})"
+def frequency_problems(run: Any, function: Any) -> Iterator[Problem]:
+    """Yield a problem if checkpoints are requested of polytrain that only the function can make."""
+    checkpoints = getattr(run, "checkpoint_config", None)
+    frequency = getattr(checkpoints, "checkpoint_frequency", 0)
+    if function is not None and is_whole(frequency) and frequency > 0:
+        yield Problem(
+            field="CheckpointConfig.checkpoint_frequency",
+            what="a training function makes its checkpoints itself",
+            remedy="Leave it out, and call polytrain.report(metrics, checkpoint=…) in the function "
+            "as often as you want one",
+        )
 
 
 def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
@@ -178,6 +158,20 @@ def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
             remedy="Use use_gpu=False",
         )
     yield from problems
+
+
+def unused_gpu_problems(backend: Backend, scaling: ScalingConfig) -> Iterator[Problem]:
+    """Yield a problem if workers get GPUs that the backend would use, and isn't to use.
+
+    A training function may use GPUs by itself with a backend that doesn't declare them.
+    """
+    amount = scaling.resources.get("GPU", 0)
+    if amount and not scaling.use_gpu and Device.GPU in backend.capabilities.devices:
+        yield Problem(
+            field="ScalingConfig.use_gpu",
+            what=f"it is False, and resources_per_worker gives a worker {amount:g} GPU",
+            remedy="Use use_gpu=True, or leave 'GPU' out of resources_per_worker",
+        )
 
 
 def cluster_problems(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +12,12 @@ from polytrain.common.config import CheckpointConfig, FailureConfig, RunConfig, 
 from polytrain.common.constraints import field_problems, wrong_type
 from polytrain.common.plain_values import is_whole
 from polytrain_plugins import Problem
+
+_NAME_BYTES = 255
+"""Length of a file's name that every usual file system takes."""
+
+_RAYS = ("CPU", "GPU", "TPU")
+"""Resources that Ray has by itself; others have the names that the cluster's owner gives them."""
 
 
 def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
@@ -38,6 +45,13 @@ def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
             field="ScalingConfig.use_gpu",
             what="num_workers=0 trains in this process, which polytrain gives no GPU",
             remedy="Use num_workers=1",
+        )
+    resources: Any = scaling.resources_per_worker
+    if scaling.use_gpu is True and isinstance(resources, Mapping) and resources.get("GPU") == 0:
+        yield Problem(
+            field="ScalingConfig.use_gpu",
+            what="it is True, and resources_per_worker gives a worker no GPU",
+            remedy="Leave 'GPU' out of resources_per_worker, or use use_gpu=False",
         )
     if count == 0 and scaling.standby:
         yield Problem(
@@ -97,6 +111,13 @@ def _resource_problems(scaling: ScalingConfig) -> Iterator[Problem]:
             what=f"{amount!r} is not an amount of {name!r}",
             remedy='Give a number, 0 or more, for example {"CPU": 2}',
         )
+    misnamed = [name for name in resources if name not in _RAYS and str(name).upper() in _RAYS]
+    for name in misnamed:
+        yield Problem(
+            field=field,
+            what=f"Ray has no resource {name!r}",
+            remedy=f"Write {name.upper()!r}",
+        )
     if not wrong and not any(scaling.resources.values()):
         yield Problem(
             field=field,
@@ -106,13 +127,8 @@ def _resource_problems(scaling: ScalingConfig) -> Iterator[Problem]:
 
 
 def _run_problems(run: RunConfig) -> Iterator[Problem]:
-    name: Any = run.name
-    if name is not None and not (isinstance(name, str) and name and name == Path(name).name):
-        yield Problem(
-            field="RunConfig.name",
-            what=f"{name!r} can't name a directory",
-            remedy="Give a name without slashes",
-        )
+    if run.name is not None:
+        yield from _name_problems(run.name)
     storage: Any = run.storage_path
     if not isinstance(storage, str | Path | None):
         yield wrong_type("RunConfig.storage_path", storage, str)
@@ -127,6 +143,31 @@ def _run_problems(run: RunConfig) -> Iterator[Problem]:
         yield wrong_type("RunConfig.checkpoint_config", checkpoint, CheckpointConfig)
     else:
         yield from field_problems(checkpoint)
+        score: Any = checkpoint.checkpoint_score_attribute
+        if not isinstance(score, str | None) or score == "":
+            yield Problem(
+                field="CheckpointConfig.checkpoint_score_attribute",
+                what=f"{score!r} is not the name of a metric",
+                remedy='Give the name of a reported metric, for example "loss", or None',
+            )
+
+
+def _name_problems(name: Any) -> Iterator[Problem]:
+    remedy = None
+    if not isinstance(name, str) or name in ("", ".", ".."):
+        remedy = 'Give a name, for example "baseline"'
+    elif name != Path(name).name:
+        remedy = "Give a name without slashes"
+    elif not name.isprintable():
+        remedy = "Give a name without control characters"
+    elif len(os.fsencode(name)) > _NAME_BYTES:
+        remedy = f"Give a name of at most {_NAME_BYTES} bytes"
+    if remedy is not None:
+        yield Problem(
+            field="RunConfig.name",
+            what=f"{name!r} can't name a directory",
+            remedy=remedy,
+        )
 
 
 def _straggler_problems(scaling: ScalingConfig, failure: Any) -> Iterator[Problem]:

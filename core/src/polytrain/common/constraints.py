@@ -57,13 +57,13 @@ class Seconds:
     def wrong(self, value: Any) -> tuple[str, str] | None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         at_least = f"above {self.least:g}" if self.above else f"at least {self.least:g}"
-        remedy = f"Give a number of seconds, {at_least}"
-        if self.or_none:
-            remedy += f", or None {self.or_none}"
+        or_none = f", or None {self.or_none}" if self.or_none else ""
+        remedy = f"Give a number of seconds, {at_least}{or_none}"
         if not is_number or math.isnan(value):
             return f"{value!r} is not a number of seconds", remedy
         if value > MOST_SECONDS:
-            return f"{value!r} is too long", f"{remedy} and at most {MOST_SECONDS:g}"
+            limits = f"{at_least} and at most {MOST_SECONDS:g}"
+            return f"{value!r} is too long", f"Give a number of seconds, {limits}{or_none}"
         if value < self.least or (self.above and value == self.least):
             return f"{value!r} is too short", remedy
         return None

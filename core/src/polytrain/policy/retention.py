@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from polytrain.common.close_names import close_to
 from polytrain.common.config import CheckpointConfig
 
 
@@ -33,6 +34,26 @@ def ranked(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:
     return sorted(newest_first, key=lambda checkpoint: _badness(checkpoint.metrics, config))
 
 
+def missing_score(metrics: Mapping[str, Any], config: CheckpointConfig) -> str | None:
+    """Why these metrics don't rank a checkpoint; None if they do.
+
+    A metric that is None or NaN exists, and ranks worst.
+    """
+    name = config.checkpoint_score_attribute
+    if name is None:
+        return None
+    try:
+        value = _metric(metrics, name)
+    except KeyError:
+        near = close_to(name, list(metrics))
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        known = ", ".join(map(repr, metrics)) or "none"
+        return f"the reported metrics are {known}{meant}"
+    if value is None or isinstance(value, int | float):
+        return None
+    return f"the metric {name!r} is a {type(value).__name__}, not a number"
+
+
 def expendable(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:
     """The checkpoints to delete now: all but the `num_to_keep` best, and never the newest."""
     if config.num_to_keep is None:
@@ -42,7 +63,10 @@ def expendable(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Ke
 
 
 def _badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> tuple[bool, float]:
-    value = _metric(metrics, str(config.checkpoint_score_attribute))
+    try:
+        value = _metric(metrics, str(config.checkpoint_score_attribute))
+    except KeyError:
+        value = None
     if not isinstance(value, int | float) or math.isnan(value):
         # Worse than any number, infinity included.
         return True, 0.0
@@ -50,10 +74,16 @@ def _badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> tuple[bool
 
 
 def _metric(metrics: Mapping[str, Any], name: str) -> Any:
-    """The metric of this name; `a/b` names a nested one."""
+    """The metric of this name; `a/b` names a nested one.
+
+    Raises:
+        KeyError: there is none.
+    """
     if name in metrics:
         return metrics[name]
     value: Any = metrics
     for key in name.split("/"):
-        value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping):
+            raise KeyError(name)
+        value = value[key]
     return value

@@ -22,6 +22,7 @@ from polytrain.checkpoint.parts import storage_message
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.common.errors import CheckpointError, Failure, FailureKind, RunOwnedError
 from polytrain.common.events import Failed
+from polytrain.policy.retention import missing_score
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.journal import Journal
 from polytrain.run.lease import Lease
@@ -49,6 +50,8 @@ class CheckpointCoordinator:
     _attempt: int = -1
     _rank_0_is_gone: bool = False
     _tracker: PartTracker | None = None
+    _has_warned_of_score: bool = False
+    _has_warned_of_lost_steps: bool = False
     _waiting: dict[int, set[int]] = field(default_factory=dict)
     """Number → ranks whose staged part is stored after rank 0's."""
 
@@ -64,7 +67,9 @@ class CheckpointCoordinator:
             OSError: the storage can't be read.
         """
         self.manager.store.clear_staging(before=self._id_of(attempt))
-        return self.manager.start()
+        start = self.manager.start()
+        self._warn_of_lost_steps(attempt, start)
+        return start
 
     def launched(self, attempt: int, world_size: int) -> None:
         """Note that an attempt starts."""
@@ -180,6 +185,7 @@ class CheckpointCoordinator:
         is_new = all(known.directory != manifest.directory for known in self.manager.checkpoints)
         info, doomed = self.manager.committed(committed)
         self.journal.committed(manifest)
+        self._check_score(manifest)
         if is_new:
             self.observers.checkpoint_committed(self.run, info)
         added_nothing = self.manager.ranks_that_add_nothing(manifest.number)
@@ -189,6 +195,32 @@ class CheckpointCoordinator:
             self.background_tasks.give(partial(_sweep, self.manager, manifest.attempt_id))
         for directory in doomed:
             self.background_tasks.give(partial(self._delete, directory))
+
+    def _check_score(self, manifest: Manifest) -> None:
+        """Warn once if checkpoints can't be ranked as configured."""
+        missing = missing_score(manifest.metrics, self.manager.config)
+        if missing is None or self._has_warned_of_score:
+            return
+        self._has_warned_of_score = True
+        logger.warning(
+            "CheckpointConfig.checkpoint_score_attribute=%r doesn't rank the checkpoint %s: %s. "
+            "Such a checkpoint counts as the worst.",
+            self.manager.config.checkpoint_score_attribute,
+            manifest.directory,
+            missing,
+        )
+
+    def _warn_of_lost_steps(self, attempt: int, start: StartingPoint) -> None:
+        """Warn once if a restart has no checkpoint, so that all training is repeated."""
+        if attempt == 0 or start.own or self._has_warned_of_lost_steps:
+            return
+        self._has_warned_of_lost_steps = True
+        logger.warning(
+            "No checkpoint has been committed: attempt %d starts where the run started. To keep "
+            "what is trained, call polytrain.report(metrics, checkpoint=…) in the training "
+            "function, or set CheckpointConfig.checkpoint_frequency if there is none.",
+            attempt,
+        )
 
     def _void(self, part: PartVoid) -> None:
         self.journal.void(part)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pluggy
 
+from polytrain.ui.observer_checks import observer_problems
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
 
@@ -63,11 +64,18 @@ class Observers:
 
 
 def installed_observers() -> list[Any]:
-    """The observers of installed distributions. One that can't be imported is logged."""
+    """The observers of installed distributions. One that can't be used is logged."""
     found = []
     for entry_point in entry_points(group=GROUP):
         try:
-            found.append(entry_point.load())
+            observer = entry_point.load()
         except Exception:
             logger.exception("The observer %r can't be imported. It is ignored.", entry_point.name)
+            continue
+        problems = list(observer_problems(observer, entry_point.name))
+        if problems:
+            wrong = "; ".join(f"{problem.field}: {problem.what}" for problem in problems)
+            logger.error("The observer %r is ignored: %s.", entry_point.name, wrong)
+        else:
+            found.append(observer)
     return found

@@ -1,0 +1,64 @@
+"""Observers that would never be called, or can't be, are named before the run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polytrain import RunConfig
+from polytrain_plugins import Report, hookimpl
+
+
+class Unmarked:
+    def polytrain_reported(self, report: Report) -> None:
+        """Its author has forgotten the mark."""
+
+
+class Misspelt:
+    @hookimpl
+    def polytrain_report(self, report: Report) -> None:
+        """There is no such hook."""
+
+
+class WrongArgument:
+    @hookimpl
+    def polytrain_reported(self, metrics: dict[str, Any]) -> None:
+        """The hook has a report, no metrics."""
+
+
+class Good:
+    @hookimpl
+    def polytrain_reported(self, report: Report) -> None:
+        """What an observer looks like."""
+
+    @property
+    def broken(self) -> None:
+        raise RuntimeError("a property isn't read")
+
+
+GOOD = Good()
+
+
+@pytest.mark.parametrize(
+    ("observers", "field", "what", "remedy"),
+    [
+        (Good(), "", "it is a Good", "observers=[…]"),
+        (None, "", "it is a NoneType", "observers=[…]"),
+        ([Unmarked()], "[0].polytrain_reported", "isn't marked", "@hookimpl"),
+        ([Good(), Misspelt()], "[1].polytrain_report", "no such hook", "'polytrain_reported'?"),
+        ((WrongArgument(),), "[0].polytrain_reported", "no argument 'metrics'", "run, report"),
+        ([Good], "[0]", "it is the class Good", "Give Good(…)"),
+        ([print], "[0]", "has no hook", "polytrain_reported"),
+        ([GOOD, GOOD], "[1]", "given twice", "Leave one of them out"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_observer_that_would_not_be_called(
+    problems: Any, observers: Any, field: str, what: str, remedy: str
+) -> None:
+    problem = problems(run_config=RunConfig(observers=observers)).only(
+        f"RunConfig.observers{field}"
+    )
+    assert what in problem.what
+    assert remedy in problem.remedy
