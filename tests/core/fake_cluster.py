@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ class FakeCluster:
         """Agents that have one and live."""
 
         self.dismissed: list[AgentHandle] = []
+        self._numbers = itertools.count()
         self.told: list[Event] = []
         """What the pool has said."""
 
@@ -58,7 +60,7 @@ class FakeCluster:
         self._hold_room()
 
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
-        agent_handle = AgentHandle(call=lambda method, *arguments: None, bundle=bundle)
+        agent_handle = AgentHandle(number=next(self._numbers), bundle=bundle)
         self.waiting[agent_handle] = avoid
         return agent_handle
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(tmp_path: Path) -> No
     agent_handle = launcher.ask()
     try:
         next_of(mailbox, Arrived)
-        agent_handle.call("send_roster", 0, Unreadable())
+        launcher.call({agent_handle: ()}, "send_roster", 0, Unreadable())
         gone = next_of(mailbox, Gone)
         assert isinstance(gone, Gone)
         assert gone.agent_handle is agent_handle
@@ -109,7 +110,7 @@ def test_an_agent_whose_process_is_stopped_is_not_waited_for(tmp_path: Path) -> 
     [agent] = hosts()
     agent.suspend()
     try:
-        stopped.call("kill", 0)
+        launcher.call({stopped: ()}, "kill", 0)
         gone = next_of(mailbox, Gone)
         assert isinstance(gone, Gone)
         assert gone.agent_handle is stopped
@@ -163,6 +164,9 @@ def test_workers_with_devices_have_actors_of_their_own(tmp_path: Path) -> None:
         asked = {launcher.ask(bundle=0), launcher.ask(bundle=1)}
         assert arrivals(mailbox, 2) == asked
         assert len(hosts()) == 2
+        # One loop listens to both.
+        threads = [each.name for each in threading.enumerate() if "polytrain" in each.name]
+        assert threads == ["polytrain-hosts"]
     finally:
         launcher.close(10)
 

@@ -96,7 +96,7 @@ def with_agent(
     async def run() -> None:
         agent = Agent(spec, HERE, {})
         await agent.place()
-        await agent.prepare((0, 1), job, None)
+        await agent.prepare((0, 1), None, job)
         await test(agent)
         await agent.end()
 
@@ -144,7 +144,7 @@ def test_an_attempt_ends_though_its_rows_are_still_read(
     monkeypatch.setattr("polytrain.workers.shard_cache.hold", hold)
 
     async def test(agent: Agent) -> None:
-        await agent.prepare((0, 1), b"", request)
+        await agent.prepare((0, 1), request, b"")
         launch = asyncio.create_task(agent.launch((0, 1), order(), ()))
         await asyncio.sleep(0)
         await agent.kill(0)

@@ -149,7 +149,7 @@ class Agent:
         unusable = await storage_problem(location, self._spec.marker, host=host)
         return replace(self._place, unusable=unusable)
 
-    async def prepare(self, seat: tuple[int, int], job: bytes, data: CacheRequest | None) -> None:
+    async def prepare(self, seat: tuple[int, int], data: CacheRequest | None, job: bytes) -> None:
         """Take a rank and a world size, and start to read its data. `launch` waits for the data."""
         async with self._seated:
             self._seat, self._job = seat, job

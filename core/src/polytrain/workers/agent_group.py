@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.config import ScalingConfig
@@ -20,7 +20,7 @@ from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.streams.stream import StreamSpec
 from polytrain.policy.scaling import holds
 from polytrain.workers.agent import AgentSpec
-from polytrain.workers.agent_handle import Arrived, Delivery, Gone
+from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.pickling import code_of_job, pickled_with
@@ -53,8 +53,17 @@ class Watch(Protocol):
         """End it."""
 
 
-class ClosableLauncher(AgentLauncher, Protocol):
-    """A launcher that can end all agents."""
+class CallingLauncher(AgentLauncher, Protocol):
+    """A launcher that calls agents, and can end all of them."""
+
+    def call(self, calls: Mapping[AgentHandle, tuple[Any, ...]], method: str, *shared: Any) -> None:
+        """Call a method of several agents, without waiting for it.
+
+        Args:
+            calls: each agent's own arguments.
+            method: the method's name.
+            shared: further arguments, the same for all. They travel to each node once.
+        """
 
     def close(self, timeout_s: float) -> None:
         """End all agents, and release their resources.
@@ -73,7 +82,7 @@ class AgentCluster(Cluster, TableStore, Protocol):
 
     def launcher(
         self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
-    ) -> ClosableLauncher:
+    ) -> CallingLauncher:
         """Return the launcher of agents. The mailbox receives their events."""
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> Watch:
@@ -151,40 +160,39 @@ class AgentGroup:
     def launch(self, order: LaunchOrder) -> None:
         self._seat(len(order.members))
         streams: tuple[StreamOrder, ...] = () if self._streams is None else self._streams.start()
-        for agent_handle in self._pool.ranked:
-            agent_handle.call("launch", agent_handle.seat, order, streams)
+        self._launcher.call(
+            {agent_handle: (agent_handle.seat,) for agent_handle in self._pool.ranked},
+            "launch",
+            order,
+            streams,
+        )
 
     def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
-        for agent_handle in self._pool.ranked:
-            agent_handle.call("send_roster", attempt, offers)
+        self._call_all("send_roster", attempt, offers)
 
     def drain(self, attempt: int) -> None:
-        for agent_handle in self._pool.ranked:
-            agent_handle.call("drain", attempt)
+        self._call_all("drain", attempt)
 
     def leave(self, attempt: int) -> None:
-        for agent_handle in self._pool.ranked:
-            agent_handle.call("leave", attempt)
+        self._call_all("leave", attempt)
 
     def kill(self, attempt: int) -> None:
-        for agent_handle in self._pool.ranked:
-            agent_handle.call("kill", attempt)
+        self._call_all("kill", attempt)
 
     def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
-        for agent_handle in self._pool.ranked:
-            agent_handle.call("dump_stacks", attempt, pausing)
+        self._call_all("dump_stacks", attempt, pausing)
 
     def store_rest(
         self, attempt: int, rank: int, checkpoint: int, stored_already: Mapping[str, str] | None
     ) -> None:
         # There may be fewer ranks by now.
-        for agent_handle in self._pool.ranked[rank : rank + 1]:
-            agent_handle.call("store_rest", attempt, checkpoint, stored_already)
+        concerned = dict.fromkeys(self._pool.ranked[rank : rank + 1], ())
+        self._launcher.call(concerned, "store_rest", attempt, checkpoint, stored_already)
 
     def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
-        for rank, agent_handle in enumerate(self._pool.ranked):
-            if rank in ranks:
-                agent_handle.call("acknowledge", attempt, checkpoint)
+        ranked = enumerate(self._pool.ranked)
+        concerned = {agent_handle: () for rank, agent_handle in ranked if rank in ranks}
+        self._launcher.call(concerned, "acknowledge", attempt, checkpoint)
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._update_pool(handle):
@@ -290,12 +298,15 @@ class AgentGroup:
         data = self._data = self._data or ShardCachePlanner(
             self._spec.datasets, self._spec.specs, self._cluster
         )
+        seated = {}
         for rank, agent_handle in enumerate(self._pool.ranked):
             if agent_handle.seat != (rank, world_size):
                 agent_handle.seat = (rank, world_size)
-                agent_handle.call(
-                    "prepare", agent_handle.seat, self._job, data.order(world_size, rank)
-                )
+                seated[agent_handle] = (agent_handle.seat, data.order(world_size, rank))
+        self._launcher.call(seated, "prepare", self._job)
+
+    def _call_all(self, method: str, *shared: Any) -> None:
+        self._launcher.call(dict.fromkeys(self._pool.ranked, ()), method, *shared)
 
     def _wait_limit(self, timeout: float | None) -> float | None:
         deadline = self._pool.deadline

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
@@ -12,17 +11,13 @@ from polytrain.workers.agent_host import Broken, Mail, Ready
 from polytrain.workers.group import Happening
 
 
-class Call(Protocol):
-    """Calls a method of an agent, without waiting for it."""
-
-    def __call__(self, method: str, /, *arguments: Any) -> None: ...
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class AgentHandle:
     """One agent, from the moment it is requested."""
 
-    call: Call
+    number: int
+    """Its number among the run's agents."""
+
     bundle: int | None
     """Its bundle in the placement group; None outside the group."""
 

@@ -65,11 +65,23 @@ class AgentHost:
         serving = self._watched(number, self._serve(number, agent))
         self._serving[number] = asyncio.get_running_loop().create_task(serving)
 
-    async def call(self, number: int, method: str, arguments: Sequence[Any]) -> None:
-        """Call a method of an agent. It does nothing if the agent has ended."""
-        agent = self._agents.get(number)
-        if agent is not None:
-            await self._watched(number, getattr(agent, method)(*arguments))
+    async def call(
+        self, calls: Mapping[int, Sequence[Any]], method: str, shared: Sequence[Any]
+    ) -> None:
+        """Call a method of several agents at once. Agents that have ended are left out.
+
+        Args:
+            calls: an agent's number → its own arguments.
+            method: the method's name.
+            shared: further arguments, the same for all.
+        """
+        await asyncio.gather(
+            *(
+                self._watched(number, getattr(agent, method)(*own, *shared))
+                for number, own in calls.items()
+                if (agent := self._agents.get(number)) is not None
+            )
+        )
 
     async def end(self, number: int) -> None:
         """End an agent, and release what it holds."""

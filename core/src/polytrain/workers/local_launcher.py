@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import queue
-import threading
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Mapping
 from typing import Any
 
 from polytrain.common.placement import NodeAddress
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Delivery, delivery
 from polytrain.workers.agent_host import AgentHost, Mail
+from polytrain.workers.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +44,8 @@ class LocalAgentLauncher:
         self._handles: dict[int, AgentHandle] = {}
         """Those of agents that have been started, by number."""
 
-        self._waiting: deque[tuple[int, AgentHandle]] = deque()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="polytrain-agents", daemon=True
-        )
-        self._thread.start()
+        self._waiting: deque[AgentHandle] = deque()
+        self._loop = LoopThread("polytrain-agents")
 
     def reserve(self, bundles: int, strategy: str) -> None:
         """Do nothing: no other run uses this launcher."""
@@ -62,24 +57,22 @@ class LocalAgentLauncher:
             bundle: a number to identify the agent by, if any.
             avoid: nodes to avoid.
         """
-        number = next(self._numbers)
-
-        def call(method: str, /, *arguments: Any) -> None:
-            self._submit(self._host.call(number, method, arguments))
-
-        agent_handle = AgentHandle(call=call, bundle=bundle)
+        agent_handle = AgentHandle(number=next(self._numbers), bundle=bundle)
         if self._place.node_id not in avoid:
-            self._waiting.append((number, agent_handle))
+            self._waiting.append(agent_handle)
             self._start_those_with_room()
         return agent_handle
 
+    def call(self, calls: Mapping[AgentHandle, tuple[Any, ...]], method: str, *shared: Any) -> None:
+        """Call a method of several agents, without waiting for it; see `CallingLauncher.call`."""
+        own = {agent_handle.number: arguments for agent_handle, arguments in calls.items()}
+        self._loop.submit(self._host.call(own, method, shared))
+
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent."""
-        self._waiting = deque(w for w in self._waiting if w[1] is not agent_handle)
-        for number, handle in list(self._handles.items()):
-            if handle is agent_handle:
-                del self._handles[number]
-                self._submit(self._host.end(number))
+        self._waiting = deque(each for each in self._waiting if each is not agent_handle)
+        if self._handles.pop(agent_handle.number, None) is not None:
+            self._loop.submit(self._host.end(agent_handle.number))
         self._start_those_with_room()
 
     def close(self, timeout_s: float) -> None:
@@ -90,30 +83,18 @@ class LocalAgentLauncher:
         """
         self._waiting.clear()
         try:
-            self._submit(self._end_all()).result(timeout_s)
+            self._loop.submit(self._host.end_all()).result(timeout_s)
         except TimeoutError:
             logger.warning("The worker processes' resources could not all be released in time.")
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
         self._loop.close()
 
     def _start_those_with_room(self) -> None:
         while self._waiting and len(self._handles) < self._room:
-            number, agent_handle = self._waiting.popleft()
-            self._handles[number] = agent_handle
-            self._loop.call_soon_threadsafe(self._host.start, number)
-
-    def _submit(self, work: Coroutine[Any, Any, None]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+            agent_handle = self._waiting.popleft()
+            self._handles[agent_handle.number] = agent_handle
+            self._loop.call(self._host.start, agent_handle.number)
 
     def _deliver(self, number: int, mail: Mail) -> None:
         agent_handle = self._handles.get(number)
         if agent_handle is not None:
             self._mailbox.put(delivery(agent_handle, mail))
-
-    async def _end_all(self) -> None:
-        await self._host.end_all()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +51,11 @@ class RayHost:
         for number in numbers:
             self._host.start(number)
 
-    async def call(self, number: int, method: str, *arguments: Any) -> None:
-        """Call a method of an agent."""
-        await self._host.call(number, method, arguments)
+    async def call(
+        self, calls: Mapping[int, Sequence[Any]], method: str, shared: Sequence[Any]
+    ) -> None:
+        """Call a method of several agents; see `AgentHost.call`."""
+        await self._host.call(calls, method, shared)
 
     async def end(self, number: int) -> None:
         """End an agent."""

@@ -1,4 +1,4 @@
-"""Agents on Ray: one host actor for a node's agents, and a thread in the driver that listens to it.
+"""Agents on Ray: one host actor for a node's agents, and one event loop in the driver for them all.
 
 Ray reserves a bundle of resources per worker, as it would for actors. One actor without resources
 of its own then serves all bundles of a node, because starting a process takes Ray much longer than
@@ -8,6 +8,7 @@ actor learns from Ray which devices are the bundle's. So has an agent outside of
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import queue
@@ -16,7 +17,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,7 @@ from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Delivery, Gone, delivery
+from polytrain.workers.loop_thread import LoopThread
 from polytrain.workers.ray_host import RayHost
 from polytrain.workers.ray_losses import why_gone
 from polytrain.workers.ray_reservation import Reservation
@@ -61,8 +63,6 @@ class _Host:
 
     place: NodeAddress | None = None
     is_gone: bool = False
-    overdue: dict[str, threading.Timer] = field(default_factory=dict)
-    """Method → what runs if no answer comes in time."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +87,8 @@ class RayAgentLauncher:
     """Requested agents in bundles that aren't placed yet, by number."""
 
     _placer: threading.Thread | None = None
-    _listeners: list[threading.Thread] = field(default_factory=list)
+    _loop: LoopThread = field(default_factory=lambda: LoopThread("polytrain-hosts"))
+    _listeners: list[Future[None]] = field(default_factory=list)
     _is_closed: threading.Event = field(default_factory=threading.Event)
 
     def reserve(self, bundles: int, strategy: str) -> None:
@@ -103,11 +104,7 @@ class RayAgentLauncher:
             avoid: nodes to avoid, without a bundle.
         """
         number = next(self._numbers)
-
-        def call(method: str, /, *arguments: Any) -> None:
-            self._call(number, agent_handle, method, arguments)
-
-        agent_handle = AgentHandle(call=call, bundle=bundle)
+        agent_handle = AgentHandle(number=number, bundle=bundle)
         # The placer adds hosts, too.
         with self._lock:
             if bundle is not None and self.resources.keys() <= _SHARED:
@@ -117,19 +114,34 @@ class RayAgentLauncher:
                 self._start_host(self._own_options(bundle, avoid), {number: agent_handle})
         return agent_handle
 
+    def call(self, calls: Mapping[AgentHandle, tuple[Any, ...]], method: str, *shared: Any) -> None:
+        """Call a method of several agents: once per host. See `CallingLauncher.call`."""
+        by_host: dict[_Host, list[AgentHandle]] = defaultdict(list)
+        for agent_handle in calls:
+            host = self._hosts.get(agent_handle.number)
+            if host is not None:
+                by_host[host].append(agent_handle)
+        # In the object store once; Ray copies it to each node once.
+        what = ray.put(shared) if shared and len(by_host) > 1 else shared
+        for host, agents in by_host.items():
+            own = {agent_handle.number: calls[agent_handle] for agent_handle in agents}
+            answer = host.actor.call.remote(own, method, what)
+            self._loop.submit(self._await_answer(answer, host, agents, method))
+
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent, and its host with its last agent."""
+        number = agent_handle.number
         with self._lock:
-            self._unplaced = {n: h for n, h in self._unplaced.items() if h is not agent_handle}
-            found = [n for n, host in self._hosts.items() if host.agents.get(n) is agent_handle]
-            for number in found:
-                host = self._hosts.pop(number)
-                del host.agents[number]
-                if host.is_gone or not host.agents:
-                    host.is_gone = True
-                    ray.kill(host.actor)
-                else:
-                    host.actor.end.remote(number)
+            self._unplaced.pop(number, None)
+            host = self._hosts.pop(number, None)
+            if host is None:
+                return
+            del host.agents[number]
+            if host.is_gone or not host.agents:
+                host.is_gone = True
+                ray.kill(host.actor)
+            else:
+                host.actor.end.remote(number)
 
     def close(self, timeout_s: float) -> None:
         """End all agents, and release their resources.
@@ -143,30 +155,19 @@ class RayAgentLauncher:
         placer = self._placer
         if placer is not None:
             placer.join()
-        hosts = {id(host): host for host in self._hosts.values()}.values()
+        hosts = set(self._hosts.values())
         released = [host.actor.end_all.remote() for host in hosts if host.place is not None]
         if released:
             ray.wait(released, num_returns=len(released), timeout=timeout_s)
         for host in hosts:
             ray.kill(host.actor)
         # Killed actors hold their resources until their streams end.
-        for listener in self._listeners:
-            listener.join(max(0.0, deadline - time.monotonic()))
+        listening = wait(self._listeners, max(0.0, deadline - time.monotonic())).not_done
+        self._loop.close()
         if self._reservation is not None:
             self._reservation.free()
-        if any(listener.is_alive() for listener in self._listeners):
+        if listening:
             logger.warning("Ray has not confirmed the end of all agents; they were killed.")
-
-    def _call(
-        self, number: int, agent_handle: AgentHandle, method: str, arguments: tuple[Any, ...]
-    ) -> None:
-        host = self._hosts.get(number)
-        if host is None:
-            return
-        answer = host.actor.call.remote(number, method, *arguments).future()
-        if method in self._limits and method not in host.overdue:
-            self._expect(answer, method, host)
-        answer.add_done_callback(lambda done: self._look_at(done, agent_handle))
 
     @property
     def _limits(self) -> Mapping[str, float]:
@@ -177,37 +178,34 @@ class RayAgentLauncher:
         kill_s = self.spec.kill_timeout_s
         return {"kill": kill_s, "leave": self.spec.leave_timeout_s + kill_s}
 
-    def _expect(self, answer: Future[None], method: str, host: _Host) -> None:
-        """A host that doesn't answer is lost: its process is stopped, or hangs."""
-
-        def give_up() -> None:
+    async def _await_answer(
+        self, answer: Any, host: _Host, agents: list[AgentHandle], method: str
+    ) -> None:
+        """Note the loss of a host that doesn't answer, and of agents that can't be called."""
+        limit_s = self._limits.get(method)
+        try:
+            await asyncio.wait_for(answer, limit_s)
+        except TimeoutError:
+            # Its process is stopped, or hangs.
             reason = f"its agent hasn't answered for {limit_s:g} s, as if its process were stopped"
             self._lose(host, FailureKind.AGENT_LOST, reason)
-
-        def answered(_: Future[None]) -> None:
-            timer.cancel()
-            host.overdue.pop(method, None)
-
-        limit_s = self._limits[method]
-        timer = host.overdue[method] = threading.Timer(limit_s, give_up)
-        timer.daemon = True
-        timer.start()
-        answer.add_done_callback(answered)
+        except RayTaskError as error:
+            # The call can't be received: the host itself lives on.
+            kind, reason = why_gone(error, None)
+            self._report_lost(agents, kind, reason)
+        except RayError:
+            # It is about the actor itself, whose end `_listen` reports.
+            pass
 
     def _lose(self, host: _Host, kind: FailureKind, reason: str) -> None:
         """All agents of a host are lost."""
         with self._lock:
             host.is_gone = True
             lost = list(host.agents.values())
-        self.mailbox.put([Gone(agent_handle=each, kind=kind, reason=reason) for each in lost])
+        self._report_lost(lost, kind, reason)
 
-    def _look_at(self, answer: Future[None], agent_handle: AgentHandle) -> None:
-        """A call that can't be received is about one agent: its host lives on."""
-        error = None if answer.cancelled() else answer.exception()
-        # Any other error is about the actor itself, whose end its listener tells.
-        if isinstance(error, RayTaskError):
-            kind, reason = why_gone(error, agent_handle.place)
-            self.mailbox.put((Gone(agent_handle=agent_handle, kind=kind, reason=reason),))
+    def _report_lost(self, agents: list[AgentHandle], kind: FailureKind, reason: str) -> None:
+        self.mailbox.put([Gone(agent_handle=each, kind=kind, reason=reason) for each in agents])
 
     def _own_options(self, bundle: int | None, avoid: frozenset[str]) -> dict[str, Any]:
         """Options of an actor that holds the resources of its only agent."""
@@ -284,25 +282,22 @@ class RayAgentLauncher:
         )
         host = _Host(actor=actor, agents=agents, node=node)
         self._hosts.update(dict.fromkeys(agents, host))
-        listener = threading.Thread(
-            target=self._listen, args=(host,), name="polytrain-host", daemon=True
-        )
-        self._listeners.append(listener)
-        listener.start()
+        self._listeners = [each for each in self._listeners if not each.done()]
+        self._listeners.append(self._loop.submit(self._listen(host)))
 
-    def _listen(self, host: _Host) -> None:
+    async def _listen(self, host: _Host) -> None:
         """Pass on what a host's agents send until it is gone."""
         try:
-            host.place = ray.get(host.actor.place.remote())
-            for reference in host.actor.events.options(num_returns="streaming").remote():
-                for number, mail in ray.get(reference):
+            host.place = await host.actor.place.remote()
+            async for reference in host.actor.events.options(num_returns="streaming").remote():
+                for number, mail in await reference:
                     agent_handle = host.agents.get(number)
                     if agent_handle is not None:
                         self.mailbox.put(delivery(agent_handle, mail))
         except RayError as error:
-            kind, reason = why_gone(error, host.place)
+            kind, reason = await asyncio.to_thread(why_gone, error, host.place)
             if isinstance(error, ActorUnavailableError):
-                # Kill it in case it lives: no thread listens to it any more.
+                # Kill it in case it lives: nothing listens to it any more.
                 ray.kill(host.actor)
         else:
             kind, reason = FailureKind.AGENT_LOST, "its agent has ended"
