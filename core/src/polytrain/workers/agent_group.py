@@ -26,7 +26,7 @@ from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.pickling import code_of_job, pickled_with
 from polytrain.workers.processes.cache import WarmZygote, keep, warm_zygote
 from polytrain.workers.processes.client import ZygoteSpec
-from polytrain.workers.shard_cache import ShardCachePlanner, TableStore
+from polytrain.workers.shard_cache import ShardCachePlanner, SharedStore
 from polytrain.workers.worker_pool import AgentLauncher, Cluster, WorkerPool
 from polytrain_plugins import Demand, Member, Offer
 
@@ -73,7 +73,7 @@ class CallingLauncher(AgentLauncher, Protocol):
         """
 
 
-class AgentCluster(Cluster, TableStore, Protocol):
+class AgentCluster(Cluster, SharedStore, Protocol):
     """The cluster on which a run's agents run: a Ray cluster, or this machine."""
 
     @property

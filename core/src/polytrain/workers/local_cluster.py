@@ -18,7 +18,7 @@ from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import Delivery
 from polytrain.workers.local_launcher import LocalAgentLauncher
 from polytrain.workers.machine_resources import machine_resources
-from polytrain.workers.shard_cache import OpenTable
+from polytrain.workers.shard_cache import OpenShared
 
 
 class LocalCluster:
@@ -50,9 +50,9 @@ class LocalCluster:
             mailbox=mailbox,
         )
 
-    def share(self, table: pa.Buffer) -> LocalTable:
-        """Put a table into memory once, for all agents."""
-        return LocalTable(descriptor=bytes_to_shared_memory(memoryview(table)))
+    def share(self, content: pa.Buffer) -> LocalMemory:
+        """Put bytes into memory once, for all agents."""
+        return LocalMemory(descriptor=bytes_to_shared_memory(memoryview(content)))
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> Nothing:
         """Watch nothing: this machine isn't drained."""
@@ -67,14 +67,14 @@ class Nothing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalTable:
-    """A table in this process's memory."""
+class LocalMemory:
+    """Shared memory of this process."""
 
     descriptor: int
 
-    def open(self) -> OpenTable:
-        """Map it for one agent's worker processes."""
-        return OpenTable(descriptor=os.dup(self.descriptor), extent=None, kept=None)
+    def open(self) -> OpenShared:
+        """Open it for one agent's worker processes."""
+        return OpenShared(descriptor=os.dup(self.descriptor), extent=None, kept=None)
 
     def close(self) -> None:
         """Free the memory once no agent uses it."""

@@ -20,7 +20,7 @@ from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import Delivery
 from polytrain.workers.node_watch import NodeWatch
 from polytrain.workers.ray_launcher import RayAgentLauncher
-from polytrain.workers.shard_cache import OpenTable
+from polytrain.workers.shard_cache import OpenShared
 
 
 class RayCluster:
@@ -47,13 +47,14 @@ class RayCluster:
             spec=spec,
             resources=scaling.resources,
             spread=scaling.placement_strategy == "SPREAD",
+            shares_hosts=scaling.standby == 0,
             mailbox=mailbox,
         )
 
-    def share(self, table: pa.Buffer) -> RayTable:
-        """Put a table where the agents of all nodes can read it."""
+    def share(self, content: pa.Buffer) -> RayMemory:
+        """Put bytes where the agents of all nodes can read them."""
         # In a list, so that it isn't fetched before it is opened.
-        return RayTable(references=[ray.put(np.frombuffer(table, dtype=np.uint8))])
+        return RayMemory(references=[ray.put(np.frombuffer(content, dtype=np.uint8))])
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> NodeWatch:
         """Report draining nodes."""
@@ -61,19 +62,19 @@ class RayCluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RayTable:
-    """A table in Ray's object store."""
+class RayMemory:
+    """Bytes in Ray's object store."""
 
     references: list[Any]
 
-    def open(self) -> OpenTable:
-        """Map it in an agent."""
+    def open(self) -> OpenShared:
+        """Open it in an agent."""
         array = ray.get(self.references[0])
         descriptor, extent = _store_memory(array) or (
             bytes_to_shared_memory(memoryview(array)),
             None,
         )
-        return OpenTable(descriptor=descriptor, extent=extent, kept=array)
+        return OpenShared(descriptor=descriptor, extent=extent, kept=array)
 
     def close(self) -> None:
         """Ray counts the references."""

@@ -12,7 +12,6 @@ import pyarrow as pa
 from polytrain.data.shards.assignment import RunDataset, holding
 from polytrain.data.shards.shared_memory import (
     Extent,
-    bytes_to_shared_memory,
     parts_to_shared_memory,
     to_buffer,
 )
@@ -22,43 +21,43 @@ from polytrain.workers.pickling import pickled_apart, pickled_with, unpickled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenTable:
-    """A table that an agent has mapped."""
+class OpenShared:
+    """Shared memory that an agent has opened."""
 
     descriptor: int
     extent: Extent | None
     """Its extent in the descriptor's memory; None for all of it."""
 
     kept: Any
-    """An object that must exist while the table is used."""
+    """An object that must exist while the memory is used."""
 
 
-class SharedTable(Protocol):
-    """A table that every agent reads whole."""
+class Shared(Protocol):
+    """Bytes of the driver that all agents can read."""
 
-    def open(self) -> OpenTable:
-        """Map it in an agent."""
+    def open(self) -> OpenShared:
+        """Open it in an agent."""
 
     def close(self) -> None:
         """Free it, in the driver."""
 
 
-class TableStore(Protocol):
-    """Stores tables of the driver for all agents."""
+class SharedStore(Protocol):
+    """Stores bytes of the driver for all agents."""
 
     @property
     def reference_type(self) -> type | tuple[type, ...]:
         """Types in a data set that must be sent separately."""
 
-    def share(self, table: pa.Buffer) -> SharedTable:
-        """Put a table where all agents can read it."""
+    def share(self, content: pa.Buffer) -> Shared:
+        """Put bytes where all agents can read them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheRequest:
     """The specs and rows of all data sets that one agent needs."""
 
-    specs: bytes
+    specs: Shared
     """Pickled for worker processes; the agent doesn't read them."""
 
     shard_cache: bytes
@@ -68,12 +67,12 @@ class CacheRequest:
     references: list[Any]
     """References to Ray objects in the holdings, which Ray must count."""
 
-    tables: tuple[SharedTable, ...]
-    """The references' ids, in the same order."""
+    tables: tuple[Shared, ...]
+    """The tables that all share, in the order of the data sets."""
 
     def is_like(self, other: CacheRequest) -> bool:
         """Return whether both request the same rows of the same data sets, in one run."""
-        return (self.specs, self.shard_cache) == (other.specs, other.shard_cache)
+        return self.shard_cache == other.shard_cache
 
 
 class ShardCachePlanner:
@@ -83,18 +82,19 @@ class ShardCachePlanner:
         self,
         datasets: Sequence[RunDataset],
         specs: Sequence[ShardSpec | StreamSpec],
-        store: TableStore,
+        store: SharedStore,
     ) -> None:
         self._store = store
         self._has_data = bool(datasets)
         self._user_code = [code for dataset in datasets for code in dataset.user_code]
-        self._pickled_specs = pickled_with(*self._user_code, value=tuple(specs))
         self._held = [
             (dataset, spec)
             for dataset, spec in zip(datasets, specs, strict=True)
             if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
         ]
-        # Shared once, for all agents.
+        # Shared once, for all agents. The specs may have a map-style data set in them.
+        pickled = pickled_with(*self._user_code, value=tuple(specs))
+        self._specs = store.share(pa.py_buffer(pickled)) if self._has_data else None
         self._tables = tuple(
             store.share(to_buffer(_whole(dataset, spec)))
             for dataset, spec in self._held
@@ -103,7 +103,7 @@ class ShardCachePlanner:
 
     def order(self, world_size: int, rank: int) -> CacheRequest | None:
         """Return the request for the agent of a rank; None without data sets."""
-        if not self._has_data:
+        if self._specs is None:
             return None
         shard_cache = tuple(
             None if spec.held is Held.ALL else holding(dataset, spec, world_size, rank)
@@ -112,16 +112,17 @@ class ShardCachePlanner:
         kind = self._store.reference_type
         pickled, references = pickled_apart(*self._user_code, value=shard_cache, kind=kind)
         return CacheRequest(
-            specs=self._pickled_specs,
+            specs=self._specs,
             shard_cache=pickled,
             references=references,
             tables=self._tables,
         )
 
     def close(self) -> None:
-        """Free the shared tables."""
-        for table in self._tables:
-            table.close()
+        """Free the shared memory."""
+        for shared in (self._specs, *self._tables):
+            if shared is not None:
+                shared.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +133,7 @@ class ShardCache:
     """Descriptors of the pickled specs, then of each data set's table."""
 
     extents: tuple[Extent | None, ...]
-    """The tables' extents in the descriptors' memory; None for all of it."""
+    """Their extents in the descriptors' memory, in the same order; None for all of it."""
 
     kept: tuple[Any, ...]
     """References that keep objects in Ray's object store."""
@@ -157,8 +158,8 @@ def hold(order: CacheRequest, before: ShardCache | None) -> ShardCache:
         if before.order.is_like(order):
             return before
         before.release()
-    descriptors, kept = [bytes_to_shared_memory(order.specs)], []
-    extents: list[Extent | None] = []
+    specs = order.specs.open()
+    descriptors, extents, kept = [specs.descriptor], [specs.extent], [specs.kept]
     tables = iter(order.tables)
     for wanted in unpickled(order.shard_cache, order.references):
         if wanted is None:

@@ -247,10 +247,11 @@ def _shards(
     from polytrain.workers.stream_connection import StreamConnection
 
     specs_in, *others = descriptors
+    specs_extent, *table_extents = extents
     tables_in, lines_in = others[: len(others) - streams], others[len(others) - streams :]
     return open_shards(
-        pickle.loads(mapped(specs_in)),
-        map(from_shared_memory, tables_in, extents),
+        pickle.loads(mapped(specs_in, specs_extent)),
+        map(from_shared_memory, tables_in, table_extents),
         order.start.positions,
         world_size=len(order.members),
         rank=rank,
