@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint fix unit test sweep conformance crash chaos bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
+.PHONY: help install demo lint fix unit test sweep conformance crash chaos bench-script bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal \
 	bench-boosters bench-torch booster-table clean
 
@@ -72,6 +72,9 @@ crash: install ## runs that are killed at every line that deals with checkpoints
 
 chaos: install ## every fault in every backend, and by chance (ARGS="--minutes 30 --seed 1 --backend torch")
 	@$(BIN)/python -m polytrain.testing.chaos_cli tests/conformance $(ARGS)
+
+bench-script: $(VENV)/.stamp-bench ## time and memory of whole cold scripts, against torchrun, Lightning, Accelerate, Ray Train
+	@$(BIN)/python tests/benchmarks/bench_script.py $(ARGS)
 
 bench-startup: $(VENV)/.stamp-bench ## time to the first distributed step, against Ray Train
 	@$(BIN)/python tests/benchmarks/bench_startup.py $(ARGS)

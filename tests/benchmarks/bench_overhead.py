@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import overhead_loops
 import psutil
@@ -33,12 +34,14 @@ from harness import (
     OURS,
     Bound,
     Figure,
+    add_cluster,
     conclude,
     event_rates,
     parse,
     percentages,
     positive,
     running_ray,
+    scaling_in,
     settle,
     take_turns,
 )
@@ -46,7 +49,7 @@ from overhead_loops import on_command, torch_window, xgboost_window
 from teams import Team
 
 import polytrain
-from polytrain import RunConfig, ScalingConfig, make_trainer
+from polytrain import RunConfig, make_trainer
 
 _WORKERS = 2
 _TIMEOUT_S = 60.0
@@ -75,7 +78,7 @@ Turns = dict[str, list[Turn]]
 """How often is reported → a turn of each round."""
 
 
-def measure(framework: str, rounds: int, steps: int) -> Turns:
+def measure(framework: str, rounds: int, steps: int, cluster: Literal["ray", "local"]) -> Turns:
     """One run of ours beside one of the bare peer. Ray must be up."""
     window = torch_window() if framework == "torch" else xgboost_window()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(1) as executor:
@@ -85,7 +88,7 @@ def measure(framework: str, rounds: int, steps: int) -> Turns:
             framework,
             on_command(window, polytrain.report),
             train_loop_config={"address": ours.address},
-            scaling_config=ScalingConfig(num_workers=_WORKERS),
+            scaling_config=scaling_in(cluster, _WORKERS),
             run_config=RunConfig(storage_path=directory / "runs", progress=False),
         )
         settle()
@@ -108,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     frameworks = options.own.backend or (_QUICK if options.quick else _BARE)
     with running_ray(num_cpus=2 * _WORKERS):
         taken = take_turns(
-            {of: partial(measure, of, rounds, steps) for of in frameworks},
+            {of: partial(measure, of, rounds, steps, options.own.cluster) for of in frameworks},
             repetitions=options.repetitions,
             what="overhead",
         )
@@ -179,7 +182,8 @@ class _Stopwatch:
             for process in psutil.process_iter(["cmdline"])
             if process.pid in mine and "ray::RayHost" in "".join(process.info["cmdline"] or ())
         ]
-        assert len(agents) == _WORKERS
+        # One host on Ray; otherwise the agents are a part of the driver.
+        assert len(agents) <= 1
         self._processes = [driver, *agents]
         self._before = 0.0
 
@@ -235,6 +239,7 @@ def _bare_workers(framework: str, address: str) -> Iterator[None]:
 
 
 def _add_own_options(parser: argparse.ArgumentParser) -> None:
+    add_cluster(parser)
     parser.add_argument(
         "--backend", action="append", choices=_BARE, help="only this one; again for more"
     )

@@ -12,6 +12,7 @@ from harness import (
     RAY_TRAIN,
     Bound,
     Figure,
+    add_cluster,
     conclude,
     parse,
     positive,
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             for backend in backends:
                 torchrun = Torchrun(workers=workers)
                 parties: dict[str, Callable[[], Recovery | None]] = {
-                    OURS: partial(measure_ours, backend, workers)
+                    OURS: partial(measure_ours, backend, workers, options.own.cluster)
                 }
                 if not options.quick:
                     parties[RAY_TRAIN] = partial(measure_ray_train, backend, workers)
@@ -80,6 +81,7 @@ def _figures(what: str, taken: dict[str, list[Recovery]], bounds: list[Bound]) -
 
 
 def _add_own_options(parser: argparse.ArgumentParser) -> None:
+    add_cluster(parser)
     parser.add_argument(
         "--backend", action="append", choices=_STEP_WITHIN_S, help="only this one; again for more"
     )

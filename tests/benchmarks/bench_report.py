@@ -15,22 +15,24 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from harness import (
     OURS,
     RAY_TRAIN,
     Bound,
     Figure,
+    add_cluster,
     conclude,
     parse,
     require_ray_train,
     running_ray,
+    scaling_in,
     settle,
     take_turns,
 )
 
-from polytrain import RunConfig, ScalingConfig, make_trainer
+from polytrain import RunConfig, make_trainer
 from polytrain_plugins import changed_environment
 
 _WORKERS = 2
@@ -39,7 +41,7 @@ _TUNED = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.01"}
 _A_TENTH_OF_A_MILLISECOND = Bound(factor=1e-4)
 
 
-def measure_ours(reports: int = 1000) -> float:
+def measure_ours(cluster: Literal["ray", "local"], reports: int = 1000) -> float:
     """Median seconds of one report of ours, over all ranks. Ray must be up."""
     import polytrain
 
@@ -49,7 +51,7 @@ def measure_ours(reports: int = 1000) -> float:
             "torch",
             _reporting_function(polytrain.report),
             train_loop_config={"directory": name, "reports": reports},
-            scaling_config=ScalingConfig(num_workers=_WORKERS),
+            scaling_config=scaling_in(cluster, _WORKERS),
             run_config=RunConfig(storage_path=directory / "runs", progress=False),
         )
         settle()
@@ -84,8 +86,8 @@ def measure_ray_train(reports: int, environment: Mapping[str, str]) -> float:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; 1 if a bound was missed."""
-    options = parse(argv, description=__doc__.splitlines()[0], repetitions=3)
-    parties: dict[str, Callable[[], float]] = {OURS: measure_ours}
+    options = parse(argv, description=__doc__.splitlines()[0], repetitions=3, add_own=add_cluster)
+    parties: dict[str, Callable[[], float]] = {OURS: partial(measure_ours, options.own.cluster)}
     if not options.quick:
         require_ray_train()
         parties[RAY_TRAIN] = partial(measure_ray_train, 5, {})

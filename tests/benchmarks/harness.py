@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from polytrain import ScalingConfig
 
 OURS = "polytrain"
 RAY_TRAIN = "Ray Train"
@@ -279,6 +281,29 @@ def require_ray_train() -> None:
         ) from None
 
 
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says where the workers of ours are."""
+    parser.add_argument(
+        "--cluster",
+        choices=("ray", "local"),
+        default="ray",
+        help="where the workers of ours are; ray by default",
+    )
+
+
+def scaling_in(cluster: Literal["ray", "local"], workers: int) -> ScalingConfig:
+    """So many workers of ours. On this machine they share the cores that it has.
+
+    Args:
+        cluster: one of the choices of `add_cluster`.
+        workers: how many.
+    """
+    if cluster == "ray":
+        return ScalingConfig(num_workers=workers, cluster="ray")
+    share = min(1.0, len(os.sched_getaffinity(0)) / workers)
+    return ScalingConfig(num_workers=workers, cluster="local", resources_per_worker={"CPU": share})
+
+
 def positive(text: str) -> int:
     """A number of the command line that is 1 or more."""
     number = int(text)
@@ -298,8 +323,9 @@ def _judgement(figure: Figure, name: str) -> str:
 
 
 def _scaled(values: Sequence[float], units: Mapping[str, float]) -> str:
-    """Numbers in the largest unit that the greatest of them reaches."""
+    """Numbers in the largest unit that the greatest of them reaches, whatever its sign."""
+    greatest = max(map(abs, values))
     unit, factor = next(
-        (item for item in units.items() if max(values) >= item[1]), list(units.items())[-1]
+        (item for item in units.items() if greatest >= item[1]), list(units.items())[-1]
     )
     return "–".join(f"{value / factor:.3g}" for value in values) + f" {unit}"

@@ -12,14 +12,14 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import recovery_loop
-from harness import settle
+from harness import scaling_in, settle
 from recovery_loop import Recovery, recovery, training_function
 from recovery_steps import StepOf, lightgbm_step, tensorflow_step, torch_step, xgboost_step
 
-from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
+from polytrain import FailureConfig, RunConfig, make_trainer
 
 _RAY_TRAINERS = {
     "torch": "TorchTrainer",
@@ -31,7 +31,7 @@ _TORCHRUN_TRIES = 5
 _TORCHRUN_TIMEOUT_S = 60.0
 
 
-def measure_ours(backend: str, workers: int) -> Recovery:
+def measure_ours(backend: str, workers: int, cluster: Literal["ray", "local"]) -> Recovery:
     """One kill and restart of ours. Ray must be up."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -39,7 +39,7 @@ def measure_ours(backend: str, workers: int) -> Recovery:
             backend,
             training_function(our_step(backend), our_rank(), os.getpid),
             train_loop_config={"directory": name},
-            scaling_config=ScalingConfig(num_workers=workers),
+            scaling_config=scaling_in(cluster, workers),
             run_config=RunConfig(
                 storage_path=directory / "runs",
                 failure_config=FailureConfig(max_failures=1),

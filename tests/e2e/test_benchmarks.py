@@ -23,6 +23,13 @@ ROWS = {
         f"2 workers: {what}"
         for what in ("first line", "all of fit()", "driver's memory", "driver's threads")
     ],
+    "script": [
+        "2 workers: first step",
+        "xgboost: whole script",
+        "xgboost: more than alone",
+        "2 workers: peak memory",
+        "2 workers: more than bare",
+    ],
     "report": ["one call"],
     "recovery": [
         f"{backend}, 2 workers: first {what}"
@@ -73,6 +80,7 @@ PEERS = {
     "boosters": ["one process"],
     "checkpoint": ["torch.save", "one copy"],
     "overhead": ["bare xgboost"],
+    "script": ["torchrun", "bare processes", "one process"],
     "torch": ["torchrun"],
     "ingest": ["DataLoader", "… no worker", "bare scan"],
 }
