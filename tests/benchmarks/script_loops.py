@@ -6,10 +6,12 @@ trains next to nothing. Nothing is imported before it is needed, as in a user's 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +118,22 @@ def train_lightgbm() -> None:
 
 def train_tensorflow() -> None:
     """One step."""
+    _fit_keras(contextlib.nullcontext())
+
+
+def tensorflow_by_polytrain() -> None:
+    """A worker of ours: the model is built in the scope of the run's strategy."""
+    import polytrain_tf
+
+    _fit_keras(polytrain_tf.strategy().scope())
+
+
+def _fit_keras(scope: AbstractContextManager[object]) -> None:
     import tensorflow as tf
 
-    model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
-    model.compile(optimizer="sgd", loss="mse")
+    with scope:
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1)])
+        model.compile(optimizer="sgd", loss="mse")
     model.fit(tf.ones((8, 16)), tf.ones((8, 1)), verbose=0)
 
 
@@ -140,6 +154,9 @@ ALONE: dict[str, Callable[[], None]] = {
     "tensorflow": train_tensorflow,
 }
 """Backend → the framework's own single process."""
+
+OURS = {**ALONE, "tensorflow": tensorflow_by_polytrain}
+"""Backend → the training function of ours."""
 
 
 def run_polytrain(
@@ -189,7 +206,7 @@ def main() -> None:
         case ["polytrain"]:
             run_polytrain("torch", by_polytrain, {"directory": directory}, workers, directory)
         case ["polytrain", backend]:
-            run_polytrain(backend, ALONE[backend], None, workers, directory)
+            run_polytrain(backend, OURS[backend], None, workers, directory)
         case ["alone", backend]:
             ALONE[backend]()
         case ["ddp"]:
