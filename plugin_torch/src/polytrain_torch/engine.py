@@ -88,7 +88,7 @@ class TorchEngine(Engine[Any]):
                 device_id=device,
             )
             try:
-                with held(connected, timeout_s=self._timeout.total_seconds()):
+                with held(store, connected, timeout_s=self._timeout.total_seconds()):
                     yield
             finally:
                 # The training function may have destroyed it.

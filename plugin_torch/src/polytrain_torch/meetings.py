@@ -54,19 +54,21 @@ def meet(call: str) -> None:
 
 
 @contextmanager
-def held(connected: Callable[[], dist.Store], *, timeout_s: float) -> Iterator[None]:
+def held(
+    store: dist.Store, connected: Callable[[], dist.Store], *, timeout_s: float
+) -> Iterator[None]:
     """Hold meetings in a block of code.
 
     Args:
-        connected: makes a connection to the store of all ranks.
+        store: this thread's connection to the store of all ranks.
+        connected: makes another connection.
         timeout_s: maximum seconds to wait for another rank.
     """
     global _meetings
     if dist.get_world_size() == 1:
         yield
         return
-    # The thread blocks its own connection.
-    answers, store = _Answers(connected()), connected()
+    answers = _Answers(connected)
     _meetings = _Meetings(store, timeout_s=timeout_s)
     try:
         yield
@@ -143,8 +145,8 @@ _meetings: _Meetings | None = None
 class _Answers:
     """Answers for this rank, in a thread."""
 
-    def __init__(self, store: dist.Store) -> None:
-        self._store = store
+    def __init__(self, connected: Callable[[], dist.Store]) -> None:
+        self._connected = connected
         self._rank = dist.get_rank()
         self._trains = threading.get_ident()
         self._thread = threading.Thread(target=self._answer, name="meetings", daemon=True)
@@ -159,16 +161,18 @@ class _Answers:
 
     def _answer(self) -> None:
         number = 0
-        self._store.set_timeout(_NEVER)
         with contextlib.suppress(RuntimeError):
+            # It blocks its own connection, for which the training function needn't wait.
+            store = self._connected()
+            store.set_timeout(_NEVER)
             while True:
                 number += 1
                 question = f"question {self._rank} {number}"
-                asked = self._store.get(question).decode()
+                asked = store.get(question).decode()
                 if not asked:
                     return
                 launched, begun = map(int, asked.split())
-                self._store.set(f"answer {self._rank} {number}", self._reason(launched, begun))
+                store.set(f"answer {self._rank} {number}", self._reason(launched, begun))
 
     def _reason(self, launched: int, begun: int) -> str:
         """Why this rank can't come, and what changes if it gets further.
