@@ -30,7 +30,6 @@ from polytrain.testing import Fault
 from polytrain.testing.contract import kit_table
 from polytrain.testing.functions import STEPS, count_steps
 from polytrain.workers.agent_group import AgentGroup
-from polytrain.workers.agent_handle import Call
 from polytrain.workers.job import LaunchOrder
 from polytrain_plugins import hookimpl
 
@@ -208,15 +207,12 @@ def test_an_agent_that_hears_of_its_rank_last_waits_for_it(
     launch = AgentGroup.launch
 
     def launch_first(group: AgentGroup, order: LaunchOrder) -> None:
-        calls = [agent_handle.call for agent_handle in group._pool.ranked]
-        late: list[Callable[[], None]] = []
-        for agent_handle, call in zip(group._pool.ranked, calls, strict=True):
-            agent_handle.call = prepare_late(call, late)
+        launcher = group._launcher
+        prepares_late = group._launcher = PreparesLate(launcher)
         launch(group, order)
-        for prepare in late:
+        group._launcher = launcher
+        for prepare in prepares_late.late:
             prepare()
-        for agent_handle, call in zip(group._pool.ranked, calls, strict=True):
-            agent_handle.call = call
 
     monkeypatch.setattr(AgentGroup, "launch", launch_first)
     result = make_trainer(
@@ -230,13 +226,16 @@ def test_an_agent_that_hears_of_its_rank_last_waits_for_it(
     assert (result.error, result.metrics["step"]) == (None, STEPS)
 
 
-def prepare_late(call: Call, late: list[Callable[[], None]]) -> Call:
-    """A way to call an agent that leaves `prepare` for later."""
+class PreparesLate:
+    """A launcher that leaves `prepare` for later."""
 
-    def called(method: str, /, *arguments: Any) -> Any:
+    def __init__(self, launcher: Any) -> None:
+        self._launcher = launcher
+        self.late: list[Callable[[], None]] = []
+
+    def call(self, calls: Any, method: str, *shared: Any) -> None:
+        call = partial(self._launcher.call, calls, method, *shared)
         if method == "prepare":
-            late.append(partial(call, method, *arguments))
-            return None
-        return call(method, *arguments)
-
-    return called
+            self.late.append(call)
+        else:
+            call()
