@@ -135,6 +135,24 @@ def test_with_as_many_workers_as_shards_each_reads_its_own(size: int, rows: int)
         assert plan.share(size, rank) == plan.reach(size, rank) == plan.shard_rows(rank)
 
 
+@given(
+    rows=st.integers(8, 200),
+    shuffle=shuffles,
+    batch_rows=st.integers(1, 60),
+    world_size=st.sampled_from([1, 2, 4, 8]),
+)
+def test_eight_shards_are_shared_evenly_and_give_each_worker_rows_of_its_own(
+    rows: int, shuffle: bool, batch_rows: int, world_size: int
+) -> None:
+    plan = Plan(rows=rows, shards=8, shuffle=shuffle, window=16)
+    reaches = [plan.reach(world_size, rank) for rank in range(world_size)]
+    assert [*chain(*reaches)] == list(range(rows))
+    for batch in batches(plan, batch_rows):
+        found = rows_of_batch(plan, 0, batch, world_size)
+        assert max(map(len, found)) - min(map(len, found)) <= 1
+        assert sorted(chain(*found)) == sorted(rows_of_batch(plan, 0, batch, 1)[0])
+
+
 # Order
 
 

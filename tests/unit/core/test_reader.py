@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.csv as pacsv
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -213,6 +214,50 @@ def test_rows_in_memory_have_the_same_order_on_any_number_of_workers(shuffle: An
     table = pa.table({"id": np.arange(1000)})
     alone, *others = (global_batches(table, size, shuffle=shuffle) for size in (1, 2, 4))
     assert others == [alone] * 2
+
+
+@pytest.mark.parametrize(
+    ("source", "shuffle"),
+    [
+        *((source, True) for source in ("Parquet", "IPC", "CSV", "JSON Lines")),
+        ("CSV", "window"),
+        ("JSON Lines", "window"),
+    ],
+)
+def test_shuffled_files_have_the_same_order_on_1_2_4_and_8_workers_by_default(
+    tmp_path: Path, source: str, shuffle: Any
+) -> None:
+    data: Any = files(tmp_path / "data")
+    table = pa.table({"id": np.arange(1000)})
+    if source == "CSV":
+        pacsv.write_csv(table, data := tmp_path / "a.csv")
+    elif source == "IPC":
+        feather.write_feather(table, str(data := tmp_path / "a.arrow"), chunksize=64)
+    elif source == "JSON Lines":
+        data = tmp_path / "a.jsonl"
+        data.write_text("".join(f'{{"id": {row}}}\n' for row in range(1000)))
+    alone, *others = (global_batches(data, size, shuffle=shuffle) for size in (1, 2, 4, 8))
+    assert sorted(chain(*alone)) == list(range(1000))
+    assert max(alone[0]) > 500, "rows of the whole data set"
+    assert others == [alone] * 3
+
+
+def test_without_shuffling_one_worker_has_the_order_of_the_files(tmp_path: Path) -> None:
+    pacsv.write_csv(pa.table({"id": np.arange(1000)}), tmp_path / "a.csv")
+    for data in (tmp_path / "a.csv", files(tmp_path / "data")):
+        batches = numbers(shard(data).iter_batches(batch_size=90))
+        assert [*chain(*batches)] == list(range(1000))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8, 16])
+def test_by_default_no_worker_holds_rows_that_it_does_not_use(
+    tmp_path: Path, world_size: int
+) -> None:
+    data = files(tmp_path / "data")
+    spec = spec_of(data, world_size, shuffle=True)
+    assert spec.plan.shards == (8 if world_size in (1, 2, 4, 8) else world_size)
+    reaches = [spec.held_rows(world_size, rank) for rank in range(world_size)]
+    assert [*chain(*reaches)] == list(range(1000))
 
 
 def spec_of(data: Any, world_size: int, cut: int | None = None, **config: Any) -> ShardSpec:

@@ -103,18 +103,20 @@ class DataConfig(_PlainNumbers):
         int,
         Whole(least=-(2**63), most=2**63 - 1, remedy="Give a whole number of 64 bits"),
     ] = 0
-    """The same seed gives the same order, on any number of workers with which a run resumes. A new
-    run on a different number of workers reads the rows of files in a different order, unless
-    `shards` is given."""
+    """The same seed gives the same order, on any number of workers with which a run resumes. New
+    runs on different numbers of workers have the same order of rows in memory and of items; of
+    files if `shards` is given, or if both numbers divide 8 and the rows are shuffled in memory
+    (`shuffle=True`, or CSV and JSON Lines)."""
 
     shards: Annotated[int | None, Whole(of="shards", least=1, remedy="Give 1 or more, or None")] = (
         None
     )
     """Consecutive parts of the data that batches take rows from in turn. By default 1 if the rows
     are in memory, or are items; of files as many as the run has workers when it begins, one for
-    each. The same number gives the same order on any number of workers. Workers share
-    the shards: with fewer shards than workers each reads more rows than it uses, with many more a
-    worker holds windows of many shards at once."""
+    each, or 8 if agents hold shuffled rows and the number of workers divides 8. The same number
+    gives the same order on any number of workers. Workers share the shards: with fewer shards than
+    workers each reads more rows than it uses, with many more a worker holds windows of many shards
+    at once."""
 
     remainder: Literal["keep", "pad", "drop"] = "keep"
     """What happens to rows that don't fill a batch. "keep": they are spread over all batches.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from polytrain.data.plan.permutation import Permutation
 
 # What the keys of permutations are for: no two uses may share an order.
 _WHOLE_SHARD, _ORDER_OF_WINDOWS, _WITHIN_WINDOW = range(3)
+
+_BLOCK = 1 << 12
+"""Places that are computed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +84,13 @@ class Shuffled(Order):
     def __init__(self, rows: range, key: tuple[int, ...]) -> None:
         self._rows = rows
         self._permutation = Permutation(len(rows), _WHOLE_SHARD, *key)
+        self._arranged = _Arranged(rows, self._permutation)
 
     def __getitem__(self, index: int) -> int:
         return self._rows.start + self._permutation(index)
 
     def pick(self, indices: range) -> Iterator[RowSelection]:
-        arrange = partial(_permuted, self._rows, self._permutation)
-        yield RowSelection(region=self._rows, place=indices, arrange=arrange)
+        yield RowSelection(region=self._rows, place=indices, arrange=self._arranged)
 
     def regions(self, index: int) -> Iterator[RowSelection]:
         yield from (picked.whole for picked in self.pick(range(index, index + 1)))
@@ -113,29 +116,28 @@ class Windows(Order):
 
     def __getitem__(self, index: int) -> int:
         place = self._place(index)
-        window, permutation = self._within(place)
+        window, permutation, _ = self._within(place)
         return window.start + permutation(index - self._last[1])
 
     def pick(self, indices: range) -> Iterator[RowSelection]:
         while indices:
             place = self._place(indices.start)
             start = self._start(place)
-            window, permutation = self._within(place)
+            window, _, arranged = self._within(place)
             inside = range(indices.start - start, min(indices.stop - start, len(window)))
-            arrange = partial(_permuted, window, permutation)
-            yield RowSelection(region=window, place=inside, arrange=arrange)
+            yield RowSelection(region=window, place=inside, arrange=arranged)
             indices = indices[len(inside) :]
 
     def regions(self, index: int) -> Iterator[RowSelection]:
         for place in range(self._place(index), self._count):
-            window, permutation = self._within(place)
-            arrange = partial(_permuted, window, permutation)
-            yield RowSelection(region=window, place=range(len(window)), arrange=arrange)
+            window, _, arranged = self._within(place)
+            yield RowSelection(region=window, place=range(len(window)), arrange=arranged)
 
-    def _permutation(self, place: int) -> tuple[range, Permutation]:
+    def _permutation(self, place: int) -> tuple[range, Permutation, _Arranged]:
         number = self._windows(place)
         window = self._window(number)
-        return window, Permutation(len(window), _WITHIN_WINDOW, *self._key, number)
+        permutation = Permutation(len(window), _WITHIN_WINDOW, *self._key, number)
+        return window, permutation, _Arranged(window, permutation)
 
     def _window(self, number: int) -> range:
         start = (self._first + number) * self._size
@@ -204,6 +206,29 @@ class OrderOfGroups(Order):
         return np.arange(ends[-1]) + np.repeat(starts - ends[:-1], sizes), ends
 
 
-def _permuted(rows: range, permutation: Permutation, indices: range) -> np.ndarray[Any, Any]:
-    places = np.arange(indices.start, indices.stop, dtype=np.uint64)
-    return permutation(places).astype(np.int64) + rows.start
+class _Arranged:
+    """Places of permuted rows → the rows there.
+
+    A permutation takes about as long for a few places as for thousands, so that small batches share
+    what it gives for a block of them.
+    """
+
+    def __init__(self, rows: range, permutation: Permutation) -> None:
+        self._rows = rows
+        self._permutation = permutation
+        # Replaced as a whole: threads that read ahead use it, too.
+        self._last: tuple[range, np.ndarray[Any, Any]] = (range(0), np.empty(0, np.int64))
+
+    def __call__(self, places: range) -> np.ndarray[Any, Any]:
+        if len(places) >= _BLOCK:
+            return self._computed(places)
+        block, rows = self._last
+        if places.start < block.start or places.stop > block.stop:
+            block = range(places.start, min(places.start + _BLOCK, len(self._rows)))
+            rows = self._computed(block)
+            self._last = block, rows
+        return rows[places.start - block.start : places.stop - block.start]
+
+    def _computed(self, places: range) -> np.ndarray[Any, Any]:
+        numbers = np.arange(places.start, places.stop, dtype=np.uint64)
+        return self._permutation(numbers).astype(np.int64) + self._rows.start

@@ -1,10 +1,10 @@
 """Which rows are next, in which order, and whose they are. Pure, and of constant size.
 
-A data set's rows are cut into *canonical shards* when a run begins, as many as it then has workers:
-consecutive, of equal size. An epoch is a sequence of positions, dealt to the canonical shards in
-turn, like cards: position p is the next row of shard p mod C, in the order of that shard and epoch.
-A *global batch* is a range of positions. So what is in a global batch, and what came before it, is
-the same however many workers there are, and one number says where a run stands in its epoch.
+A data set's rows are cut into *canonical shards* when a run begins: consecutive, of equal size.
+An epoch is a sequence of positions, dealt to the canonical shards in turn, like cards: position p
+is the next row of shard p mod C, in the order of that shard and epoch. A *global batch* is a range
+of positions. So what is in a global batch, and what came before it, is the same however many
+workers there are, and one number says where a run stands in its epoch.
 
 Workers divide a global batch by its canonical shards. With C workers each has its own shard; with
 another number, worker w of W has the part from C * w / W to C * (w + 1) / W of the line of shards,

@@ -23,6 +23,9 @@ from polytrain.data.streams.stream import StreamSpec
 # Of rows that lie in memory anyway, a window may hold many.
 _WINDOW_IN_MEMORY = 1 << 16
 
+# Of shuffled rows that agents hold, so that 1, 2, 4 and 8 workers have the same order.
+_USUAL_SHARDS = 8
+
 # Files of a few rows each would make windows of as few, whose rows always stay together.
 _LEAST_WINDOW = 1 << 13
 _LEAST_WINDOW_BYTES = 1 << 25
@@ -124,13 +127,20 @@ class RunDataset:
 
     def _shards(self, held: Held, world_size: int, items: int) -> int:
         """Canonical shards. One, where it costs nothing to take rows from anywhere: then every
-        worker's batch comes from all over the data. None may be empty."""
+        worker's batch comes from all over the data. As many whatever the number of workers, where
+        agents hold the rows: to gather them from several shards costs little, and what divides the
+        number of shards reads nothing twice. None may be empty."""
         anywhere = (
             items < world_size
             or held is Held.ALL
             or (held is Held.NOTHING and self._seekable(scattered=True))
         )
-        return 1 if anywhere else world_size
+        if anywhere:
+            return 1
+        if held is Held.SHARDS and self.config.shuffle and _USUAL_SHARDS % world_size == 0:
+            # A power of two, so that workers get equally many rows of each batch.
+            return 1 << (min(_USUAL_SHARDS, items).bit_length() - 1)
+        return world_size
 
     def _seekable(self, *, scattered: bool) -> bool:
         return all(piece.seekable(scattered=scattered) for piece in self.source.pieces)

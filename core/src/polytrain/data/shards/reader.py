@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
+from itertools import chain, groupby
 from typing import Any
 
 import numpy as np
@@ -163,10 +164,10 @@ class _Sources:
     def take(self, share: list[tuple[int, range]]) -> list[RowSlice]:
         """These places of these shards, one after another."""
         excerpts: list[RowSlice] = []
-        for shard, indices in share:
-            order, stream = self._source(shard, indices)
-            for picked in order.pick(indices):
-                excerpts += stream.take(picked)
+        opened = ((self._source(shard, indices), indices) for shard, indices in share)
+        for stream, parts in groupby(opened, key=lambda part: part[0][1]):
+            picked = (order.pick(indices) for (order, _), indices in parts)
+            excerpts += stream.take_all([*chain.from_iterable(picked)])
         return excerpts or [RowSlice.of(empty_table(self._spec.schema))]
 
     def _source(self, shard: int, indices: range) -> tuple[Order, Stream]:

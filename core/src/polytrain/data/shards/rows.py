@@ -9,7 +9,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import accumulate, groupby
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from polytrain.data.plan.order import Order, RowSelection
@@ -28,6 +30,10 @@ class Stream(ABC):
     @abstractmethod
     def take(self, picked: RowSelection) -> list[RowSlice]:
         """These rows, one after another."""
+
+    def take_all(self, parts: Sequence[RowSelection]) -> list[RowSlice]:
+        """The rows of several selections, one after another."""
+        return [rows for picked in parts for rows in self.take(picked)]
 
 
 class Rows(ABC):
@@ -69,7 +75,9 @@ class MappedRows(Rows):
 
     @contextmanager
     def streams(self) -> Iterator[Callable[[Order, int], Stream]]:
-        yield lambda order, first: _TableStream(self._table, self._held.start)
+        # One for all shards: rows of several of them are gathered at once.
+        stream = _TableStream(self._table, self._held.start)
+        yield lambda order, first: stream
 
 
 class PieceRows(Rows):
@@ -153,7 +161,17 @@ class _TableStream(Stream):
         rows = picked.rows
         if isinstance(rows, range):
             return [RowSlice(self._region, rows.start - self._first, rows.stop - self._first)]
-        return [RowSlice.of(self._region.table.take(pa.array(rows - self._first)))]
+        return [self._gathered(rows)]
+
+    def take_all(self, parts: Sequence[RowSelection]) -> list[RowSlice]:
+        rows = [picked.rows for picked in parts]
+        arrays = [some for some in rows if not isinstance(some, range)]
+        if len(arrays) < max(2, len(rows)):
+            return super().take_all(parts)
+        return [self._gathered(np.concatenate(arrays))]
+
+    def _gathered(self, rows: np.ndarray[Any, Any]) -> RowSlice:
+        return RowSlice.of(self._region.table.take(pa.array(rows - self._first)))
 
 
 class _ItemStream(Stream):
