@@ -7,10 +7,20 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from polytrain import FailureConfig, RunConfig, ScalingConfig, Trainer, make_trainer
+from polytrain import (
+    DataConfig,
+    FailureConfig,
+    InvalidJobError,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    make_trainer,
+)
 from polytrain.api.validation import missing_options
+from polytrain.boosting.categories import selected
 from polytrain.testing.reference import Reference
 
 TREES = ["xgboost", "lightgbm"]
@@ -31,6 +41,36 @@ def test_an_unknown_option_has_a_nearest_one(problems: Any) -> None:
 
 def test_an_argument_of_the_trainer_may_be_the_nearest_one(problems: Any) -> None:
     assert "Did you mean 'scaling_config'?" in problems(scaling_conf=1)["scaling_conf"].remedy
+
+
+NAMED = {"feature": [0.0, 1.0], "target": [0.0, 1.0]}
+
+
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("reference", {"label": "tarqet"}),
+        *((trees, {"label": "tarqet"}) for trees in TREES),
+        *((trees, {"label": "feature", "weight": "tarqet"}) for trees in TREES),
+        *((trees, {"label": "feature", "categorical": ["tarqet"]}) for trees in TREES),
+        *(
+            ("reference", {"label": "target", "dataset_config": {"train": config}})
+            for config in (DataConfig(columns=["feature", "tarqet"]), DataConfig(group="tarqet"))
+        ),
+        ("tensorflow", {"label": "tarqet"}),
+        ("tensorflow", {"label": "feature", "features": ["tarqet"]}),
+    ],
+)
+def test_a_column_that_is_not_there_has_a_nearest_one(
+    backend: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidJobError, match="Did you mean 'target'"):
+        make_trainer(backend, datasets={"train": NAMED}, **options).fit()
+
+
+def test_a_model_that_lacks_a_column_names_the_nearest_one() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'target'"):
+        selected(pa.table(NAMED), ["feature", "tarqet"])
 
 
 def test_an_option_far_from_all_others_has_the_list_of_them(problems: Any) -> None:

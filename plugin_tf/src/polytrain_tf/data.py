@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from polytrain_plugins import Batches, BatchesAhead, Shard, ShardView
+from polytrain_plugins import Batches, BatchesAhead, Shard, ShardView, column_remedy
 
 
 class TensorFlowShard(ShardView):
@@ -56,7 +56,10 @@ class TensorFlowShard(ShardView):
         beside = [label_columns] if weight_column is None else [label_columns, weight_column]
         for name in (*names, *beside):
             if name not in self.schema.names:
-                raise KeyError(f"No column {name!r} in {self.name!r}; it has {self.schema.names}.")
+                raise KeyError(
+                    f"No column {name!r} in {self.name!r}. "
+                    f"{column_remedy(name, self.schema.names)}."
+                )
         sizes: dict[str, Any] = {
             "batch_size": batch_size,
             "global_batch_size": global_batch_size,

@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polytrain_plugins import Job, Problem, is_instance_of, is_number, unknown_name
+from polytrain_plugins import (
+    Job,
+    Problem,
+    column_remedy,
+    is_instance_of,
+    is_number,
+    unknown_name,
+)
 
 _COMPILE = (
     *("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics", "run_eagerly"),
@@ -122,7 +129,7 @@ def feature_problems(features: Any, others: Sequence[str | None], job: Job) -> I
                 yield Problem(
                     field="features",
                     what=f"the data set {dataset.name!r} has no column {name!r}",
-                    remedy=f"Its columns: {', '.join(dataset.columns)}",
+                    remedy=column_remedy(name, dataset.columns),
                 )
             elif dataset.schema is not None and not _becomes_numbers(dataset.schema, name):
                 kind = dataset.schema.field(name).type

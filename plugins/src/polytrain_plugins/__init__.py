@@ -5,7 +5,13 @@ Importing this package imports pluggy and the standard library, no framework and
 
 from polytrain_plugins.backend import CONTRACT_VERSION, Backend, Demand, Job
 from polytrain_plugins.capabilities import Capabilities, CheckpointKind, Device
-from polytrain_plugins.columns import is_category, is_number, missing_columns, number_problems
+from polytrain_plugins.columns import (
+    column_remedy,
+    is_category,
+    is_number,
+    missing_columns,
+    number_problems,
+)
 from polytrain_plugins.engine import Engine, Session
 from polytrain_plugins.environment import changed_environment
 from polytrain_plugins.errors import (
@@ -76,6 +82,7 @@ __all__ = [
     "World",
     "backend_names",
     "changed_environment",
+    "column_remedy",
     "held_port",
     "hookimpl",
     "is_category",

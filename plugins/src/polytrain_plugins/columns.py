@@ -5,7 +5,8 @@ Arrow is imported where there is a schema to look at, whose owner has imported i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from polytrain_plugins.backend import Job
@@ -13,6 +14,24 @@ from polytrain_plugins.errors import Problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_MOST_LISTED = 20
+
+
+def column_remedy(name: str, columns: Sequence[str]) -> str:
+    """Say which column a name that isn't there may mean, and which there are.
+
+    Args:
+        name: what the user gave.
+        columns: the columns that there are.
+    """
+    by_folded = {str(column).casefold(): str(column) for column in columns}
+    near = get_close_matches(str(name).casefold(), list(by_folded), n=1, cutoff=0.5)
+    meant = f"Did you mean {by_folded[near[0]]!r}? " if near else ""
+    shown = ", ".join(map(str, columns[:_MOST_LISTED])) or "none"
+    more = f" and {len(columns) - _MOST_LISTED} more" if len(columns) > _MOST_LISTED else ""
+    return f"{meant}Its columns: {shown}{more}"
 
 
 def missing_columns(job: Job, **options: str | None) -> Iterator[Problem]:
@@ -28,7 +47,7 @@ def missing_columns(job: Job, **options: str | None) -> Iterator[Problem]:
                 yield Problem(
                     field=option,
                     what=f"the data set {dataset.name!r} has no column {column!r}",
-                    remedy=f"Its columns: {', '.join(dataset.columns)}",
+                    remedy=column_remedy(column, dataset.columns),
                 )
 
 

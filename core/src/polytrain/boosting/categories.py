@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain_plugins import is_category
+from polytrain_plugins import column_remedy, is_category
 
 Gather = Callable[[Any], list[Any]]
 """Gathers a picklable object from every rank, by rank. Every rank calls it."""
@@ -70,8 +70,8 @@ def selected(table: pa.Table, features: Sequence[str]) -> pa.Table:
     missing = [name for name in features if name not in table.column_names]
     if missing:
         raise ValueError(
-            f"The data has no column {', '.join(map(repr, missing))}, which the model needs. Its "
-            f"columns: {', '.join(table.column_names)}."
+            f"The data has no column {', '.join(map(repr, missing))}, which the model needs. "
+            f"{column_remedy(missing[0], table.column_names)}."
         )
     return table.select(features)
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.describe import Source
+from polytrain_plugins import column_remedy
 
 
 def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
@@ -22,7 +23,7 @@ def group_starts(source: Source, column: str) -> np.ndarray[Any, Any]:
     if column not in source.schema.names:
         raise SourceError(
             f"it has no column {column!r} to group by",
-            f"Its columns: {', '.join(source.schema.names)}",
+            column_remedy(column, source.schema.names),
         )
     kind = source.schema.field(column).type
     if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):

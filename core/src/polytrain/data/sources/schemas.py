@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.common.close_names import close_to
 from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.shards.wide_types import with_wide_categories
 from polytrain.data.sources.arrays import nested_list_type, tensors_as_lists
+from polytrain_plugins import column_remedy
 
 
 def columns_to_count(
@@ -57,12 +57,8 @@ def chosen(columns: Sequence[str], names: Sequence[str], *, of: str = "") -> lis
         raise SourceError(f"columns names {repeated} more than once", "Name each column once")
     for column in columns:
         if column not in names:
-            near = close_to(column, names)
             raise SourceError(
-                f"{of or 'it'} has no column {column!r}",
-                f"Did you mean {' or '.join(map(repr, near))}?"
-                if near
-                else f"Its columns: {_listed(names)}",
+                f"{of or 'it'} has no column {column!r}", column_remedy(column, names)
             )
     return list(columns)
 
@@ -236,8 +232,3 @@ def _conformed_tensors(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Chunked
         # Arrow's own cast would take the numbers and forget how they lie.
         raise pa.ArrowInvalid(f"their shape is {tuple(column.type.shape)}")
     return column.cast(kind)
-
-
-def _listed(names: Sequence[str], *, most: int = 20) -> str:
-    shown = ", ".join(map(repr, names[:most]))
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
