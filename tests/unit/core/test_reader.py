@@ -303,6 +303,7 @@ def test_windows_that_are_small_parts_of_row_groups_are_told(
     assert "windows of 10 rows" in told
     assert "row groups of up to 300 rows" in told
     assert "about 15 times the rows" in told
+    assert "first 128 MB" in told
 
 
 def test_files_of_few_rows_share_a_window(tmp_path: Path) -> None:

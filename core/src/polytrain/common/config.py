@@ -139,8 +139,8 @@ class DataConfig(_PlainNumbers):
         int | None, Whole(of="rows", least=1, remedy="Give 1 or more, or None")
     ] = None
     """Rows in a window of `shuffle="window"`; by default as many as the largest row group, and
-    at least 8,192, or 32 MB if that is less. A row group is read from its start for each of its
-    windows."""
+    at least 8,192, or 32 MB if that is less. Row groups that have several windows are kept decoded,
+    up to 128 MB for each worker; others are read from their start for each of their windows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

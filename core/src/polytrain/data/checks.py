@@ -14,6 +14,7 @@ from polytrain.common.data_errors import SourceError, too_few
 from polytrain.data.plan.position import DataChangedError
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
+from polytrain.data.shards.kept_pieces import MOST_KEPT_BYTES
 from polytrain.data.shards.opening import in_plan, in_stream
 from polytrain.data.shards.spec import Held, ShardSpec
 from polytrain.data.sources.describe import computed, describe
@@ -162,11 +163,13 @@ def _tell_small_windows(spec: ShardSpec) -> None:
     if times >= _MUCH and not all(piece.seekable(scattered=True) for piece in spec.pieces):
         logger.warning(
             "The data set %r is read in windows of %d rows from row groups of up to %d rows. A row "
-            "group can only be read from its start, so about %.0f times the rows that are used "
-            "are read. Leave window_rows out, or write row groups of about as many rows.",
+            "group is only read from its start. Of those beyond the first %d MB of decoded rows, "
+            "which are kept, about %.0f times the rows that are used are read. Leave window_rows "
+            "out, or write row groups of about as many rows.",
             spec.name,
             window,
             largest,
+            MOST_KEPT_BYTES >> 20,
             times,
         )
 

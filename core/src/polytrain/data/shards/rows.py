@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from polytrain.data.plan.order import Order, RowSelection
 from polytrain.data.shards.formats import empty_table
+from polytrain.data.shards.kept_pieces import KeptPieces
 from polytrain.data.shards.regions import Region, RowSlice
 from polytrain.data.shards.wide_types import in_one_piece
 from polytrain.data.sources.pieces import Piece
@@ -113,10 +114,11 @@ class PieceRows(Rows):
         if all(piece.seekable(scattered=True) for piece in self._pieces):
             yield lambda order, first: _ItemStream(self)
             return
+        kept = KeptPieces(self._pieces, self.schema.names)
         with ThreadPoolExecutor(_READERS, thread_name_prefix="polytrain-read") as readers:
 
             def opened(order: Order, first: int) -> Stream:
-                return _ReadAhead(self, self._regions(order, first), readers)
+                return _ReadAhead(self, self._regions(order, first), readers, kept)
 
             try:
                 yield opened
@@ -133,6 +135,16 @@ class PieceRows(Rows):
                 origin = self._ends[piece] - self._pieces[piece].rows
                 rows = range(origin + part.start, origin + part.stop)
                 yield RowSelection(region=rows, place=range(len(rows)))
+
+    def read_window(self, rows: range, kept: KeptPieces) -> pa.Table:
+        """Consecutive rows, whose pieces may be kept if they have many windows."""
+        tables = [
+            kept.read(piece, part)
+            if 2 * len(rows) <= self._pieces[piece].rows
+            else self._read_piece(piece, part)
+            for piece, part in self._parts(rows)
+        ]
+        return pa.concat_tables(tables) if tables else empty_table(self.schema)
 
     def _parts(self, rows: range) -> Iterator[tuple[int, range]]:
         """The pieces that hold these rows, and which rows of theirs."""
@@ -190,9 +202,14 @@ class _ReadAhead(Stream):
     """Holds the region that rows are taken from, arranged, while the next one is being read."""
 
     def __init__(
-        self, rows: PieceRows, regions: Iterator[RowSelection], reader: ThreadPoolExecutor
+        self,
+        rows: PieceRows,
+        regions: Iterator[RowSelection],
+        reader: ThreadPoolExecutor,
+        kept: KeptPieces,
     ) -> None:
         self._rows = rows
+        self._kept = kept
         self._regions = regions
         self._reader = reader
         self._ahead: tuple[RowSelection, Future[pa.Table]] | None = None
@@ -231,11 +248,11 @@ class _ReadAhead(Stream):
         self._ahead = None if region is None else (region, self._reader.submit(self._load, region))
 
     def _load(self, region: RowSelection) -> pa.Table:
-        table = self._rows.read(region.region)
-        if region.arrange is not None:
-            rows = region.arrange(region.place) - region.region.start
-            return in_one_piece(table).take(pa.array(rows)).combine_chunks()
-        return in_one_piece(table)
+        if region.arrange is None:
+            return in_one_piece(self._rows.read(region.region))
+        table = self._rows.read_window(region.region, self._kept)
+        rows = region.arrange(region.place) - region.region.start
+        return in_one_piece(table).take(pa.array(rows)).combine_chunks()
 
 
 def _contains(outer: range, inner: range) -> bool:
