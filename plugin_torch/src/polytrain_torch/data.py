@@ -26,7 +26,7 @@ from torch.utils.data import (
 from polytrain.extension import Cursor, DataPosition, Plan, open_cursor
 from polytrain_torch.loader_places import open_place
 from polytrain_torch.moving import moved
-from polytrain_torch.randomness import generators_of, seed_in, seed_of
+from polytrain_torch.randomness import function_seed, generators_of, seed_in, seed_of
 from polytrain_torch.samplers import (
     EpochSampler,
     PlannedBatches,
@@ -38,7 +38,7 @@ from polytrain_torch.samplers import (
     let_set_epoch,
     samplers_in,
 )
-from polytrain_torch.stream_places import StreamPlace
+from polytrain_torch.stream_places import StreamPlace, UnsplitPlace
 from polytrain_torch.streams import (
     has_state,
     part_of_stream,
@@ -170,6 +170,8 @@ def sharded(
         taken: see `StreamPlace`.
     """
     let_set_epoch(loader.sampler)
+    # Without a name, one rank alone may prepare a loader that isn't split.
+    is_shared = not is_split or name is not None
     if isinstance(loader.dataset, IterableDataset):
         return _stream(
             loader,
@@ -177,15 +179,18 @@ def sharded(
             name=name,
             keeps_place=keeps_place,
             is_split=is_split,
+            is_shared=is_shared,
             taken=taken,
         )
     chosen = _chosen(loader, is_split=is_split)
     let_set_epoch(chosen.sampler)
-    plan = _plan(loader, chosen)
+    plan = _plan(loader, chosen, seed=_seed(loader, chosen.sampler, is_shared=is_shared))
     if not keeps_place:
         cursor = Cursor(DataPosition(plan=plan))
     elif name is None:
-        _, cursor = open_place(plan)
+        name, cursor = open_place(plan, is_split=not is_split)
+        if is_split:
+            UnsplitPlace(name, cursor)
     else:
         cursor = open_cursor(plan, name=name)
     sampler: EpochSampler
@@ -263,9 +268,10 @@ def _stream(
     name: str | None,
     keeps_place: bool,
     is_split: bool,
+    is_shared: bool,
     taken: Callable[[], int] | None,
 ) -> PreparedDataLoader:
-    """A loader of an iterable data set; see `sharded` for the arguments."""
+    """A loader of an iterable data set; see `sharded` and `_seed` for the arguments."""
     if not is_split:
         warn_that_it_is_split()
     has_place = keeps_place and (
@@ -273,11 +279,14 @@ def _stream(
     )
     if keeps_place and not has_place:
         warn_of_lost_place(loader)
-    seed = _seed(loader, loader.sampler)
+    seed = _seed(loader, loader.sampler, is_shared=is_shared)
     cursor: Cursor[DataPosition] | None = None
     if has_place:
         plan = Plan(rows=0, shards=1, seed=seed)
-        name, cursor = open_place(plan) if name is None else (name, open_cursor(plan, name=name))
+        if name is None:
+            name, cursor = open_place(plan, is_split=not is_split)
+        else:
+            cursor = open_cursor(plan, name=name)
         seed = cursor.position.plan.seed
     if is_split:
         seed = seed_of(f"{seed} {dist.get_rank()}", octets=7)
@@ -340,10 +349,10 @@ def _shuffles(sampler: Any) -> bool:
     )
 
 
-def _plan(loader: DataLoader[Any], chosen: _Chosen) -> Plan:
+def _plan(loader: DataLoader[Any], chosen: _Chosen, *, seed: int) -> Plan:
     """The order of the loader's epochs. Of drawn items, only the seed is used."""
     # Every rank can read every item of a map-style data set.
-    plan = Plan(rows=0, shards=1, seed=_seed(loader, chosen.sampler))
+    plan = Plan(rows=0, shards=1, seed=seed)
     if chosen.is_planned:
         shuffles = _shuffles(loader.sampler)
         return replace(plan, rows=len(loader.dataset), shuffle=shuffles)
@@ -354,16 +363,22 @@ def _plan(loader: DataLoader[Any], chosen: _Chosen) -> Plan:
     return plan
 
 
-def _seed(loader: DataLoader[Any], sampler: Any) -> int:
-    """A seed that all ranks share: rank 0's.
+def _seed(loader: DataLoader[Any], sampler: Any, *, is_shared: bool) -> int:
+    """A seed that depends on the loader's generator, else on its sampler's, else on torch's.
 
-    It depends on the loader's generator, otherwise on those of its sampler, otherwise on torch's.
+    Args:
+        loader: the user's.
+        sampler: what chooses its items.
+        is_shared: whether all ranks call this, and get rank 0's. Otherwise ranks that were seeded
+            alike, or not at all, have the same.
     """
     if loader.generator is not None:
         own = loader.generator.initial_seed()
     else:
         generators = [each for one in samplers_in(sampler) for each in generators_of(one)]
-        own = seed_in(generators) or torch.initial_seed()
+        own = seed_in(generators) or function_seed()
+    if not is_shared:
+        return own % (1 << 31)
     seed = torch.tensor([own % (1 << 31)])
     if dist.get_world_size() > 1:
         seed = seed.cuda() if dist.get_backend() == "nccl" else seed

@@ -35,6 +35,7 @@ from polytrain_torch.devices import offered, own_device
 from polytrain_torch.meetings import held
 from polytrain_torch.moving import moved
 from polytrain_torch.node_group import forget_group
+from polytrain_torch.randomness import share_seed
 from polytrain_torch.sharded import is_sharded, whole_model
 
 MODEL_FILE = "model.pt"
@@ -87,6 +88,7 @@ class TorchEngine(Engine[Any]):
                 timeout=self._timeout,
                 device_id=device,
             )
+            share_seed(store)
             try:
                 with held(store, connected, timeout_s=self._timeout.total_seconds()):
                     yield

@@ -156,14 +156,15 @@ def prepare_data_loader(
             Otherwise a restart starts its epoch again.
         add_dist_sampler: False leaves the loader unsplit, for example if a sampler or an iterable
             data set looks at the rank itself. Its place is kept, for the same number of workers.
+            No other rank needs to make this call: rank 0 alone may prepare a loader for validation.
         move_to_device: move the tensors of each batch to this worker's device.
 
     Raises:
-        RuntimeError: not all ranks make this call. A loader that one rank alone needs is used as
-            it is, without this function.
+        RuntimeError: not all ranks make this call, and it isn't with `add_dist_sampler=False`.
         ValueError: the attempt resumes in the middle of an epoch of an iterable data set that
             another number of workers began.
     """
-    meet("prepare_data_loader")
+    if add_dist_sampler:
+        meet("prepare_data_loader")
     device = current_device() if move_to_device else None
     return sharded(loader, device=device, is_split=not add_dist_sampler)

@@ -19,6 +19,38 @@ from polytrain_torch.safe_serialization import loaded
 def seed_everything(seed: int) -> None:
     """Seed torch, NumPy and Python with `seed` and the rank, so differently on every rank."""
     _seed(f"{seed} {dist.get_rank()}")
+    _stand_for(seed_of(str(seed), octets=7))
+
+
+def share_seed(store: dist.Store) -> None:
+    """Let all ranks know a seed for what they draw alike without a collective.
+
+    Args:
+        store: of all ranks.
+    """
+    if dist.get_rank() == 0:
+        store.set("seed", str(torch.initial_seed()))
+    _stand_for(int(store.get("seed")))
+
+
+def function_seed() -> int:
+    """What torch was seeded with: the same on all ranks, unless the training function does not.
+
+    It isn't changed by restored random states.
+    """
+    seeded, stands_for = _seeds
+    own = torch.initial_seed()
+    return stands_for if own == seeded else own
+
+
+def _stand_for(seed: int) -> None:
+    """The seed that torch has now stands for this one."""
+    global _seeds
+    _seeds = torch.initial_seed(), seed
+
+
+_seeds = 0, 0
+"""torch's seed, which is different on each rank, and what it stands for."""
 
 
 def seed_of(text: str, *, octets: int) -> int:
@@ -31,11 +63,13 @@ def restore_random_states(directory: Path) -> None:
     rank = dist.get_rank()
     own = directory / file_of(rank)
     state = loaded(own if own.exists() else directory / file_of(0))
+    seed = function_seed()
     if own.exists():
         restore_random_state(state)
     else:
         digest = hashlib.blake2b(state["torch"].numpy().tobytes(), digest_size=8).hexdigest()
         _seed(f"{digest} {rank}")
+    _stand_for(seed)
 
 
 class RandomStream:

@@ -175,6 +175,7 @@ class SplitSampler(DrawnItems):
     """A custom sampler: rank 0 draws, and each rank takes every world_size-th item.
 
     Samplers may be random, and all ranks must agree on the items of an epoch, so only rank 0 draws.
+    `UndividedSampler` gives all ranks the same, so that each draws for itself.
     If the items don't divide evenly, the first ones are repeated, as in `DistributedSampler`, so
     that all ranks get the same number.
     """
@@ -186,15 +187,22 @@ class SplitSampler(DrawnItems):
         drawn = self._drawn(self.epoch, per_round=size * self._items_per_stop)
         is_last = False
         while not is_last:
-            meet("the loop over a prepared data loader")
-            sent: list[Any] = [next(drawn) if rank == 0 else None]
-            if size > 1:
-                dist.broadcast_object_list(sent, src=0)
-            items, first, is_last = sent[0]
+            items, first, is_last = self._shared(drawn)
             padding = islice(cycle(first), -len(items) % size)
             mine = [*items, *padding][rank::size]
             yield from self._stopping(mine, start, stops, ranks=size)
             start += len(items)
+
+    def _shared(self, drawn: Iterator[_Drawn]) -> _Drawn:
+        """The next piece, which is the same on all ranks."""
+        if isinstance(self.sampler, UndividedSampler):
+            return next(drawn)
+        meet("the loop over a prepared data loader")
+        sent: list[Any] = [next(drawn) if dist.get_rank() == 0 else None]
+        if dist.get_world_size() > 1:
+            dist.broadcast_object_list(sent, src=0)
+        piece: _Drawn = sent[0]
+        return piece
 
     def length_from(self, start: int) -> int:
         left = max(0, _length(self.sampler) - start)

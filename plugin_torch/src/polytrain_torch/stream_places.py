@@ -1,6 +1,7 @@
-"""The places of loaders of iterable data sets, which have a state: one on each rank.
+"""The places of loaders that are different on each rank, in checkpoints that all ranks make.
 
-They are in the checkpoints that all ranks make together, and belong to the middle of an epoch.
+Loaders of iterable data sets have a state, which belongs to the middle of an epoch. Loaders that
+aren't split may be prepared by one rank alone.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -100,11 +102,7 @@ class StreamPlace:
         """What the checkpoint has that the attempt starts from."""
         if not self.cursor.next_start:
             return None
-        directory = starting_checkpoint()
-        # Rank 0 was there whatever the number of ranks was.
-        if directory is None or not (directory / file_of(0)).exists():
-            return None
-        saved: dict[str, Any] | None = loaded(directory / file_of(0)).get(self._name)
+        saved = saved_place(self._name)
         if saved is None:
             return None
         if saved["ranks"] != dist.get_world_size():
@@ -116,12 +114,60 @@ class StreamPlace:
                 f"ScalingConfig(num_workers={saved['ranks']}), or from a checkpoint that was made "
                 "between two epochs."
             )
-        mine: dict[str, Any] = loaded(directory / file_of(dist.get_rank()))[self._name]
-        return mine
+        return saved
+
+
+class UnsplitPlace:
+    """The place, on this rank, of a loader that isn't split.
+
+    Ranks may have different ones: each prepares what it needs, and draws with its own seed.
+
+    Args:
+        name: its name in checkpoints.
+        cursor: counts its epochs and their items.
+    """
+
+    def __init__(self, name: str, cursor: Cursor[DataPosition]) -> None:
+        self._cursor = cursor
+        _places()[name] = self
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        at = self._cursor.position
+        ranks = dist.get_world_size()
+        return {"epoch": at.epoch, "given": at.start, "ranks": ranks, "seed": at.plan.seed}
+
+
+def resume_at_own_place(name: str, cursor: Cursor[DataPosition]) -> None:
+    """Begin at this rank's place in the checkpoint, if as many ranks made that.
+
+    Otherwise rank 0's place counts, which the manifest has.
+    """
+    saved = saved_place(name)
+    if saved is None or saved["ranks"] != dist.get_world_size():
+        return
+    position = cursor.position
+    plan = replace(position.plan, seed=saved.get("seed", position.plan.seed))
+    position = replace(position, plan=plan)
+    cursor.resume_at(position.moved(saved["epoch"], saved["given"]))
+
+
+def saved_place(name: str) -> dict[str, Any] | None:
+    """This rank's place of a loader in the checkpoint that the attempt starts from.
+
+    A rank that wasn't there gets rank 0's.
+    """
+    directory = starting_checkpoint()
+    if directory is None:
+        return None
+    files = [directory / file_of(rank) for rank in (dist.get_rank(), 0)]
+    file = next((each for each in files if each.exists()), None)
+    saved: dict[str, Any] | None = None if file is None else loaded(file).get(name)
+    return saved
 
 
 def states() -> dict[str, Any]:
-    """The places of all loaders that are in the middle of an epoch, by name."""
+    """This rank's places, by name: of iterable data sets if they are in the middle of an epoch."""
     by_name = {name: place.state() for name, place in _places().items()}
     return {name: state for name, state in by_name.items() if state is not None}
 
@@ -131,10 +177,10 @@ def file_of(rank: int) -> str:
     return f"loaders-{rank}.pt"
 
 
-_of_context: tuple[Any, dict[str, StreamPlace]] | None = None
+_of_context: tuple[Any, dict[str, StreamPlace | UnsplitPlace]] | None = None
 
 
-def _places() -> dict[str, StreamPlace]:
+def _places() -> dict[str, StreamPlace | UnsplitPlace]:
     """By name, those of this attempt."""
     global _of_context
     context = get_context()

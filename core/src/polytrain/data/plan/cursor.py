@@ -58,6 +58,10 @@ class Cursor(Generic[AnyPosition]):
         finally:
             epoch.end()
 
+    def resume_at(self, position: AnyPosition) -> None:
+        """Before the first epoch: begin at another position than the checkpoint's manifest has."""
+        self._position = position
+
     def has_begun(self, epoch: Epoch) -> bool:
         """Whether an epoch is the one of which something has been given."""
         return self._begun is epoch
