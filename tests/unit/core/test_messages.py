@@ -202,7 +202,7 @@ def test_no_report_overtakes_one_with_a_checkpoint() -> None:
         trainer.send(reports[1], ["staged"])
         trainer.send(reports[2])
         trainer.send(reports[3], ["staged"])
-        assert FrameBuffer().feed(ring.take()) == reports
+        assert FrameBuffer().feed(ring.take(received=3)) == reports
         assert [agent.receive() for _ in range(3)] == [["reports"], ["staged"], ["staged"]]
         assert agent.poll() is None
 

@@ -77,6 +77,7 @@ class SocketChannel:
         self._ring: Ring | None = None
         self._calls_every_s = 0.0
         self._called = -math.inf
+        self._sent = 0
 
     def gather_reports(self, ring: Ring, *, calls_every_s: float) -> None:
         """From now on, write reports into a ring, and call its reader at intervals.
@@ -90,13 +91,14 @@ class SocketChannel:
 
     def send(self, *messages: Message) -> None:
         if self._ring is not None and messages[0][0] == "report":
-            # All or none: reports in the ring would overtake messages in the socket. If the ring
-            # is full, the agent reads it before it reads the socket.
+            # The reader learns which of the socket's messages it has to read first. If the ring is
+            # full, the report goes through the socket.
             report, *others = messages
-            if self._ring.put(pack(report)):
+            if self._ring.put(pack(report), after=self._sent):
                 if not others and not self._may_call():
                     return
                 messages = tuple(others) or (_CALL,)
+        self._sent += len(messages)
         self._socket.sendall(b"".join(map(pack, messages)))
 
     def _may_call(self) -> bool:
@@ -139,6 +141,29 @@ class FrameBuffer:
             messages.append(unpack(bytes(self._buffer[_LENGTH.size : end])))
             del self._buffer[:end]
         return messages
+
+
+class ReportReader:
+    """Reads the reports in a ring, in their order among the messages of the socket."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._frames = FrameBuffer()
+        self._received = 0
+
+    def take(self) -> list[Message]:
+        """Return the new reports, up to one that was sent after a message still to come."""
+        return self._frames.feed(self._ring.take(received=self._received))
+
+    def before_message(self) -> list[Message]:
+        """Return the new reports before the socket's next message. Call it for each message."""
+        reports = self.take()
+        self._received += 1
+        return reports
+
+    def close(self) -> None:
+        """Release the ring's memory."""
+        self._ring.close()
 
 
 def pack(message: Any) -> bytes:

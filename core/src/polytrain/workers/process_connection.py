@@ -6,7 +6,7 @@ import asyncio
 import codecs
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
@@ -18,7 +18,7 @@ from polytrain.monitoring.stacks import stacks_of
 from polytrain.monitoring.utilization_probe import UtilizationProbe
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
-from polytrain.workers.messages import FrameBuffer, Message, pack, to_event, to_part
+from polytrain.workers.messages import FrameBuffer, Message, ReportReader, pack, to_event, to_part
 from polytrain.workers.report_ring import Ring, calls_every_s
 
 READ_SIZE = 1 << 16
@@ -77,8 +77,7 @@ class ProcessConnection:
         self._straggler_window_s = straggler_window_s
         self._watches: list[Watch] = []
         self._frames = FrameBuffer()
-        self._ring = Ring(self.page.reports)
-        self._frames_of_ring = FrameBuffer()
+        self._reports = ReportReader(Ring(self.page.reports))
         self._next_look: asyncio.TimerHandle | None = None
         self._connection, self._their_connection = socket.socketpair()
         self._unsent = bytearray()
@@ -146,12 +145,12 @@ class ProcessConnection:
         """Read what the worker process has sent, which is complete, and close the connection."""
         loop = asyncio.get_running_loop()
         self._read_messages()
-        self._take_reports()
+        self._look_for_reports()
         self._look_away()
         self._cancel_look()
         loop.remove_reader(self._connection)
         loop.remove_writer(self._connection)
-        self._ring.close()
+        self._reports.close()
         self._connection.close()
         self.page.close()
         for reader in self._streams:
@@ -208,34 +207,33 @@ class ProcessConnection:
             for message in self._frames.feed(data):
                 self._take(message)
 
-    def _take_reports(self) -> None:
-        """Pass on the reports in the ring; of ranks above 0 only the newest."""
-        events = [
-            to_event(message, attempt=self.attempt, rank=self._rank)
-            for message in self._frames_of_ring.feed(self._ring.take())
-        ]
+    def _look_for_reports(self) -> None:
+        self._tell_reports(self._reports.take())
+
+    def _tell_reports(self, reports: Sequence[Message]) -> None:
+        """Pass on reports; of ranks above 0 only the newest."""
+        events = [to_event(each, attempt=self.attempt, rank=self._rank) for each in reports]
         for event in events if self._rank == 0 else events[-1:]:
             self._tell(event)
 
     def _take_call(self) -> None:
-        self._take_reports()
         self._cancel_look()
         # The worker process relies on this look: until then it writes reports without calling.
         loop = asyncio.get_running_loop()
-        self._next_look = loop.call_later(calls_every_s(self._rank), self._take_reports)
+        self._next_look = loop.call_later(calls_every_s(self._rank), self._look_for_reports)
 
     def _cancel_look(self) -> None:
         if self._next_look is not None:
             self._next_look.cancel()
 
     def _take(self, message: Message) -> None:
+        self._tell_reports(self._reports.before_message())
         if message[0] == "imported":
             self._imported(message)
             return
         if message == ["reports"]:
             self._take_call()
             return
-        self._take_reports()
         if message[0] == "raised":
             # Output before the failure is passed on first: it may hold the reason.
             for reader in self._streams:

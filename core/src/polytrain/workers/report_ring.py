@@ -13,8 +13,9 @@ from zlib import crc32
 _COUNTS = struct.Struct("QQ")
 """Total bytes written, and total bytes read."""
 
-_HEADER = struct.Struct("II")
-"""A frame's length and checksum, because counts and bytes may become visible in any order."""
+_HEADER = struct.Struct("IIQ")
+"""A frame's length, its checksum, because counts and bytes may become visible in any order, and the
+number of messages that were sent before it in another way."""
 
 
 def calls_every_s(rank: int) -> float:
@@ -34,10 +35,15 @@ class Ring:
         self._bytes = memory[_COUNTS.size :]
         self._size = len(self._bytes)
 
-    def put(self, frame: bytes) -> bool:
-        """Write a frame, if there is room for it."""
+    def put(self, frame: bytes, *, after: int = 0) -> bool:
+        """Write a frame, if there is room for it.
+
+        Args:
+            frame: what is written.
+            after: number of messages that were sent before it in another way.
+        """
         written, read = self._counts
-        entry = _HEADER.pack(len(frame), crc32(frame)) + frame
+        entry = _HEADER.pack(len(frame), crc32(frame), after) + frame
         if written - read + len(entry) > self._size:
             return False
         begin = written % self._size
@@ -47,14 +53,18 @@ class Ring:
         self._counts[0] = written + len(entry)
         return True
 
-    def take(self) -> bytes:
-        """Return all new frames, joined."""
+    def take(self, *, received: int = 0) -> bytes:
+        """Return the new frames, joined, up to one that was sent after a message still to come.
+
+        Args:
+            received: number of messages that have been received in another way.
+        """
         taken = b""
         written, read = self._counts
         while read < written:
-            length, checksum = _HEADER.unpack(self._read(read, _HEADER.size))
+            length, checksum, after = _HEADER.unpack(self._read(read, _HEADER.size))
             frame = self._read(read + _HEADER.size, length)
-            if crc32(frame) != checksum:
+            if crc32(frame) != checksum or after > received:
                 break
             taken += frame
             read += _HEADER.size + length
