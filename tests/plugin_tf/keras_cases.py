@@ -48,9 +48,25 @@ def tf_data() -> Any:
     return tf.data.Dataset.from_tensor_slices((X, Y))
 
 
+def from_generator() -> Any:
+    signature = (tf.TensorSpec((None, 3), tf.float32), tf.TensorSpec((None,), tf.float32))
+    batches = Batches()
+    return tf.data.Dataset.from_generator(
+        lambda: (batches[number] for number in range(len(batches))), output_signature=signature
+    )
+
+
 ARGUMENTS: dict[str, tuple[str, Case]] = {
     "`x`, `y`: arrays": (EXACT, lambda _: {}),
     "`x`: `tf.data`": (EXACT, lambda _: {"x": tf_data().batch(BATCH), "y": None}),
+    "`x`: `tf.data` of unknown length": (
+        EXACT,
+        lambda _: {"x": tf_data().filter(lambda x, y: True).batch(BATCH), "y": None},
+    ),
+    "`x`: `tf.data.Dataset.from_generator`": (
+        EXACT,
+        lambda _: {"x": from_generator(), "y": None},
+    ),
     "`x`: `tf.data`, shuffled without a seed": (
         REFUSED,
         lambda _: {"x": tf_data().shuffle(ROWS).batch(BATCH), "y": None},

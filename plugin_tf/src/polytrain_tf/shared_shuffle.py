@@ -70,17 +70,18 @@ def check_order(name: str, data: Any) -> None:
         data: its value.
 
     Raises:
-        ValueError: the number of batches isn't known, or a `tf.data.Dataset` shuffles without a
-            seed.
+        ValueError: it is a generator or a `PyDataset`, or a `tf.data.Dataset` that shuffles without
+            a seed.
     """
-    is_unknown = isinstance(data, GeneratorType | keras.utils.PyDataset) or (
-        isinstance(data, tf.data.Dataset) and int(data.cardinality()) == tf.data.UNKNOWN_CARDINALITY
-    )
-    if is_unknown:
+    if isinstance(data, GeneratorType | keras.utils.PyDataset):
+        # The first batches of a generator would also be lost: Keras reads them to build the model.
         raise ValueError(
-            f"{name}: several workers can't train exactly on a {type(data).__name__}, of which "
-            "TensorFlow doesn't know the length. Pass arrays, a tf.data.Dataset that is made of "
-            "them, or each worker's rows: shard.to_tf(…)."
+            f"{name}: several workers can't share a {type(data).__name__}. TensorFlow gives each "
+            "worker a part of every batch, so all must make the same batches; but each process "
+            "runs it with random numbers of its own, with which Keras also shuffles a PyDataset, "
+            "so rows would come twice or never. Pass arrays, a tf.data.Dataset that gives the same "
+            "batches on all workers (tf.data.Dataset.from_generator(…)), or each worker's rows: "
+            "shard.to_tf(…)."
         )
     if not isinstance(data, tf.data.Dataset):
         return
