@@ -29,10 +29,18 @@ class OwnStep(keras.Sequential):  # type: ignore[misc]  # keras has no types
     def train_step(self, data: Any) -> Any:
         x, y = data
         with tf.GradientTape() as tape:
-            loss = mean_error(y, self(x, training=True))
+            loss = mean_error(y, self(x, training=True)) / self.divisor()
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)
         return {"loss": loss}
+
+    def divisor(self) -> int:
+        return 1
+
+
+class DividedStep(OwnStep):
+    def divisor(self) -> int:
+        return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
 class Doubled(keras.Sequential):  # type: ignore[misc]  # as above
@@ -97,7 +105,7 @@ def train(config: Any) -> None:
         }
         model, history = fitted(loss=mean_error)
         found |= {"loss": history.history["loss"], "weights": weights(model)}
-        for kind in (OwnStep, Doubled):
+        for kind in (OwnStep, DividedStep, Doubled):
             told.clear()
             found[kind.__name__] = weights(fitted(kind=kind)[0]), [*told]
     shard = polytrain.get_dataset_shard("train")
@@ -142,6 +150,8 @@ def test_a_step_that_adds_up_is_told(found: list[Any]) -> None:
         assert len(told) == 1
         assert "OwnStep: gradients of a loss that train_step" in told[0]
         assert "num_replicas_in_sync" in told[0]
+        divided, _ = rank["DividedStep"]
+        np.testing.assert_allclose(divided, weights(fitted(kind=OwnStep)[0]), rtol=1e-5)
         ours, told = rank["Doubled"]
         np.testing.assert_allclose(ours, weights(fitted(kind=Doubled)[0]), rtol=1e-5)
         assert told == []
