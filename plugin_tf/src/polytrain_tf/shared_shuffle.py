@@ -80,8 +80,8 @@ def check_order(name: str, data: Any) -> None:
             "worker a part of every batch, so all must make the same batches; but each process "
             "runs it with random numbers of its own, with which Keras also shuffles a PyDataset, "
             "so rows would come twice or never. Pass arrays, a tf.data.Dataset that gives the same "
-            "batches on all workers (tf.data.Dataset.from_generator(…)), or each worker's rows: "
-            "shard.to_tf(…)."
+            "batches on all workers (tf.data.Dataset.from_generator(…), with new arrays for each "
+            "batch), or each worker's rows: shard.to_tf(…)."
         )
     if not isinstance(data, tf.data.Dataset):
         return
