@@ -366,13 +366,15 @@ def _become_preloaded(preload_request: PreloadRequest, name: str, parent: int) -
 
 
 def _preload(modules: Sequence[str]) -> None:
+    # Collections during imports free next to nothing, and take a fifth of the time.
+    gc.disable()
     for module in modules:
         # A failed import fails again in the worker process, which reports it.
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     # Frozen objects stay shared between all forks: the collector doesn't touch them.
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @contextlib.contextmanager
