@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -31,6 +32,7 @@ from polytrain.storage.location import Location
 from polytrain.ui.observer_checks import observers_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.processes.requirements import system_problems
+from polytrain.workers.processes.warm import warm_problems
 from polytrain.workers.ray_address import client_problem
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
 
@@ -175,7 +177,7 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
     scaling = request.scaling
     if scaling.num_workers == 0:
         return ()
-    refused = tuple(system_problems())
+    refused = (*system_problems(), *warm_problems(os.environ))
     if refused:
         return refused
     around = surroundings_of(request)

@@ -42,8 +42,8 @@ _KILL_TIMEOUT_S = 60.0
 """Seconds that a killed worker process may take to end. It frees its memory meanwhile."""
 
 # Imported in the zygotes of every run, and of those with data: Arrow's conversions use pandas.
-_PRELOAD = ("polytrain.workers.worker_process",)
-_PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
+PRELOAD = ("polytrain.workers.worker_process",)
+PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
 
 
 class Watch(Protocol):
@@ -235,8 +235,8 @@ class AgentGroup:
             name=self._token,
             environment=environment,
             modules=(
-                *_PRELOAD,
-                *(_PRELOAD_WITH_DATA if self._spec.datasets else ()),
+                *PRELOAD,
+                *(PRELOAD_WITH_DATA if self._spec.datasets else ()),
                 *self._spec.demand.preload,
             ),
             path=self._spec.path,

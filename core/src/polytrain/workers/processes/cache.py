@@ -2,7 +2,8 @@
 
 In a notebook, or to compare settings, `fit()` is called several times. A kept zygote has imported
 what workers need. At most one is kept, on the driver's node, for a minute; it ends with the
-process. A run that needs a different zygote ends it.
+process. A run that needs a different zygote ends it. If there is a warm zygote (`warm`), which
+other processes use too, the run uses that one.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
+from polytrain.workers.processes.warm import (
+    find,
+    relevant_variables,
+    start,
+    warm_seconds,
+    warm_token,
+)
 
 _KEPT_S = 60.0
-_OF_NO_EFFECT = ("RAY_", "PYTEST_")
-"""Prefixes of variables that may differ: pytest sets one to the name of each test."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,9 @@ class WarmZygote:
     likeness: tuple[str, ZygoteSpec, Mapping[str, str]]
     """Node, modules and environment: everything that the zygote depends on."""
 
+    is_shared: bool = False
+    """Whether other processes use it too, and it keeps itself alive."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
@@ -44,29 +53,47 @@ _kept: _Kept | None = None
 
 
 def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
-    """Return the kept zygote if it has the same node, modules and environment; else start one.
+    """Return the kept or a warm zygote with the same node, modules and environment, or start one.
 
     Args:
         spec: the zygote's settings, without a name.
         node_id: the driver's node.
     """
-    environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(_OF_NO_EFFECT)
-    }
-    likeness = (node_id, spec, environment)
+    likeness = (node_id, spec, relevant_variables(os.environ))
     kept = _taken()
     if kept is not None:
         if kept.likeness == likeness and kept.connection.was_reset():
             return kept
         kept.connection.end()
+    shared = _shared(spec, node_id)
+    if shared is not None:
+        token = warm_token(spec.path)
+        return WarmZygote(token=token, connection=shared, likeness=likeness, is_shared=True)
     token = secrets.token_hex(8)
     connection = ZygoteConnection.open(replace(spec, name=zygote_name(token, node_id)))
     return WarmZygote(token=token, connection=connection, likeness=likeness)
 
 
+def _shared(spec: ZygoteSpec, node_id: str) -> ZygoteConnection | None:
+    found = find(spec, node_id)
+    kept_s = warm_seconds(os.environ)
+    if found is not None or kept_s is None:
+        return found
+    # Another zygote, with fewer modules or of another user, may have the address.
+    with contextlib.suppress(OSError):
+        other = ZygoteConnection.existing(zygote_name(warm_token(spec.path), node_id))
+        if other is None:
+            return start(spec, node_id, kept_s=kept_s)
+        other.leave()
+    return None
+
+
 def keep(zygote: WarmZygote) -> None:
-    """Keep the zygote for the next run. No other run may be using it."""
+    """Keep the zygote for the next run. No other run may be using it, unless it is shared."""
     global _kept
+    if zygote.is_shared:
+        zygote.connection.leave()
+        return
     before = _taken()
     if before is not None:
         before.connection.end()

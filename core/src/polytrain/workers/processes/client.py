@@ -61,6 +61,9 @@ main(**settings)
 directory may have the names of other modules.
 """
 
+WARM_PREFIX = "\0polytrain-warm-"
+"""The addresses of warm zygotes start with it."""
+
 BACKLOG = 1024
 """Connections that may wait while the zygote imports."""
 
@@ -79,6 +82,28 @@ class ZygoteSpec:
     path: tuple[str, ...]
     """The zygote's `sys.path`."""
 
+    kept_s: float = 0.0
+    """Seconds after its last use for which it stays without clients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What a zygote holds."""
+
+    pid: int
+    modules: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Variables that were set for its imports."""
+
+    kept_s: float
+    """Seconds after its last use for which it stays without clients."""
+
+    left_s: float
+    """How many of them are left, if nobody uses it from now on."""
+
+    users: int
+    """Clients for which it has forked worker processes."""
+
 
 def zygote_name(token: str, node_id: str) -> str:
     """Return the address of this user's zygote with this token on one node.
@@ -86,7 +111,8 @@ def zygote_name(token: str, node_id: str) -> str:
     The address doesn't reveal the token, or the addresses on other nodes.
     """
     named = hashlib.sha256(f"{os.getuid()} {token} {node_id}".encode()).hexdigest()
-    return f"\0polytrain-{named[:32]}"
+    prefix = WARM_PREFIX if token.startswith("warm-") else "\0polytrain-"
+    return f"{prefix}{named[:32]}"
 
 
 def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -132,6 +158,20 @@ class ZygoteConnection:
                 process.
         """
         return _connect(spec, time.monotonic() + within_s, within_s)
+
+    @classmethod
+    def existing(cls, name: str) -> ZygoteConnection | None:
+        """Connect to the zygote at an address; None if there is none of this user."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.suppress(OSError):
+            connection.settimeout(_ANSWER_S)
+            connection.connect(name)
+            connection.settimeout(None)
+            peer = _listener_of(connection)
+            if not wait_if_ending(peer):
+                return cls(connection, output=_output_of(peer, name))
+        connection.close()
+        return None
 
     @classmethod
     def to_preloaded(cls, spec: ZygoteSpec) -> ZygoteConnection | None:
@@ -211,6 +251,31 @@ class ZygoteConnection:
             return False
         finally:
             self.socket.settimeout(None)
+
+    def description(self, within_s: float = _ANSWER_S) -> Description | None:
+        """Return what the zygote holds; None if it doesn't answer within this time."""
+        self.socket.settimeout(within_s)
+        try:
+            self.request(["describe"])
+            answer = SocketChannel(self.socket).receive()
+        except (EOFError, OSError):
+            return None
+        finally:
+            self.socket.settimeout(None)
+        _, pid, modules, environment, kept_s, left_s, users = answer
+        return Description(
+            pid=pid,
+            modules=tuple(modules),
+            environment=environment,
+            kept_s=kept_s,
+            left_s=left_s,
+            users=users,
+        )
+
+    def detach(self) -> subprocess.Popen[bytes] | None:
+        """Leave the zygote to itself; return its process if this process started it."""
+        process, self._process = self._process, None
+        return process
 
     def end(self) -> None:
         """Disconnect, and kill the zygote if this process started it."""
@@ -320,6 +385,8 @@ def _start(spec: ZygoteSpec, listener: socket.socket, output: int) -> subprocess
                 "name": spec.name,
                 "modules": spec.modules,
                 "path": spec.path,
+                "environment": dict(spec.environment),
+                "kept_s": spec.kept_s,
             },
             file,
         )

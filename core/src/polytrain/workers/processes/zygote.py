@@ -2,12 +2,14 @@
 
 There is one per node, started with exec: no Ray, no thread, no device. Agents connect to its
 socket. It forks worker processes for them, and notifies them when one ends. It ends with its last
-client.
+client; a warm one stays for a time after its last use.
 
     ["fork", id, environment, directory, sys.path, entry]
     ["kill", id]
     ["preload", modules, variables, environment, directory]
     ["reset"]
+    ["describe"]
+    ["stop"]                        the zygote ends with its last client
 
 "fork" comes with descriptors: the worker's end of a socket pair, its standard output and error, its
 page, and one for each shard. Its entry is the module whose `run_and_exit` the process runs.
@@ -21,6 +23,7 @@ answers
     ["forked", id, pid]
     ["ended", id, how, killed]      when a worker process ends, or can't be started
     ["was reset"]
+    ["holds", pid, modules, environment, kept_s, left_s, users]
     ["dying", why]                 when the zygote fails with an unexpected error
 
 If the system refuses a process or file descriptor, only that request fails.
@@ -42,6 +45,7 @@ import os
 import selectors
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -106,6 +110,19 @@ class Zygote:
     is_preloaded: bool = False
     """Whether it is the preloaded zygote, which stays when its clients leave."""
 
+    modules: Sequence[str] = ()
+    """The modules that it was started to import."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """The variables that were set for its imports."""
+
+    kept_s: float = 0.0
+    """Seconds after its last use for which it stays without clients. Then it is warm."""
+
+    _used_at: float = field(default_factory=time.monotonic)
+    _users: set[socket.socket] = field(default_factory=set)
+    """Clients for which it has forked."""
+
     _has_preloaded: bool = False
     _preloaded: tuple[int, int] | None = None
     """The preloaded zygote's process id and pidfd."""
@@ -126,8 +143,8 @@ class Zygote:
         if not self.is_preloaded:
             self._accept()
         try:
-            while self._clients or self.is_preloaded:
-                for key, _ in self._selector.select():
+            while self._clients or self.is_preloaded or self._left_s > 0:
+                for key, _ in self._selector.select(self._longest_wait_s):
                     self._serve_source(key.fileobj)
         except Exception as error:
             # Clients that wait for worker processes get the reason.
@@ -135,6 +152,14 @@ class Zygote:
                 self._answer(client, ["dying", "".join(traceback.format_exception(error))])
             raise
         kill_children_except(set())
+
+    @property
+    def _left_s(self) -> float:
+        return self._used_at + self.kept_s - time.monotonic() if self.kept_s else 0.0
+
+    @property
+    def _longest_wait_s(self) -> float | None:
+        return None if self._clients or self.is_preloaded else max(0.0, self._left_s)
 
     def _serve_source(self, source: Any) -> None:
         if source is self.listener:
@@ -194,6 +219,11 @@ class Zygote:
             self._kill(client, request[1])
         elif request[0] == "reset":
             self._reset(client)
+        elif request[0] == "describe":
+            held = [list(self.modules), dict(self.environment), self.kept_s, self._left_s]
+            self._answer(client, ["holds", os.getpid(), *held, len(self._users)])
+        elif request[0] == "stop":
+            self.kept_s = 0.0
         else:
             self._preload(request)
 
@@ -213,6 +243,9 @@ class Zygote:
                 kill_session(worker.pid)
         self._selector.unregister(client)
         self._clients.discard(client)
+        if client in self._users:
+            self._users.discard(client)
+            self._used_at = time.monotonic()
         client.close()
 
     def _kill(self, client: socket.socket, process_id: int) -> None:
@@ -254,8 +287,11 @@ class Zygote:
         kill_children(lambda pid: pid not in known and (is_last or session_of(pid) == session))
 
     def _preload(self, request: list[Any]) -> None:
+        # A warm zygote serves several scripts: none may get what another's function imported.
+        if self.kept_s or self.is_preloaded or self._has_preloaded:
+            return
         # Only once: imports that made forking unsafe would do so again.
-        if self._has_preloaded or self.is_preloaded or thread_count() > 1 or holds_device():
+        if thread_count() > 1 or holds_device():
             return
         self._has_preloaded = True
         _, modules, variables, environment, directory = request
@@ -303,6 +339,7 @@ class Zygote:
         finally:
             for descriptor in request.descriptors:
                 os.close(descriptor)
+        self._users.add(client)
         self._answer(client, ["forked", request.id, pid])
         self._workers[pidfd] = _Worker(id=request.id, pid=pid, pidfd=pidfd, client=client)
         self._selector.register(pidfd, selectors.EVENT_READ)
@@ -393,13 +430,21 @@ def _woken_by_children() -> Iterator[socket.socket]:
             ignore_children()
 
 
-def main(listener_descriptor: int, name: str, modules: Sequence[str]) -> None:
+def main(
+    listener_descriptor: int,
+    name: str,
+    modules: Sequence[str],
+    environment: Mapping[str, str],
+    kept_s: float,
+) -> None:
     """Run a zygote.
 
     Args:
         listener_descriptor: a listening Unix socket to which the starter has connected.
         name: the address that this socket is bound to.
         modules: the modules to import.
+        environment: the variables that were set for it.
+        kept_s: seconds after its last use for which it stays without clients.
     """
     # The driver handles Ctrl-C in the terminal.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -411,4 +456,11 @@ def main(listener_descriptor: int, name: str, modules: Sequence[str]) -> None:
         listener.listen(BACKLOG)
         _preload(modules)
         with _woken_by_children() as children:
-            Zygote(listener, name, children=children).serve()
+            Zygote(
+                listener,
+                name,
+                children=children,
+                modules=modules,
+                environment=environment,
+                kept_s=kept_s,
+            ).serve()
