@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from polytrain import ScalingConfig
-from polytrain.policy.cluster import AvailableClusters, choose_cluster, local_problems
+from polytrain.policy.cluster import (
+    AvailableClusters,
+    choose_cluster,
+    local_problems,
+    new_ray_problems,
+)
 
 ALONE = AvailableClusters(
     machine={"CPU": 4.0, "memory": 8e9},
@@ -17,6 +22,7 @@ ALONE = AvailableClusters(
     ray_address=None,
     ray_datasets=(),
     function_uses_ray=False,
+    has_gpu_device=False,
 )
 
 
@@ -115,3 +121,25 @@ def test_local_is_refused_where_it_cannot_be(
     assert problem.field == field
     assert re.search(says, problem.what)
     assert problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"use_gpu": True}, "ScalingConfig.use_gpu"),
+        ({"resources_per_worker": {"GPU": 1}}, "ScalingConfig.resources_per_worker"),
+    ],
+)
+def test_a_gpu_where_there_is_none(options: dict[str, Any], field: str) -> None:
+    [problem] = new_ray_problems(scaling(**options), ALONE)
+    assert problem.field == field
+    assert problem.what == "this machine has no GPU, and there is no Ray cluster"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"has_gpu_device": True}, {"ray_is_initialized": True}, {"ray_address": "10.0.0.1:6379"}],
+)
+def test_a_gpu_that_may_be_there(change: dict[str, Any]) -> None:
+    assert list(new_ray_problems(scaling(use_gpu=True), replace(ALONE, **change))) == []
+    assert list(new_ray_problems(scaling(), ALONE)) == []

@@ -26,7 +26,12 @@ from polytrain.common.constraints import wrong_type
 from polytrain.common.errors import CheckpointError
 from polytrain.data.checks import described, grouped
 from polytrain.data.shards.assignment import RunDataset
-from polytrain.policy.cluster import AvailableClusters, choose_cluster, local_problems
+from polytrain.policy.cluster import (
+    AvailableClusters,
+    choose_cluster,
+    local_problems,
+    new_ray_problems,
+)
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
 from polytrain.ui.observer_checks import observers_problems
@@ -187,7 +192,7 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
     if problem is not None:
         return (problem,)
     if not around.ray_is_initialized:
-        return ()
+        return new_ray_problems(scaling, around)
     from polytrain.common.ray_state import autoscaler_totals, living_nodes
 
     return cluster_problems(scaling, [*living_nodes().values()], autoscaler_totals())

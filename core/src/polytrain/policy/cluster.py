@@ -32,6 +32,9 @@ class AvailableClusters:
     function_uses_ray: bool
     """Whether the training function uses a name `ray`."""
 
+    has_gpu_device: bool
+    """Whether this machine has a device file of a GPU."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterChoice:
@@ -89,6 +92,18 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
             remedy=f"Use num_workers={max(1, fit.workers - scaling.standby)}, set "
             "POLYTRAIN_LOCAL_CPUS to let workers share CPUs, or use a Ray cluster: set "
             "RAY_ADDRESS, or call ray.init()",
+        )
+
+
+def new_ray_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterator[Problem]:
+    """Yield what a Ray that is started on this machine couldn't give the workers."""
+    is_new = not around.ray_is_initialized and around.ray_address is None
+    if is_new and scaling.resources.get("GPU", 0) > 0 and not around.has_gpu_device:
+        yield Problem(
+            field=f"ScalingConfig.{'use_gpu' if scaling.use_gpu else 'resources_per_worker'}",
+            what="this machine has no GPU, and there is no Ray cluster",
+            remedy="Use use_gpu=False, or a Ray cluster with GPUs: set RAY_ADDRESS, or call "
+            "ray.init()",
         )
 
 

@@ -13,7 +13,7 @@ from polytrain.data.sources.ray_data import is_ray_dataset
 from polytrain.policy.cluster import AvailableClusters, ClusterChoice
 from polytrain.workers.agent_group import AgentCluster
 from polytrain.workers.local_cluster import LocalCluster
-from polytrain.workers.machine_resources import machine_resources
+from polytrain.workers.machine_resources import has_gpu_device, machine_resources
 from polytrain.workers.ray_address import cluster_address
 
 
@@ -31,6 +31,7 @@ def available_clusters(function: Any, datasets: Any) -> AvailableClusters:
         ray_address=cluster_address(os.environ),
         ray_datasets=tuple(str(name) for name, data in names.items() if is_ray_dataset(data)),
         function_uses_ray=_names_ray(getattr(function, "__code__", None)),
+        has_gpu_device=has_gpu_device(),
     )
 
 

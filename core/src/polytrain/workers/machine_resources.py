@@ -13,6 +13,8 @@ from polytrain_plugins import InvalidJobError, Problem
 
 _CPUS = "POLYTRAIN_LOCAL_CPUS"
 _CGROUP = Path("/sys/fs/cgroup")
+_GPU_DEVICES = ("nvidia[0-9]*", "kfd", "dxg", "dri/renderD*")
+"""Files of NVIDIA's and AMD's drivers, of Windows' virtual machines, and of all other drivers."""
 
 
 def machine_resources(
@@ -31,6 +33,11 @@ def machine_resources(
         "CPU": _given_cpus(environment) or float(_cpus(control_group)),
         "memory": float(_memory(control_group)),
     }
+
+
+def has_gpu_device(devices: Path = Path("/dev")) -> bool:
+    """Return whether there is a device file of a GPU. Opens none."""
+    return any(any(devices.glob(pattern)) for pattern in _GPU_DEVICES)
 
 
 def _given_cpus(environment: Mapping[str, str]) -> float | None:
