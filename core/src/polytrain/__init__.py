@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polytrain.api.framework_trainers import DataParallelTrainer
     from polytrain.api.result import Result
     from polytrain.api.trainer import Trainer, make_trainer
     from polytrain.checkpoint.checkpoint import Checkpoint
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         RunOwnedError,
         TrainingFailedError,
     )
-    from polytrain.workers.context import Context
+    from polytrain.workers.context import Context, TrainContext
     from polytrain.workers.worker_api import (
         checkpoint_requested,
         get_checkpoint,
@@ -43,12 +44,14 @@ if TYPE_CHECKING:
     from polytrain_plugins import InvalidJobError, PolytrainError, backend_names
 
 __all__ = [
+    "TRAIN_DATASET_KEY",
     "BadDataError",
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointError",
     "Context",
     "DataConfig",
+    "DataParallelTrainer",
     "Failure",
     "FailureConfig",
     "FailureKind",
@@ -61,6 +64,7 @@ __all__ = [
     "RunNotFoundError",
     "RunOwnedError",
     "ScalingConfig",
+    "TrainContext",
     "Trainer",
     "TrainingFailedError",
     "backend_names",
@@ -93,9 +97,10 @@ _HOMES = {
         "RunOwnedError",
         "TrainingFailedError",
     ),
+    "polytrain.api.framework_trainers": ("DataParallelTrainer",),
     "polytrain.api.result": ("Result",),
     "polytrain.api.trainer": ("Trainer", "make_trainer"),
-    "polytrain.workers.context": ("Context",),
+    "polytrain.workers.context": ("Context", "TrainContext"),
     "polytrain.workers.worker_api": (
         "checkpoint_requested",
         "get_checkpoint",
@@ -107,11 +112,19 @@ _HOMES = {
     "polytrain_plugins": ("InvalidJobError", "PolytrainError", "backend_names"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_DOORS = ("data", "huggingface", "lightgbm", "lightning", "tensorflow", "torch", "xgboost")
+
+TRAIN_DATASET_KEY = "train"
+"""Name of the data set that backends train on."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _DOORS:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from polytrain.common.doors import missing
+
+        raise missing(__name__, name)
     value = getattr(import_module(_HOME_OF[name]), name)
     # Found directly from now on: `report` is called in loops.
     globals()[name] = value
@@ -119,4 +132,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_DOORS})

@@ -5,16 +5,58 @@ Importing this package or calling `network_params` doesn't import lightgbm.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polytrain_lightgbm.backend import LightGBM, network_params
+from polytrain_lightgbm.backend import network_params as get_network_params
 from polytrain_plugins import Backend, hookimpl
 
 if TYPE_CHECKING:
     import lightgbm
     import pyarrow as pa
 
-__all__ = ["LightGBM", "bin_reference", "network_params"]
+    from polytrain_lightgbm.reporting import RayTrainReportCallback
+
+__all__ = [
+    "LightGBM",
+    "RayTrainReportCallback",
+    "bin_reference",
+    "get_network_params",
+    "network_params",
+    "normalize_pandas_for_lightgbm",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RayTrainReportCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from polytrain_lightgbm.reporting import RayTrainReportCallback
+
+    return RayTrainReportCallback
+
+
+def normalize_pandas_for_lightgbm(df: Any) -> Any:
+    """Return a data frame whose columns of Arrow's numbers and truth values LightGBM takes.
+
+    They get pandas' nullable types. Other columns are unchanged.
+
+    Args:
+        df: a `pandas.DataFrame`.
+    """
+    import pandas as pd
+
+    kinds = {"i": "Int", "u": "UInt", "f": "Float"}
+    nullable = {}
+    for name, dtype in df.dtypes.items():
+        if not isinstance(dtype, pd.ArrowDtype):
+            continue
+        if dtype.kind == "b":
+            nullable[name] = "boolean"
+        elif dtype.kind in kinds:
+            # pandas has no nullable type of 16 bits for floats.
+            bits = max(8 * dtype.itemsize, 32 if dtype.kind == "f" else 8)
+            nullable[name] = f"{kinds[dtype.kind]}{bits}"
+    return df.astype(nullable)
 
 
 def bin_reference(data: pa.Table, backend: LightGBM) -> lightgbm.Dataset:

@@ -13,8 +13,13 @@ from polytrain_torch.backend import Torch
 if TYPE_CHECKING:
     from polytrain_torch.data import PreparedDataLoader
     from polytrain_torch.engine import TorchShard
-    from polytrain_torch.prepare import get_device, prepare_data_loader, prepare_model
-    from polytrain_torch.randomness import seed_everything
+    from polytrain_torch.prepare import (
+        get_device,
+        get_devices,
+        prepare_data_loader,
+        prepare_model,
+    )
+    from polytrain_torch.randomness import enable_reproducibility, seed_everything
     from polytrain_torch.state import TrainingState
 
 __all__ = [
@@ -22,7 +27,9 @@ __all__ = [
     "Torch",
     "TorchShard",
     "TrainingState",
+    "enable_reproducibility",
     "get_device",
+    "get_devices",
     "prepare_data_loader",
     "prepare_model",
     "seed_everything",
@@ -31,7 +38,9 @@ __all__ = [
 _HOMES = {
     "PreparedDataLoader": "data",
     "TorchShard": "engine",
+    "enable_reproducibility": "randomness",
     "get_device": "prepare",
+    "get_devices": "prepare",
     "prepare_data_loader": "prepare",
     "prepare_model": "prepare",
     "seed_everything": "randomness",

@@ -74,6 +74,8 @@ class PreparedDataLoader:
         self._split = loader if split is None else split
         self._sampler = sampler
         self._stream = stream
+        self.non_blocking = True
+        """Whether copies from pinned memory run while the device computes."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "_loader":  # a copy doesn't have it yet
@@ -147,7 +149,9 @@ class PreparedDataLoader:
         generator.manual_seed(seed_of(seed, octets=7))
 
     def _on_device(self, batch: Any) -> Any:
-        return batch if self._device is None else moved(batch, self._device)
+        if self._device is None:
+            return batch
+        return moved(batch, self._device, non_blocking=self.non_blocking)
 
 
 def sharded(

@@ -38,6 +38,8 @@ with needed("lightning"):
     from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
+__all__ = ["Trainer", "WorkerEnvironment"]
+
 logger = logging.getLogger(__name__)
 
 _CHECKPOINT = "lightning.ckpt"

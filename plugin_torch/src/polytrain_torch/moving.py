@@ -4,23 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from copy import copy
+from functools import partial
 from typing import Any
 
 import torch
 
 
-def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with all tensors on a device."""
+def moved(batch: Any, device: torch.device, *, non_blocking: bool = True) -> Any:
+    """The batch with all tensors on a device.
+
+    Args:
+        batch: tensors, in any structure of dicts, lists and tuples.
+        device: where they go.
+        non_blocking: whether copies from pinned memory run while the device computes.
+    """
+    move = partial(moved, device=device, non_blocking=non_blocking)
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=non_blocking)
     if hasattr(batch, "to"):  # for example Transformers' BatchEncoding, or a graph
         return batch.to(device)
     if isinstance(batch, Mapping):
-        return _of_same_type(batch, {key: moved(value, device) for key, value in batch.items()})
+        return _of_same_type(batch, {key: move(value) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
+        return type(batch)(*(move(value) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(moved(value, device) for value in batch)
+        return type(batch)(move(value) for value in batch)
     return batch
 
 

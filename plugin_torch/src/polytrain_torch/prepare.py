@@ -29,12 +29,17 @@ def get_device() -> torch.device:
     return current_device()
 
 
+def get_devices() -> list[torch.device]:
+    """The devices of this worker: each has one."""
+    return [current_device()]
+
+
 def prepare_model(
     model: torch.nn.Module,
-    *,
     move_to_device: bool | torch.device = True,
     parallel_strategy: str | None = "ddp",
     parallel_strategy_kwargs: Mapping[str, Any] | None = None,
+    *,
     sharded_layers: Iterable[torch.nn.Module] = (),
 ) -> torch.nn.Module:
     """Move a model to this worker's device and distribute its training over all workers.
@@ -133,7 +138,10 @@ def _send_weights(model: torch.nn.Module) -> None:
 
 
 def prepare_data_loader(
-    loader: DataLoader[Any], *, add_dist_sampler: bool = True, move_to_device: bool = True
+    data_loader: DataLoader[Any],
+    add_dist_sampler: bool = True,
+    move_to_device: bool = True,
+    auto_transfer: bool = True,
 ) -> PreparedDataLoader:
     """Split a data loader: each worker gets its own part of every epoch.
 
@@ -149,15 +157,18 @@ def prepare_data_loader(
     `DistributedSampler`, resumes in the middle of an epoch on the same number of workers only.
 
     Args:
-        loader: of an `IterableDataset`, each rank gets one of every `world_size` items; if they
-            don't fill the last round, the first items are repeated. If the loader has `state_dict`
-            and `load_state_dict`, or its data set has and there are no worker processes, the
+        data_loader: of an `IterableDataset`, each rank gets one of every `world_size` items; if
+            they don't fill the last round, the first items are repeated. If the loader has
+            `state_dict` and `load_state_dict`, or its data set has and there are no worker
+            processes, the
             checkpoints of `TrainingState` have each rank's place, for the same number of workers.
             Otherwise a restart starts its epoch again.
         add_dist_sampler: False leaves the loader unsplit, for example if a sampler or an iterable
             data set looks at the rank itself. Its place is kept, for the same number of workers.
             No other rank needs to make this call: rank 0 alone may prepare a loader for validation.
         move_to_device: move the tensors of each batch to this worker's device.
+        auto_transfer: copy tensors in pinned memory while the device computes; False waits for
+            each copy.
 
     Raises:
         RuntimeError: not all ranks make this call, and it isn't with `add_dist_sampler=False`.
@@ -167,4 +178,6 @@ def prepare_data_loader(
     if add_dist_sampler:
         meet("prepare_data_loader")
     device = current_device() if move_to_device else None
-    return sharded(loader, device=device, is_split=not add_dist_sampler)
+    prepared = sharded(data_loader, device=device, is_split=not add_dist_sampler)
+    prepared.non_blocking = auto_transfer
+    return prepared

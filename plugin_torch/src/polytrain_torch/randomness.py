@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,21 @@ def _stand_for(seed: int) -> None:
 
 _seeds = 0, 0
 """torch's seed, which is different on each rank, and what it stands for."""
+
+
+def enable_reproducibility(seed: int = 0) -> None:
+    """Seed torch, NumPy and Python alike on every rank, and use deterministic algorithms only.
+
+    Args:
+        seed: the same on every rank. `seed_everything` gives each rank random numbers of its own.
+    """
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    # cuBLAS is deterministic only with a workspace of fixed size.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True)
 
 
 def seed_of(text: str, *, octets: int) -> int:

@@ -19,6 +19,8 @@ from polytrain_torch.safe_serialization import refuse_unsafe_file
 with needed("transformers"):
     from transformers import Trainer, TrainerCallback
 
+__all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
+
 _FILE = "trained_by.json"
 """File in a checkpoint, beside the trainer's: which call saved it, and with which steps."""
 
@@ -43,20 +45,24 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     saved it, or if a step has a different number of rows.
 
     Args:
-        trainer: before `train()` is called. All ranks have their own.
+        trainer: before `train()` is called. All ranks have their own. If it has a `ReportCallback`,
+            that one reports; otherwise it gets one.
 
     Returns:
         The same trainer.
     """
-    reports = ReportCallback()
-    trainer.add_callback(reports)
+    added = (each for each in trainer.callback_handler.callbacks if _reports(each))
+    reports = next(added, None)
+    if reports is None:
+        reports = ReportCallback()
+        trainer.add_callback(reports)
     own_train = trainer.train
 
     def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
         reports.call = _calls.next()
         checkpoint = get_checkpoint()
         if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer.args):
-            resume_from_checkpoint = checkpoint.path
+            resume_from_checkpoint = str(_files_of(checkpoint))
         if wraps_in_ddp(trainer.accelerator):
             keep_frozen(trainer.model, wrapped_by="train()", remedy=_UNFREEZE_BEFORE)
         return own_train(resume_from_checkpoint, *args, **options)
@@ -67,6 +73,9 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
 class ReportCallback(TrainerCallback):
     """Reports what a trainer logs and saves. `prepare_trainer` adds one."""
+
+    CHECKPOINT_NAME = ""
+    """Directory of the trainer's files in a checkpoint."""
 
     def __init__(self) -> None:
         self.call = 1
@@ -93,10 +102,12 @@ class ReportCallback(TrainerCallback):
         if not self._is_checked:
             _refuse_unsafe(directory)
             self._is_checked = True
-        with part_of(directory) as part:
+        with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
                 made_by = {"call": self.call, "workers": dist.get_world_size()}
-                (part / _FILE).write_text(json.dumps({**made_by, "rows_per_step": _rows(args)}))
+                (part / self.CHECKPOINT_NAME / _FILE).write_text(
+                    json.dumps({**made_by, "rows_per_step": _rows(args)})
+                )
             self._report(part)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -107,6 +118,37 @@ class ReportCallback(TrainerCallback):
     def _report(self, part: Path | None) -> None:
         metrics, self._held = self._held, {}
         report(metrics, checkpoint_of(part))
+
+
+class RayTrainReportCallback(ReportCallback):
+    """Reports each checkpoint that a trainer saves, with all that it has logged so far.
+
+    The callback of Ray Train with this name: the files are in the directory "checkpoint", and
+    nothing is reported between two checkpoints. Without `prepare_trainer` a restart doesn't resume
+    by itself: `train(resume_from_checkpoint=…)` says from which checkpoint.
+    """
+
+    CHECKPOINT_NAME = "checkpoint"
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Report nothing yet."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+        """Report the checkpoint that has been saved."""
+        for logged in state.log_history:
+            self._held |= logged
+        super().on_save(args, state, control, **options)
+
+
+def _reports(callback: Any) -> bool:
+    return isinstance(callback, ReportCallback)
+
+
+def _files_of(checkpoint: Checkpoint) -> Path:
+    """The trainer's files in a checkpoint of either callback."""
+    directory = Path(checkpoint.path)
+    apart = directory / RayTrainReportCallback.CHECKPOINT_NAME
+    return apart if apart.is_dir() else directory
 
 
 def _refuse_unsafe(directory: Path) -> None:
@@ -122,7 +164,7 @@ def _is_resumed_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
     Raises:
         ValueError: neither resuming nor starting fresh is right.
     """
-    file = Path(checkpoint.path, _FILE)
+    file = _files_of(checkpoint) / _FILE
     if not file.exists():
         # A trainer outside of this run made it.
         return True

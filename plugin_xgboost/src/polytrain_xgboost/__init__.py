@@ -5,7 +5,7 @@ Importing this package doesn't import xgboost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polytrain_plugins import Backend, hookimpl
 from polytrain_xgboost.backend import XGBoost
@@ -14,7 +14,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import xgboost
 
-__all__ = ["XGBoost", "bin_reference"]
+    from polytrain_xgboost.reporting import RayTrainReportCallback
+
+__all__ = ["RayTrainReportCallback", "XGBoost", "bin_reference"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "RayTrainReportCallback":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from polytrain_xgboost.reporting import RayTrainReportCallback
+
+    return RayTrainReportCallback
 
 
 def bin_reference(data: pa.Table, backend: XGBoost) -> xgboost.QuantileDMatrix:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import xgboost
 
 import polytrain
+from polytrain.boosting.reported_metrics import ReportedMetrics
 from polytrain_xgboost.engine import MODEL_FILE
 
 
@@ -23,6 +24,9 @@ class ReportCallback(xgboost.callback.TrainingCallback):
         """
         super().__init__()
         self._frequency = checkpoint_frequency
+        self._at_end = True
+        self._filename = MODEL_FILE
+        self._reported = ReportedMetrics()
         self._unreported: tuple[int, Mapping[str, Any]] | None = None
         """The previous round and its metrics: only the next call shows whether it was the last."""
 
@@ -36,7 +40,7 @@ class ReportCallback(xgboost.callback.TrainingCallback):
             for dataset, of_metric in evals_log.items()
             for metric, values in of_metric.items()
         }
-        self._unreported = (epoch + 1, metrics)
+        self._unreported = (epoch + 1, self._reported.of(metrics))
         return False
 
     def after_training(self, model: Any) -> Any:
@@ -49,12 +53,56 @@ class ReportCallback(xgboost.callback.TrainingCallback):
         round_, metrics = self._unreported
         self._unreported = None
         is_due = self._frequency > 0 and round_ % self._frequency == 0
-        if polytrain.get_context().get_world_rank() > 0 or not (is_due or is_last):
+        is_saved = is_due or (is_last and self._at_end)
+        if polytrain.get_context().get_world_rank() > 0 or not is_saved:
             polytrain.report(metrics)
             return
         with tempfile.TemporaryDirectory() as directory:
-            model.save_model(Path(directory, MODEL_FILE))
+            model.save_model(Path(directory, self._filename))
             polytrain.report(metrics, checkpoint=polytrain.Checkpoint.from_directory(directory))
+
+
+class RayTrainReportCallback(ReportCallback):
+    """The same, with the arguments of Ray Train's callback of this name."""
+
+    CHECKPOINT_NAME = MODEL_FILE
+
+    def __init__(
+        self,
+        metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+        filename: str = MODEL_FILE,
+        frequency: int = 0,
+        checkpoint_at_end: bool = True,
+        results_postprocessing_fn: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """
+        Args:
+            metrics: names such as "valid-logloss", or reported names to such names; all by default.
+            filename: the model's file in a checkpoint. `Result.load_model` reads "model.ubj".
+            frequency: rounds between two checkpoints; 0 for none before the end.
+            checkpoint_at_end: whether the last round has a checkpoint.
+            results_postprocessing_fn: applied to the metrics of a round; what it returns is
+                reported.
+        """
+        super().__init__(checkpoint_frequency=frequency)
+        self._at_end = checkpoint_at_end
+        self._filename = filename
+        self._reported = ReportedMetrics(
+            metrics=metrics, results_postprocessing_fn=results_postprocessing_fn
+        )
+
+    @classmethod
+    def get_model(
+        cls, checkpoint: polytrain.Checkpoint, filename: str = MODEL_FILE
+    ) -> xgboost.Booster:
+        """Return the model of a checkpoint.
+
+        Args:
+            checkpoint: one that this callback has reported.
+            filename: as for the callback.
+        """
+        with checkpoint.as_directory() as directory:
+            return xgboost.Booster(model_file=Path(directory, filename))
 
 
 def checkpointed_model() -> xgboost.Booster | None:

@@ -61,17 +61,20 @@ class Request:
         *,
         train_loop_config: Mapping[str, Any] | None,
         datasets: Mapping[str, Any] | None,
-        dataset_config: Mapping[str, DataConfig] | None,
+        dataset_config: DataConfig | Mapping[str, DataConfig] | None,
         scaling_config: ScalingConfig | None,
         run_config: RunConfig | None,
         restore_from: Checkpoint | str | Path | None,
     ) -> Request:
         """The request of these arguments, with defaults for those that were left out."""
+        configs: Any = {} if dataset_config is None else dataset_config
+        if isinstance(configs, DataConfig) and isinstance(datasets, Mapping):
+            configs = dict.fromkeys(datasets, configs)
         return cls(
             training_function=function,
             training_config=config_of(function, train_loop_config),
             datasets={} if datasets is None else datasets,
-            dataset_configs={} if dataset_config is None else dataset_config,
+            dataset_configs=configs,
             scaling=ScalingConfig() if scaling_config is None else scaling_config,
             run=RunConfig() if run_config is None else run_config,
             restore_from=restore_from,

@@ -50,7 +50,7 @@ def make_trainer(
     *,
     train_loop_config: Mapping[str, Any] | None = None,
     datasets: Mapping[str, Any] | None = None,
-    dataset_config: Mapping[str, DataConfig] | None = None,
+    dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
     restore_from: Checkpoint | str | Path | None = None,
@@ -102,7 +102,8 @@ class Trainer:
             needs an argument is called with an empty dict, any other without arguments.
         datasets: data by name: files, tables, frames, arrays, data sets of other libraries. Every
             row is in exactly one worker's shard.
-        dataset_config: by name of a data set, which columns are read, and in which order.
+        dataset_config: which columns are read, and in which order: one for all data sets, or by
+            name for each.
         scaling_config: how many workers, and the resources of each.
         run_config: name, storage, failures, checkpoints, observers.
         restore_from: the checkpoint from which a new run starts, or its directory: the model, and,
@@ -119,7 +120,7 @@ class Trainer:
         *,
         train_loop_config: Mapping[str, Any] | None = None,
         datasets: Mapping[str, Any] | None = None,
-        dataset_config: Mapping[str, DataConfig] | None = None,
+        dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         restore_from: Checkpoint | str | Path | None = None,

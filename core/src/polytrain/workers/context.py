@@ -46,3 +46,7 @@ class Context:
     def every_rank_writes(self) -> bool:
         """Whether a checkpoint has a part of every rank, not only of rank 0."""
         return self.checkpoint_kind is CheckpointKind.EVERY_RANK
+
+
+TrainContext = Context
+"""Ray Train's name of it."""

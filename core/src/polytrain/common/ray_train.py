@@ -1,0 +1,96 @@
+"""Names of Ray Train that polytrain doesn't have, each with a sentence on what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_FILES = (
+    "write the model's files into a directory and report Checkpoint.from_directory(path); "
+    "Result.load_model() reads what a backend's own files hold"
+)
+_WORKER_ERRORS = (
+    "every failed run raises polytrain.TrainingFailedError, whose `failures` have the kind, the "
+    "rank and the traceback"
+)
+_VALIDATION = "evaluate in the training function, or from result.best_checkpoints after the run"
+_REPORTED = "Result.best_checkpoints has all kept checkpoints with their metrics, after the run"
+
+ABSENT: Mapping[str, Mapping[str, str]] = {
+    "polytrain": {
+        "BackendConfig": "a framework is a polytrain_plugins.Backend here: see "
+        "docs/writing-a-backend.md",
+        "CheckpointConsistencyMode": _REPORTED,
+        "CheckpointUploadMode": 'report(…, upload="sync" | "async") says whether a report waits; '
+        "files that the training function has stored elsewhere go into its metrics as a path",
+        "ControllerError": _WORKER_ERRORS,
+        "LoggingConfig": 'use logging.getLogger("polytrain").setLevel(…)',
+        "NCCLHangError": _WORKER_ERRORS,
+        "PreemptionError": "a preemption never fails a run here, and needs no handling",
+        "PreemptionInfo": "checkpoint_requested() says that a worker's node goes away soon",
+        "ReportedCheckpoint": _REPORTED,
+        "ReportedCheckpointStatus": _REPORTED,
+        "SyncConfig": "files are stored as they are reported; RunConfig(storage_path=…) says where",
+        "UserCallback": "RunConfig(observers=(…,)) takes objects with the hooks of "
+        "polytrain_plugins.hookspecs.ObserverHooks",
+        "ValidationConfig": _VALIDATION,
+        "ValidationFn": _VALIDATION,
+        "ValidationTaskConfig": _VALIDATION,
+        "WorkerGroupError": _WORKER_ERRORS,
+        "collective": "use the framework's own collective, such as torch.distributed.barrier()",
+        "get_all_reported_checkpoints": _REPORTED,
+        "get_preemption_info": "checkpoint_requested() says that a worker's node goes away soon",
+        "horovod": "Ray Train has removed it; use polytrain.torch",
+        "v2": "polytrain has one version of its trainers: polytrain.torch, polytrain.xgboost, …",
+    },
+    "polytrain.DataParallelTrainer": {
+        "can_restore": "fit() resumes a run of the same RunConfig(name=…) and storage_path",
+        "get_model": "use Result.load_model()",
+        "restore": "fit() resumes a run of the same RunConfig(name=…) and storage_path",
+    },
+    "polytrain.torch": {
+        "TorchCheckpoint": _FILES,
+        "TorchftConfig": "a lost worker of torch is replaced by a restart from the newest "
+        "checkpoint; ScalingConfig(standby=…) keeps one ready",
+        "accelerate": "Ray Train has removed it; use torch.autocast and torch.amp.GradScaler",
+        "backward": "Ray Train has removed it; call loss.backward()",
+        "prepare_optimizer": "Ray Train has removed it; use the optimizer as it is",
+    },
+    "polytrain.xgboost": {"XGBoostCheckpoint": _FILES},
+    "polytrain.lightgbm": {"LightGBMCheckpoint": _FILES},
+    "polytrain.tensorflow": {
+        "TensorflowCheckpoint": _FILES,
+        "prepare_dataset_shard": "what the shard's to_tf() returns isn't split again, so it needs "
+        "no preparation",
+    },
+    "polytrain.tensorflow.keras": {
+        "RayReportCallback": "use ReportCheckpointCallback",
+        "TensorflowCheckpoint": _FILES,
+    },
+    "polytrain.data": {
+        "DataIterator": "get_dataset_shard() returns a polytrain_plugins.Shard",
+        "Dataset": "datasets={name: …} takes a ray.data.Dataset, files, tables, frames and arrays",
+        **dict.fromkeys(
+            ("read_parquet", "read_csv", "read_json"),
+            'pass the path itself: datasets={"train": "rows.parquet"}, or import ray.data',
+        ),
+        **dict.fromkeys(
+            ("from_pandas", "from_arrow", "from_numpy", "from_items", "from_huggingface"),
+            'pass the object itself: datasets={"train": frame}, or import ray.data',
+        ),
+    },
+}
+
+
+def sentence(module: str, name: str) -> str | None:
+    """What to use instead of a name of Ray Train; None if there is nothing to say.
+
+    Args:
+        module: where it was looked for, such as "polytrain.torch".
+        name: the name.
+    """
+    found = ABSENT.get(module, {}).get(name)
+    if found is None:
+        return None
+    theirs = module.replace("polytrain", "ray.data" if module == "polytrain.data" else "ray.train")
+    theirs = theirs.replace("ray.data.data", "ray.data")
+    return f"polytrain has no counterpart of {theirs}.{name}: {found}."

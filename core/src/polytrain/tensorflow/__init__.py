@@ -1,0 +1,33 @@
+"""TensorFlow: what `polytrain_tf` has, and the trainer with Ray Train's signature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from polytrain.common.doors import Door
+
+if TYPE_CHECKING:
+    from polytrain.api.framework_configs import TensorflowConfig as TensorflowConfig
+    from polytrain.api.framework_trainers import TensorflowTrainer as TensorflowTrainer
+    from polytrain_tf import TensorFlow as TensorFlow
+    from polytrain_tf import TensorFlowShard as TensorFlowShard
+    from polytrain_tf import strategy as strategy
+
+_DOOR = Door(
+    module=__name__,
+    homes={
+        "TensorflowConfig": "polytrain.api.framework_configs",
+        "TensorflowTrainer": "polytrain.api.framework_trainers",
+    },
+    doors=("keras",),
+    plugin="polytrain_tf",
+    backend="tensorflow",
+)
+
+
+def __getattr__(name: str) -> Any:
+    return _DOOR.get(name)
+
+
+def __dir__() -> list[str]:
+    return _DOOR.names()

@@ -1,0 +1,39 @@
+"""PyTorch: what `polytrain_torch` has, and the trainer with Ray Train's signature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from polytrain.common.doors import Door
+
+if TYPE_CHECKING:
+    from polytrain.api.framework_configs import TorchConfig as TorchConfig
+    from polytrain.api.framework_trainers import TorchTrainer as TorchTrainer
+    from polytrain_torch import PreparedDataLoader as PreparedDataLoader
+    from polytrain_torch import Torch as Torch
+    from polytrain_torch import TorchShard as TorchShard
+    from polytrain_torch import TrainingState as TrainingState
+    from polytrain_torch import enable_reproducibility as enable_reproducibility
+    from polytrain_torch import get_device as get_device
+    from polytrain_torch import get_devices as get_devices
+    from polytrain_torch import prepare_data_loader as prepare_data_loader
+    from polytrain_torch import prepare_model as prepare_model
+    from polytrain_torch import seed_everything as seed_everything
+
+_DOOR = Door(
+    module=__name__,
+    homes={
+        "TorchConfig": "polytrain.api.framework_configs",
+        "TorchTrainer": "polytrain.api.framework_trainers",
+    },
+    plugin="polytrain_torch",
+    backend="torch",
+)
+
+
+def __getattr__(name: str) -> Any:
+    return _DOOR.get(name)
+
+
+def __dir__() -> list[str]:
+    return _DOOR.names()

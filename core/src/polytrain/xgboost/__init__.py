@@ -1,0 +1,32 @@
+"""XGBoost: what `polytrain_xgboost` has, and the trainer with Ray Train's signature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from polytrain.common.doors import Door
+
+if TYPE_CHECKING:
+    from polytrain.api.framework_configs import XGBoostConfig as XGBoostConfig
+    from polytrain.api.framework_trainers import XGBoostTrainer as XGBoostTrainer
+    from polytrain_xgboost import RayTrainReportCallback as RayTrainReportCallback
+    from polytrain_xgboost import XGBoost as XGBoost
+    from polytrain_xgboost import bin_reference as bin_reference
+
+_DOOR = Door(
+    module=__name__,
+    homes={
+        "XGBoostConfig": "polytrain.api.framework_configs",
+        "XGBoostTrainer": "polytrain.api.framework_trainers",
+    },
+    plugin="polytrain_xgboost",
+    backend="xgboost",
+)
+
+
+def __getattr__(name: str) -> Any:
+    return _DOOR.get(name)
+
+
+def __dir__() -> list[str]:
+    return _DOOR.names()

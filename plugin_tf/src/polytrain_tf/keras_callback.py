@@ -1,0 +1,86 @@
+"""Ray Train's callback for Keras, with its name and arguments."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+
+import polytrain
+from polytrain_tf.saved import Progress, save
+
+__all__ = ["ReportCheckpointCallback"]
+
+_MOMENTS = tuple(
+    f"{what}_{end}"
+    for what in ("epoch", "train", "test", "predict", "train_batch", "test_batch", "predict_batch")
+    for end in ("begin", "end")
+)
+
+
+class ReportCheckpointCallback(keras.callbacks.Callback):
+    """Reports Keras's logs, and saves the model, at the chosen moments of a fit.
+
+    A checkpoint is Keras's own file, `model.keras`. A restarted training function loads it itself.
+    `polytrain_tf.reporting.ReportCallback` resumes a fit exactly, with the state of other
+    callbacks.
+    """
+
+    def __init__(
+        self,
+        checkpoint_on: str | Sequence[str] = "epoch_end",
+        report_metrics_on: str | Sequence[str] = "epoch_end",
+        metrics: str | Sequence[str] | Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            checkpoint_on: when the model is saved and reported: Keras's moments without `on_`.
+            report_metrics_on: when metrics alone are reported.
+            metrics: names of Keras's logs, or reported names to such names; all by default.
+
+        Raises:
+            ValueError: Keras has no such moment.
+        """
+        super().__init__()
+        self._metrics = metrics
+        self._epoch = 0
+        saves, reports = _listed(checkpoint_on), _listed(report_metrics_on)
+        for moment in (*saves, *reports):
+            if moment not in _MOMENTS:
+                raise ValueError(f"{moment!r} is no moment of a fit: give one of {_MOMENTS}")
+        for moment in {*saves, *reports}:
+            setattr(self, f"on_{moment}", partial(self._report, moment, moment in saves))
+
+    def _report(self, moment: str, saves: bool, *given: Any, **named: Any) -> None:
+        # Epochs and batches come with their number, which the logs follow.
+        logs = named.get("logs", given[-1] if given else None)
+        if moment == "epoch_end":
+            self._epoch = given[0] + 1
+        metrics = self._chosen(logs if isinstance(logs, Mapping) else {})
+        if not saves:
+            polytrain.report(metrics)
+            return
+        with tempfile.TemporaryDirectory() as directory:
+            # By every rank: a strategy sums some of a model's variables when they are read.
+            save(self.model, Path(directory), Progress(epochs=self._epoch))
+            is_kept = polytrain.get_context().get_world_rank() == 0
+            polytrain.report(
+                metrics,
+                checkpoint=polytrain.Checkpoint.from_directory(directory) if is_kept else None,
+            )
+
+    def _chosen(self, logs: Mapping[str, Any]) -> dict[str, Any]:
+        if self._metrics is None:
+            return dict(logs)
+        names = self._metrics
+        if not isinstance(names, Mapping):
+            names = {name: name for name in _listed(names)}
+        return {new: logs[name] for new, name in names.items()}
+
+
+def _listed(given: str | Sequence[str]) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
