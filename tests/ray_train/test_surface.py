@@ -9,6 +9,7 @@ from importlib import import_module
 
 import pytest
 
+from polytrain.common.ray_arguments import CHECKPOINT, DATA, FAILURE, RUN, SCALING
 from polytrain.common.ray_train import ABSENT
 
 MODULES = {
@@ -60,6 +61,78 @@ def test_each_name_is_here_or_has_a_sentence(theirs: str, ours: str) -> None:
     assert lacking == sentences
     # A name that is here needs no sentence.
     assert not (found.keys() - lacking.keys()) & ABSENT.get(ours, {}).keys()
+
+
+# What they are called with: in their order, each with its default.
+CALLED = {
+    "ray.train": (
+        *("CheckpointConfig", "DataConfig", "FailureConfig", "RunConfig", "ScalingConfig"),
+        "Checkpoint",
+    ),
+    "ray.train.torch": (
+        *("TorchConfig", "TorchTrainer", "enable_reproducibility", "get_device", "get_devices"),
+        *("prepare_data_loader", "prepare_model"),
+    ),
+    "ray.train.xgboost": ("RayTrainReportCallback", "XGBoostConfig", "XGBoostTrainer"),
+    "ray.train.lightgbm": (
+        *("LightGBMConfig", "LightGBMTrainer", "RayTrainReportCallback", "get_network_params"),
+        "normalize_pandas_for_lightgbm",
+    ),
+    "ray.train.tensorflow": ("TensorflowConfig", "TensorflowTrainer"),
+    "ray.train.tensorflow.keras": ("ReportCheckpointCallback",),
+    "ray.train.huggingface.transformers": ("prepare_trainer",),
+}
+
+CALLS = """
+import inspect, json, sys
+from importlib import import_module
+
+module = import_module(sys.argv[1])
+found = {}
+for name in sys.argv[2:]:
+    parameters = inspect.signature(getattr(module, name)).parameters.values()
+    found[name] = [
+        (each.name, each.kind is not each.KEYWORD_ONLY, repr(each.default)) for each in parameters
+    ]
+print("FOUND", json.dumps(found))
+"""
+
+# Configurations take these without names too, and None for their default.
+CONFIGS = {"ScalingConfig": SCALING, "DataConfig": DATA, "FailureConfig": FAILURE} | {
+    "CheckpointConfig": CHECKPOINT,
+    "RunConfig": RUN,
+}
+
+
+def parameters(module: str, names: tuple[str, ...]) -> dict[str, list[tuple[str, bool, str]]]:
+    """The parameters of classes and functions: name, whether it may be omitted, default."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CALLS, module, *names],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    [line] = [line for line in run.stdout.splitlines() if line.startswith("FOUND ")]
+    found: dict[str, list[tuple[str, bool, str]]] = json.loads(line.removeprefix("FOUND "))
+    return found
+
+
+@pytest.mark.parametrize(("module", "names"), CALLED.items())
+def test_it_is_called_as_in_ray_train(module: str, names: tuple[str, ...]) -> None:
+    theirs = parameters(module, names)
+    ours = parameters(module.replace("ray.train", "polytrain"), names)
+    for name in names:
+        if name in CONFIGS:
+            order, absent = CONFIGS[name]["order"], CONFIGS[name]["absent"]
+            assert order == tuple(each for each, _, _ in theirs[name])
+            assert set(order) == {each for each, _, _ in ours[name]} & set(order) | set(absent)
+            continue
+        own = {each: (place, default) for place, (each, _, default) in enumerate(ours[name])}
+        for place, (each, is_positional, default) in enumerate(theirs[name]):
+            assert each in own, f"{name}({each}=)"
+            assert own[each][1] in (default, "None"), f"{name}({each}=)"
+            assert not is_positional or own[each][0] == place, f"{name}({each}=)"
 
 
 @pytest.mark.parametrize(

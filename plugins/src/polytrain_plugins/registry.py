@@ -28,6 +28,15 @@ _FIRST_PARTY_EXTRAS = {
     "tensorflow": "tf",
 }
 
+# Names that users may know a backend by.
+_OTHER_NAMES = {
+    "keras": "tensorflow",
+    "lgbm": "lightgbm",
+    "pytorch": "torch",
+    "tf": "tensorflow",
+    "xgb": "xgboost",
+}
+
 
 def backend_names() -> tuple[str, ...]:
     """Names of the installed backends, sorted. Imports none of them."""
@@ -94,7 +103,10 @@ def _the_entry_point(name: str) -> EntryPoint:
 def _unknown(name: str, installed: tuple[str, ...]) -> str:
     sentence = f"No backend is named {name!r}."
     known = sorted({*installed, *_FIRST_PARTY_EXTRAS})
-    nearest = difflib.get_close_matches(str(name), known, n=1)
+    if name == "jax" and name not in installed:
+        return f"{sentence} docs/jax.md shows how to make one, with a complete example."
+    meant = _OTHER_NAMES.get(str(name))
+    nearest = [meant] if meant else difflib.get_close_matches(str(name), known, n=1)
     if name in _FIRST_PARTY_EXTRAS:
         sentence += f" Install it with: {install_line(name)}."
     elif nearest and nearest[0] in installed:

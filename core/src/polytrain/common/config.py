@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from polytrain.common.call_forms import takes_ray_arguments
 from polytrain.common.constraints import Seconds, Whole
 from polytrain.common.plain_values import plain
+from polytrain.common.ray_arguments import CHECKPOINT, DATA, FAILURE, RUN, SCALING
 
 _LEAST_WINDOW_S = 0.1
 """Stragglers: the kernel counts in ticks, of up to ten milliseconds."""
@@ -25,6 +27,7 @@ class _PlainNumbers:
             object.__setattr__(self, each.name, plain(getattr(self, each.name)))
 
 
+@takes_ray_arguments(**SCALING)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingConfig(_PlainNumbers):
     """How many workers, and what each of them gets."""
@@ -46,6 +49,9 @@ class ScalingConfig(_PlainNumbers):
 
     placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
     """How the workers are placed on nodes, in Ray's words."""
+
+    accelerator_type: str | None = None
+    """Type of the nodes' accelerators, in Ray's words, such as "A100"; workers run on no others."""
 
     start_timeout_s: Annotated[float, Seconds()] = 600.0
     """Seconds to wait for the cluster to free the workers' resources."""
@@ -77,6 +83,9 @@ class ScalingConfig(_PlainNumbers):
         resources = {"CPU": 1.0, **(self.resources_per_worker or {})}
         if self.use_gpu:
             resources.setdefault("GPU", 1.0)
+        if self.accelerator_type is not None:
+            # Ray gives each node a resource of this name; any amount binds a worker to it.
+            resources.setdefault(f"accelerator_type:{self.accelerator_type}", 0.001)
         return resources
 
     @property
@@ -90,9 +99,14 @@ class ScalingConfig(_PlainNumbers):
         return math.ceil(self.resources.get("GPU", 0))
 
 
+@takes_ray_arguments(**DATA)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig(_PlainNumbers):
     """What is read of a data set, and in which order."""
+
+    datasets_to_split: str | Sequence[str] = "all"
+    """"all", or the names of the data sets whose rows are split over the workers. Every worker
+    reads the others whole."""
 
     shuffle: bool | Literal["window"] = False
     """Whether the order of the rows is random, and new in each epoch. True: a full shuffle; if the
@@ -143,6 +157,7 @@ class DataConfig(_PlainNumbers):
     up to 128 MB for each worker; others are read from their start for each of their windows."""
 
 
+@takes_ray_arguments(**FAILURE)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureConfig(_PlainNumbers):
     """What to do when something fails."""
@@ -187,6 +202,7 @@ class FailureConfig(_PlainNumbers):
     """Seconds for which a node gets no workers after it has lost two, if other nodes have room."""
 
 
+@takes_ray_arguments(**CHECKPOINT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig(_PlainNumbers):
     """Which checkpoints are made and kept."""
@@ -223,6 +239,7 @@ class CheckpointConfig(_PlainNumbers):
     next checkpoint, has ended, or waits for the commit of this one."""
 
 
+@takes_ray_arguments(**RUN)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(_PlainNumbers):
     """Where a run is stored, and how failures, checkpoints and observers are handled."""
@@ -257,3 +274,13 @@ class RunConfig(_PlainNumbers):
 
     progress: bool = True
     """Show a line of progress on standard error."""
+
+    def __post_init__(self) -> None:
+        _PlainNumbers.__post_init__(self)
+        # None stands for the default, as in Ray Train.
+        for name, default in _NESTED.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default())
+
+
+_NESTED = {"failure_config": FailureConfig, "checkpoint_config": CheckpointConfig}

@@ -40,6 +40,9 @@ def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
     yield from _number_problems(count)
     yield from _resource_problems(scaling)
     yield from field_problems(scaling)
+    accelerator: Any = scaling.accelerator_type
+    if not isinstance(accelerator, str | None):
+        yield wrong_type("ScalingConfig.accelerator_type", accelerator, str)
     if count == 0 and scaling.use_gpu:
         yield Problem(
             field="ScalingConfig.use_gpu",

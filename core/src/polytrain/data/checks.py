@@ -90,7 +90,7 @@ def grouped(
             except SourceError as error:
                 problems.append(_problem(dataset.name, error))
                 continue
-            if dataset.name not in demand.whole_datasets:
+            if dataset.is_split and dataset.name not in demand.whole_datasets:
                 dataset = replace(dataset, group_starts=starts)
                 problems += _too_few(dataset.name, len(starts) - 1, "group", num_workers)
         found.append(dataset)
@@ -181,7 +181,8 @@ def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfi
     """
     if dataset.source.stream is None:
         return None
-    if scaling.num_workers == 0 or demand.reads_tables or dataset.name in demand.whole_datasets:
+    whole = not dataset.is_split or dataset.name in demand.whole_datasets
+    if scaling.num_workers == 0 or demand.reads_tables or whole:
         return ""
     from polytrain.common.ray_state import living_nodes
     from polytrain.data.streams.ray_pipeline import cpu_shortage
@@ -244,6 +245,26 @@ def _config_problems(datasets: Mapping[Any, Any], configs: Any) -> Iterator[Prob
             yield wrong_type(field, config, DataConfig)
         else:
             yield from _value_problems(field, config)
+            yield from _split_problems(field, config.datasets_to_split, datasets)
+
+
+def _split_problems(field: str, split: Any, datasets: Mapping[Any, Any]) -> Iterator[Problem]:
+    if split == "all":
+        return
+    names = split if isinstance(split, list | tuple | set | frozenset) else None
+    if names is None:
+        yield Problem(
+            field=f"{field}.datasets_to_split",
+            what=f"{split!r} isn't a list of names",
+            remedy="Give 'all', or the names of data sets, such as ['train']",
+        )
+        return
+    for name in [name for name in names if name not in datasets]:
+        yield Problem(
+            field=f"{field}.datasets_to_split",
+            what=f"there is no data set {name!r}",
+            remedy=f"There are: {', '.join(map(str, datasets)) or 'none'}",
+        )
 
 
 def _value_problems(field: str, config: DataConfig) -> Iterator[Problem]:

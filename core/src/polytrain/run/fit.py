@@ -114,7 +114,7 @@ class Run:
             world_size=self.world_size,
             # The first driver of the run divides the data, once, unless the user does.
             shards=position["plan"]["shards"] if position and "plan" in position else None,
-            whole=dataset.name in self.demand.whole_datasets,
+            whole=not dataset.is_split or dataset.name in self.demand.whole_datasets,
             as_tables=tables,
             only_tables=tables and self.training_function is None,
         )

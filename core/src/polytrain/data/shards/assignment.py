@@ -46,6 +46,12 @@ class RunDataset:
         """The data set's name."""
         return self.source.info.name
 
+    @property
+    def is_split(self) -> bool:
+        """Whether its rows are split over the workers, as far as the user decides."""
+        split = self.config.datasets_to_split
+        return split == "all" or self.name in split
+
     def spec(
         self,
         *,
