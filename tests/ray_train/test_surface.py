@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
+from typing import Any
 
 import pytest
 
@@ -21,47 +23,6 @@ MODULES = {
     "ray.train.lightning": "polytrain.lightning",
     "ray.train.huggingface.transformers": "polytrain.huggingface.transformers",
 }
-
-# In a process of its own: it imports every framework, and Ray.
-COMPARES = """
-import json, sys
-from importlib import import_module
-
-theirs, ours = import_module(sys.argv[1]), import_module(sys.argv[2])
-found = {}
-for name in theirs.__all__:
-    try:
-        found[name] = "" if getattr(ours, name) is not None else "None"
-    except AttributeError as error:
-        found[name] = str(error)
-print("FOUND", json.dumps(found))
-"""
-
-
-def compared(theirs: str, ours: str) -> dict[str, str]:
-    """Ray Train's names in a module, each with the error that polytrain's raises for it."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPARES, theirs, ours],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert run.returncode == 0, run.stderr
-    [line] = [line for line in run.stdout.splitlines() if line.startswith("FOUND ")]
-    found: dict[str, str] = json.loads(line.removeprefix("FOUND "))
-    return found
-
-
-@pytest.mark.parametrize(("theirs", "ours"), MODULES.items())
-def test_each_name_is_here_or_has_a_sentence(theirs: str, ours: str) -> None:
-    found = compared(theirs, ours)
-    assert found
-    lacking = {name: error for name, error in found.items() if error}
-    sentences = {name: error for name, error in lacking.items() if "no counterpart of" in error}
-    assert lacking == sentences
-    # A name that is here needs no sentence.
-    assert not (found.keys() - lacking.keys()) & ABSENT.get(ours, {}).keys()
-
 
 # What they are called with: in their order, each with its default.
 CALLED = {
@@ -83,45 +44,73 @@ CALLED = {
     "ray.train.huggingface.transformers": ("prepare_trainer",),
 }
 
-CALLS = """
-import inspect, json, sys
-from importlib import import_module
-
-module = import_module(sys.argv[1])
-found = {}
-for name in sys.argv[2:]:
-    parameters = inspect.signature(getattr(module, name)).parameters.values()
-    found[name] = [
-        (each.name, each.kind is not each.KEYWORD_ONLY, repr(each.default)) for each in parameters
-    ]
-print("FOUND", json.dumps(found))
-"""
-
 # Configurations take these without names too, and None for their default.
 CONFIGS = {"ScalingConfig": SCALING, "DataConfig": DATA, "FailureConfig": FAILURE} | {
     "CheckpointConfig": CHECKPOINT,
     "RunConfig": RUN,
 }
 
+# In a process of its own: it imports every framework, and Ray.
+COMPARES = """
+import inspect, json, sys
+from importlib import import_module
 
-def parameters(module: str, names: tuple[str, ...]) -> dict[str, list[tuple[str, bool, str]]]:
-    """The parameters of classes and functions: name, whether it may be omitted, default."""
+theirs, ours = import_module(sys.argv[1]), import_module(sys.argv[2])
+
+def parameters(module):
+    return {
+        name: [
+            (each.name, each.kind is not each.KEYWORD_ONLY, repr(each.default))
+            for each in inspect.signature(getattr(module, name)).parameters.values()
+        ]
+        for name in sys.argv[3:]
+    }
+
+names = {}
+for name in getattr(theirs, "__all__", ()):
+    try:
+        names[name] = "" if getattr(ours, name) is not None else "None"
+    except AttributeError as error:
+        names[name] = str(error)
+print("FOUND", json.dumps([names, parameters(theirs), parameters(ours)]))
+"""
+
+
+@cache
+def compared(module: str) -> list[dict[str, Any]]:
+    """What a module of Ray Train and its counterpart have.
+
+    Returns:
+        Its public names, each with the error that polytrain's counterpart raises for it; and the
+        parameters of what is in `CALLED`, in both: name, whether it is positional, default.
+    """
+    ours = module.replace("ray.train", "polytrain")
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", CALLS, module, *names],
+        [sys.executable, "-W", "ignore", "-c", COMPARES, module, ours, *CALLED.get(module, ())],
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert run.returncode == 0, run.stderr
     [line] = [line for line in run.stdout.splitlines() if line.startswith("FOUND ")]
-    found: dict[str, list[tuple[str, bool, str]]] = json.loads(line.removeprefix("FOUND "))
+    found: list[dict[str, Any]] = json.loads(line.removeprefix("FOUND "))
     return found
+
+
+@pytest.mark.parametrize(("theirs", "ours"), MODULES.items())
+def test_each_name_is_here_or_has_a_sentence(theirs: str, ours: str) -> None:
+    found, _, _ = compared(theirs)
+    assert found
+    lacking = {name: error for name, error in found.items() if error}
+    sentences = {name: error for name, error in lacking.items() if "no counterpart of" in error}
+    assert lacking == sentences
+    # A name that is here needs no sentence.
+    assert not (found.keys() - lacking.keys()) & ABSENT.get(ours, {}).keys()
 
 
 @pytest.mark.parametrize(("module", "names"), CALLED.items())
 def test_it_is_called_as_in_ray_train(module: str, names: tuple[str, ...]) -> None:
-    theirs = parameters(module, names)
-    ours = parameters(module.replace("ray.train", "polytrain"), names)
+    _, theirs, ours = compared(module)
     for name in names:
         if name in CONFIGS:
             order, absent = CONFIGS[name]["order"], CONFIGS[name]["absent"]
