@@ -104,35 +104,3 @@ def names_its_checkpoints(config: dict[str, Any]) -> None:
 def test_accelerates_own_names_are_refused(quiet: RunConfig) -> None:
     with pytest.raises(TrainingFailedError, match=r"automatic_checkpoint_naming.*Leave it out"):
         fit_with_library(quiet, names_its_checkpoints, {})
-
-
-def registers_what_cannot_be_loaded(config: dict[str, Any]) -> None:
-    import torch
-    from accelerate import Accelerator
-
-    from polytrain_torch.accelerate import report, restore
-
-    class Counter:
-        def state_dict(self) -> dict[str, int]:
-            return {"steps": 3}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.steps = state["count"]
-
-    accelerator = Accelerator()
-    model = torch.nn.Linear(3, 1)
-    optimizer = torch.optim.Adam(model.parameters())
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    accelerator.prepare(model, optimizer, schedule)
-    if config["cannot_be_loaded"]:
-        accelerator.register_for_checkpointing(Counter())
-    restore(accelerator)
-    report(accelerator, {"steps": 1})
-    report(accelerator, {"steps": 2})
-
-
-def test_what_can_be_saved_and_not_loaded_fails_at_the_first_save(quiet: RunConfig) -> None:
-    with pytest.raises(TrainingFailedError, match=r"Counter: what was saved.*KeyError: 'count'"):
-        fit_with_library(quiet, registers_what_cannot_be_loaded, {"cannot_be_loaded": True})
-    sound = fit_with_library(quiet, registers_what_cannot_be_loaded, {"cannot_be_loaded": False})
-    assert sound.metrics == {"steps": 2}
