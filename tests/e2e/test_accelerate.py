@@ -104,3 +104,69 @@ def names_its_checkpoints(config: dict[str, Any]) -> None:
 def test_accelerates_own_names_are_refused(quiet: RunConfig) -> None:
     with pytest.raises(TrainingFailedError, match=r"automatic_checkpoint_naming.*Leave it out"):
         fit_with_library(quiet, names_its_checkpoints, {})
+
+
+def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
+    import torch
+    from accelerate import Accelerator
+
+    from polytrain_torch.accelerate import report
+
+    class Counter:
+        def state_dict(self) -> dict[str, int]:
+            return {"count": 1}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            if config["part"] == "counter":
+                raise KeyError("counts")
+
+    class Optimizer(torch.optim.SGD):
+        def load_state_dict(self, state_dict: Any) -> None:
+            # Accelerate itself loads the state of one that has none yet.
+            if config["part"] == "optimizer" and state_dict["state"]:
+                raise KeyError("moments")
+            super().load_state_dict(state_dict)
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+            self.last.weight = self.first.weight
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.first(x))
+
+        def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
+            if config["part"] == "model":
+                state_dict = {f"old_{name}": each for name, each in state_dict.items()}
+            return super().load_state_dict(state_dict, *args, **options)
+
+    accelerator = Accelerator()
+    own = Tied()
+    optimizer = Optimizer(own.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model, optimizer, _ = accelerator.prepare(own, optimizer, scheduler)
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    accelerator.register_for_checkpointing(Counter())
+    report(accelerator, {"saved": True})
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ("model", r"(?s)Tied: .*can't be loaded.*old_first"),
+        ("optimizer", "Optimizer: .*raised KeyError: 'moments'"),
+        ("counter", "Counter: .*raised KeyError: 'counts'"),
+        (None, None),
+    ],
+)
+def test_what_can_be_saved_and_not_loaded_fails_at_the_first_report(
+    quiet: RunConfig, part: str | None, told: str | None
+) -> None:
+    if told is None:
+        result = fit_with_library(quiet, saves_what_it_cannot_load, {"part": part})
+        assert result.metrics == {"saved": True}
+        return
+    with pytest.raises(TrainingFailedError, match=told):
+        fit_with_library(quiet, saves_what_it_cannot_load, {"part": part})

@@ -218,9 +218,50 @@ class Broken:
         raise KeyError("counts")
 
 
+class Forgetful(torch.optim.SGD):
+    """Has an attribute of its own, and can't load its state."""
+
+    def __init__(self, parameters: Any, *, loads: bool) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.loads = loads
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        if not self.loads:
+            raise KeyError("count")
+        super().load_state_dict(state_dict)
+
+
+def forgetful(*, loads: bool) -> dict[str, Any]:
+    return {"optimizer": Forgetful([torch.nn.Parameter(torch.ones(1))], loads=loads)}
+
+
+def test_a_custom_optimizer_that_can_be_loaded_is_saved(run: Run) -> None:
+    def train() -> None:
+        TrainingState(**forgetful(loads=True)).report({"done": True})
+
+    assert run(train).metrics == {"done": True}
+
+
+class Measured(torch.optim.SGD):
+    """Looks at values while it loads them."""
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        float(self.param_groups[0]["params"][0].detach().sum())
+        super().load_state_dict(state_dict)
+
+
+def test_a_custom_optimizer_that_looks_at_values_is_saved(run: Run) -> None:
+    def train() -> None:
+        optimizer = Measured([torch.nn.Parameter(torch.ones(1))])
+        TrainingState(optimizer=optimizer).report({"done": True})
+
+    assert run(train).metrics == {"done": True}
+
+
 @pytest.mark.parametrize(
     ("part", "told"),
     [
+        (lambda: forgetful(loads=False), "optimizer: .*raised KeyError: 'count'"),
         (lambda: {"model": Extra(2, 1)}, "(?s)model: .*_extra_state.*needs set_extra_state"),
         (lambda: {"model": Renamed(2, 1)}, "(?s)model: .*can't be loaded.*old_weight"),
         (lambda: {"counter": Broken()}, "counter: .*raised KeyError: 'counts'"),

@@ -10,9 +10,13 @@ With these two calls its `save_state` and `load_state` use the run's checkpoints
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
+
+import torch
 
 import polytrain
 from polytrain import Checkpoint, get_checkpoint
@@ -20,10 +24,14 @@ from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, pa
 from polytrain_torch.engine import unwrapped
 from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.libraries import needed
+from polytrain_torch.read_back import copy_without_values, try_loading
 from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("accelerate"):
-    from accelerate import Accelerator
+    from accelerate import Accelerator, DistributedType
+    from accelerate.checkpointing import load_custom_state
+    from accelerate.utils import MODEL_NAME, OPTIMIZER_NAME, SAFE_MODEL_NAME, SCHEDULER_NAME, load
+    from safetensors.torch import load_file
 
 _PROGRESS_FILE = "progress.pt"
 
@@ -54,6 +62,7 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
     if checkpoint is None:
         return {}
     accelerator.load_state(checkpoint.path)
+    _tried.add(accelerator)
     progress: dict[str, Any] = loaded(Path(checkpoint.path, _PROGRESS_FILE))
     return progress
 
@@ -69,14 +78,80 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
     Raises:
         ValueError: `automatic_checkpoint_naming` is set.
         TypeError: if a value isn't plain data, and couldn't be loaded safely.
+        CheckpointError: what the first save has of an object can't be loaded.
     """
     _refuse_own_names(accelerator)
     with directory_of_all() as directory:
         accelerator.save_state(str(directory))
+        if accelerator not in _tried and accelerator.is_main_process:
+            _read_back(accelerator, directory)
+        _tried.add(accelerator)
         if accelerator.is_main_process:
             save_safely(progress, directory / _PROGRESS_FILE)
         with part_of(directory) as part:
             polytrain.report(metrics, checkpoint_of(part))
+
+
+_tried: WeakSet[Accelerator] = WeakSet()
+"""Those whose first save has been read back, or that have loaded one."""
+
+
+def _read_back(accelerator: Accelerator, directory: Path) -> None:
+    """Load what was saved into copies of the objects, as a restart would."""
+    if accelerator.distributed_type not in _SAVED_WHOLE:
+        return
+    models = [unwrapped(model) for model in accelerator._models]
+    optimizers = [each.optimizer for each in accelerator._optimizers]
+    schedulers = [each.scheduler for each in accelerator._schedulers]
+    others = accelerator._custom_objects
+    everything = [*models, *optimizers, *schedulers, *others]
+    loads: list[tuple[Any, _Load]] = [
+        *((model, partial(_load_model, directory, number)) for number, model in enumerate(models)),
+        *_loads_of(optimizers, directory, OPTIMIZER_NAME),
+        *_loads_of(schedulers, directory, SCHEDULER_NAME),
+        *((each, partial(_load_other, directory, number)) for number, each in enumerate(others)),
+    ]
+    for part, into in loads:
+        kept = [each for each in everything if each is not part]
+        copied = copy_without_values(part, keeping=kept)
+        if copied is not None:
+            try_loading(type(part).__qualname__, partial(into, copied))
+
+
+def _loads_of(parts: Sequence[Any], directory: Path, name: str) -> list[tuple[Any, _Load]]:
+    return [
+        (part, partial(_load_file, directory / f"{_numbered(name, number)}.bin"))
+        for number, part in enumerate(parts)
+    ]
+
+
+def _load_file(file: Path, copied: Any) -> None:
+    copied.load_state_dict(load(file, map_location="cpu"))
+
+
+def _load_other(directory: Path, number: int, copied: Any) -> None:
+    load_custom_state(copied, str(directory), number)
+
+
+def _load_model(directory: Path, number: int, copied: torch.nn.Module) -> None:
+    file = directory / f"{_numbered(SAFE_MODEL_NAME, number)}.safetensors"
+    if not file.exists():
+        _load_file(directory / f"{_numbered(MODEL_NAME, number)}.bin", copied)
+        return
+    # Of tied weights the file has one only.
+    unknown = copied.load_state_dict(load_file(file), strict=False).unexpected_keys
+    if unknown:
+        raise KeyError(f"unexpected keys: {unknown}")
+
+
+def _numbered(name: str, number: int) -> str:
+    return f"{name}_{number}" if number else name
+
+
+_Load = Callable[[Any], None]
+
+_SAVED_WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+"""The others save shards, which all ranks load together."""
 
 
 def _refuse_own_names(accelerator: Accelerator) -> None:

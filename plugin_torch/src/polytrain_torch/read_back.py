@@ -25,13 +25,29 @@ def copy_without_values(part: Any, *, keeping: Iterable[Any] = ()) -> Any:
         part: a module, an optimizer, or anything with a state.
         keeping: objects that the copy shares with the part.
     """
-    if not _is_copied_whole(part):
-        return None
+    shared = {id(each): each for each in keeping}
     try:
         with _WithoutValues():
-            return copy.deepcopy(part, {id(each): each for each in keeping})
+            if _is_custom_optimizer(part):
+                return _copied_optimizer(part, shared)
+            return copy.deepcopy(part, shared) if _is_copied_whole(part) else None
     except Exception:
         return None
+
+
+def _is_custom_optimizer(part: Any) -> bool:
+    return isinstance(part, torch.optim.Optimizer) and not type(part).__module__.startswith(
+        # torch's own are copied whole, or load with collectives.
+        ("torch.optim.", "torch.distributed.")
+    )
+
+
+def _copied_optimizer(part: torch.optim.Optimizer, shared: dict[int, Any]) -> Any:
+    """A copy with all attributes: what torch copies of an optimizer lacks those of its subclass."""
+    copied = object.__new__(type(part))
+    shared[id(part)] = copied
+    vars(copied).update(copy.deepcopy(vars(part), shared))
+    return copied
 
 
 def _is_copied_whole(part: Any) -> bool:
@@ -65,6 +81,9 @@ def try_loading(name: str, load: Callable[[], Any]) -> None:
             warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
             load()
     except Exception as error:
+        if "meta" in str(error) and isinstance(error, (NotImplementedError, RuntimeError)):
+            # It looks at the values, which the copy doesn't have, so nothing is known.
+            return
         raise CheckpointError(
             f"{name}: what was saved of it can't be loaded, so no restart could resume. Its "
             f"load_state_dict raised {type(error).__name__}: {error}. Mend its state_dict or "
