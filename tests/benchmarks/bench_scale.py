@@ -22,6 +22,7 @@ from polytrain.workers.processes.cache import let_go
 
 _FORKS = "bare forks"
 _AGAIN = "… again"
+_ELASTIC = "… elastic"
 _WORKERS = (2, 4, 16, 32, 64, 128)
 _BOUNDS_S = {32: 3.0, 128: 10.0}
 
@@ -49,14 +50,20 @@ def measure_ours(workers: int) -> Start:
     return measure_again(workers)
 
 
-def measure_again(workers: int) -> Start:
-    """The same with the driver's zygote of the run before."""
+def measure_again(workers: int, *, least: int | None = None) -> Start:
+    """The same with the driver's zygote of the run before.
+
+    Args:
+        workers: how many; of an elastic run the most.
+        least: the least workers of an elastic run; None for one of a fixed size.
+    """
+    size = workers if least is None else (least, workers)
     with tempfile.TemporaryDirectory() as name, _threads() as seen:
         trainer = make_trainer(
             "reference",
             _note,
             train_loop_config={"directory": name},
-            scaling_config=ScalingConfig(num_workers=workers, cluster="ray"),
+            scaling_config=ScalingConfig(num_workers=size, cluster="ray"),
             run_config=RunConfig(storage_path=Path(name) / "runs", progress=False),
         )
         settle()
@@ -95,6 +102,7 @@ def main(argv: list[str] | None = None) -> int:
             parties = {
                 OURS: partial(measure_ours, workers),
                 _AGAIN: partial(measure_again, workers),
+                _ELASTIC: partial(measure_again, workers, least=1),
                 _FORKS: partial(measure_forks, workers),
             }
             taken = take_turns(parties, repetitions=options.repetitions, what=f"{workers} workers")
