@@ -144,3 +144,24 @@ DATA: dict[str, Any] = {
         ),
     },
 }
+
+REPORT: dict[str, Absent] = {
+    "checkpoint_dir_name": Absent(
+        instead="polytrain numbers checkpoints; put a name of your own into the metrics"
+    ),
+    "checkpoint_upload_mode": Absent(
+        instead='Use upload="sync" or upload="async". For files that the function has stored '
+        "itself, report their path as a metric"
+    ),
+    "delete_local_checkpoint_after_upload": Absent(
+        default=False,
+        instead="Delete the directory yourself: report() has taken its files when it returns",
+    ),
+    "checkpoint_upload_fn": Absent(
+        instead="Leave it out: polytrain stores the files in RunConfig.storage_path"
+    ),
+    "validation": Absent(
+        default=False,
+        instead="Evaluate in the training function, or load checkpoints after the run",
+    ),
+}

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.common.call_forms import check_other_arguments
 from polytrain.common.errors import NotInWorkerError
+from polytrain.common.ray_arguments import REPORT
 from polytrain.monitoring.progress_page import beat
 from polytrain.workers.context import Context
 from polytrain.workers.session import WorkerSession
@@ -37,6 +39,7 @@ def report(
     checkpoint: Checkpoint | None = None,
     *,
     upload: Literal["async", "sync"] | None = None,
+    **others: Any,
 ) -> None:
     """Report metrics, and optionally a checkpoint, from inside a training function.
 
@@ -53,13 +56,17 @@ def report(
             same on every rank, pass it on rank 0 only.
         upload: "sync" waits until the checkpoint is committed; `CheckpointConfig.upload` by
             default.
+        others: arguments of Ray Train's function that polytrain doesn't have; values that change
+            nothing are accepted.
 
     Raises:
-        TypeError: a metric has another type.
+        TypeError: a metric has another type, or another argument isn't accepted.
         ValueError: `upload` is neither "sync" nor "async".
         CheckpointError: the checkpoint's directory doesn't exist, or the disk has no room.
         NotInWorkerError: outside a training function, or in a child process of it.
     """
+    if others:
+        check_other_arguments("report", others, REPORT)
     _session("report").report_from_function(metrics, checkpoint, upload)
 
 
@@ -100,14 +107,17 @@ def get_context() -> Context:
     return _session("get_context").context
 
 
-def get_dataset_shard(name: str = "train") -> Any:
+def get_dataset_shard(dataset_name: str | None = None) -> Any:
     """Return this rank's rows of a data set: a `polytrain_plugins.Shard`, or the backend's view.
+
+    Args:
+        dataset_name: its name in the trainer's `datasets`; "train" by default.
 
     Raises:
         KeyError: no data set of this name was passed to `make_trainer`.
         NotInWorkerError: outside a training function.
     """
-    return _session("get_dataset_shard").shard(name)
+    return _session("get_dataset_shard").shard("train" if dataset_name is None else dataset_name)
 
 
 def checkpoint_requested() -> bool:
