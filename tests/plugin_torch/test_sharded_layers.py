@@ -65,6 +65,42 @@ def test_that_layers_sharded_before_do_not_is_told(
     assert "sharded_layers=model.layers" in capfd.readouterr().err
 
 
+def replicates(config: dict[str, Any]) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import polytrain
+    from polytrain_torch.collecting import gathered
+
+    torch.manual_seed(dist.get_rank())
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    of_rank_0 = gathered([each.detach().clone() for each in model.parameters()])[0]
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicas", "shards"))
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    arguments = {"mesh": mesh}
+    prepare_model(model, parallel_strategy="fsdp", parallel_strategy_kwargs=arguments)
+    mine = [each.to_local() for each in model.parameters()]
+    are_of_rank_0 = all(torch.equal(*each) for each in zip(mine, of_rank_0, strict=True))
+    polytrain.report({"are_of_rank_0": are_of_rank_0})
+
+
+def test_replicas_of_layers_that_were_sharded_before_are_the_same(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    world = run_world(
+        Torch(timeout_s=60),
+        data=pa.table({"x": [0.0] * 4}),
+        path=tmp_path,
+        training_function=replicates,
+        training_config={},
+    )
+    assert [rank.failure for rank in world.ranks] == [None, None]
+    assert [rank.reports[-1].metrics["are_of_rank_0"] for rank in world.ranks] == [True, True]
+    assert "sharded before" not in capfd.readouterr().err
+
+
 def test_layers_are_sharded_by_fsdp_only() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match=r"sharded_layers: parallel_strategy='ddp'"):

@@ -116,8 +116,8 @@ def _fully_sharded(
 
 
 def _warn_of_sharded(model: torch.nn.Module) -> None:
-    is_sharded = any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    if is_sharded and dist.get_world_size() > 1 and dist.get_rank() == 0:
+    # `fully_shard` keeps a rank's part of its own weights: nobody has the rest of rank 0's.
+    if any(map(_is_cut, model.parameters())) and dist.get_rank() == 0:
         logger.warning(
             "Layers were sharded before prepare_model, so each rank has its part of its own "
             "weights: rank 0's can't be sent any more. Pass the layers to prepare_model instead "
@@ -125,16 +125,34 @@ def _warn_of_sharded(model: torch.nn.Module) -> None:
         )
 
 
+def _is_cut(parameter: torch.Tensor) -> bool:
+    """Whether ranks have different parts of it."""
+    if not isinstance(parameter, DTensor):
+        return False
+    sizes = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
+    return any(size > 1 and not placement.is_replicate() for placement, size in sizes)
+
+
 def _send_weights(model: torch.nn.Module) -> None:
-    """Send rank 0's weights to all ranks."""
+    """Send rank 0's weights to all ranks; of sharded ones, the first replica's to the others."""
     for tensor in chain(model.parameters(), model.buffers()):
-        # The user handles tensors that are sharded already, or have no values yet.
-        if isinstance(tensor, DTensor) or tensor.is_meta:
+        # The user handles tensors that have no values yet.
+        if tensor.is_meta:
             continue
-        # A model may stay on the CPU, which NCCL doesn't reach.
-        sent = tensor.detach().cuda() if dist.get_backend() == "nccl" else tensor.detach()
-        dist.broadcast(sent, src=0)
-        tensor.detach().copy_(sent)
+        if not isinstance(tensor, DTensor):
+            _send(tensor.detach())
+            continue
+        for dimension, placement in enumerate(tensor.placements):
+            if placement.is_replicate():
+                _send(tensor.detach().to_local(), tensor.device_mesh.get_group(dimension))
+
+
+def _send(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
+    """Send the tensor of a group's first rank to the others; None for all ranks."""
+    # A model may stay on the CPU, which NCCL doesn't reach.
+    sent = tensor.cuda() if dist.get_backend(group) == "nccl" else tensor
+    dist.broadcast(sent, group=group, group_src=0)
+    tensor.copy_(sent)
 
 
 def prepare_data_loader(
