@@ -120,7 +120,7 @@ def test_types_are_the_collate_fn_s_to_choose() -> None:
 
 
 def test_a_column_of_words_is_refused_by_its_name() -> None:
-    with pytest.raises(TypeError, match=r"'word' .* Encode it as numbers"):
+    with pytest.raises(TypeError, match=r"'word'.* Encode it as numbers"):
         list(shard(word=["a", "b"]).iter_torch_batches())
 
 
@@ -212,3 +212,65 @@ def test_an_unknown_strategy_is_refused() -> None:
 def test_a_model_without_values_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model: .*meta device.*to_empty"):
         prepare_model(torch.nn.Linear(1, 1, device="meta"))
+
+
+def test_texts_are_named_before_the_first_batch() -> None:
+    texts = shard(**COLUMNS, name=["a"] * ROWS, kind=pa.array(["b"] * ROWS).dictionary_encode())
+    with pytest.raises(TypeError, match=r"'name', 'kind': texts can't become a tensor"):
+        texts.iter_torch_batches(batch_size=2)
+    [batch] = texts.iter_torch_batches(collate_fn=lambda batch: list(batch["name"]))
+    assert batch == ["a"] * ROWS
+
+
+class _Base:
+    """As Ray Data's classes: an object that is called with a batch."""
+
+    def __call__(self, batch: Any) -> Any:
+        return type(batch).__module__.partition(".")[0], len(batch)
+
+
+class ArrowBatchCollateFn(_Base): ...
+
+
+class PandasBatchCollateFn(_Base): ...
+
+
+@pytest.mark.parametrize(
+    ("cls", "package"), [(ArrowBatchCollateFn, "pyarrow"), (PandasBatchCollateFn, "pandas")]
+)
+def test_a_collate_class_gets_its_format(cls: Any, package: str) -> None:
+    given = type("Own", (cls,), {})()
+    batches = shard(**COLUMNS).iter_torch_batches(batch_size=2, collate_fn=given)
+    assert list(batches) == [(package, 2), (package, 2), (package, 1)]
+
+
+@pytest.mark.parametrize("name", ["local_shuffle_buffer_size", "local_shuffle_seed"])
+def test_a_local_shuffle_is_refused(name: str) -> None:
+    for method in (shard(**COLUMNS).iter_torch_batches, shard(**COLUMNS).iter_batches):
+        with pytest.raises(ValueError, match=rf"{name}=7: .*DataConfig\(shuffle="):
+            method(**{name: 7})
+        assert len(list(method(**{name: None}))) == 1
+
+
+def test_rows_one_by_one() -> None:
+    rows = list(shard(**COLUMNS).iter_rows())
+    assert [(row["x"], row["n"]) for row in rows] == [(float(n), n) for n in range(ROWS)]
+    assert {type(row["n"]) for row in rows} == {int}
+    assert rows[1]["image"].tolist() == COLUMNS["image"][1].tolist()
+
+
+def test_a_shard_is_counted_and_materialized() -> None:
+    one = shard(**COLUMNS)
+    assert one.count() == ROWS
+    assert len(one.materialize().to_pandas()) == ROWS  # type: ignore[arg-type]  # a data frame
+
+
+@pytest.mark.parametrize("batch_format", ["default", None])
+def test_the_default_format_is_numpy(batch_format: Any) -> None:
+    [batch] = shard(x=COLUMNS["x"]).iter_batches(batch_format=batch_format)
+    assert isinstance(batch["x"], np.ndarray)
+
+
+def test_pinned_memory_may_be_wanted() -> None:
+    [batch] = shard(x=COLUMNS["x"]).iter_torch_batches(pin_memory=True)
+    assert batch["x"].tolist() == list(range(ROWS))

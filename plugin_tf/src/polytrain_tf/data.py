@@ -24,9 +24,9 @@ class TensorFlowShard(ShardView):
 
     def to_tf(
         self,
-        *,
         feature_columns: Sequence[str] | str,
         label_columns: str,
+        *,
         weight_column: str | None = None,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
@@ -106,6 +106,8 @@ class TensorFlowShard(ShardView):
         drop_last: bool = False,
         prefetch_batches: int = 1,
         dtypes: tf.DType | Mapping[str, tf.DType] | None = None,
+        local_shuffle_buffer_size: None = None,
+        local_shuffle_seed: None = None,
     ) -> Batches:
         """Batches as dicts of column name to tensor, for custom loops.
 
@@ -117,8 +119,11 @@ class TensorFlowShard(ShardView):
             drop_last: give full batches only.
             prefetch_batches: prepare this many batches ahead, on a thread.
             dtypes: type of all columns, or of each by name; otherwise that of the data.
+            local_shuffle_buffer_size: refused; the data set's `DataConfig` has its order.
+            local_shuffle_seed: refused too.
 
         Raises:
+            ValueError: if a refused argument is given.
             TypeError: if a column can't become a tensor, such as lists that differ in shape.
         """
 
@@ -131,6 +136,8 @@ class TensorFlowShard(ShardView):
             drop_last=drop_last,
             prefetch_batches=prefetch_batches,
             convert=tensors,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
         )
 
     def used(self, batches: int = 1) -> None:

@@ -19,7 +19,7 @@ from torch.distributed import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from polytrain import CheckpointError
-from polytrain.extension import TensorShapes, to_format
+from polytrain.extension import TensorShapes
 from polytrain_plugins import (
     Batches,
     Engine,
@@ -36,6 +36,7 @@ from polytrain_torch.meetings import held
 from polytrain_torch.moving import moved
 from polytrain_torch.node_group import forget_group
 from polytrain_torch.randomness import share_seed
+from polytrain_torch.row_batches import StandIn, format_for, refuse_texts
 from polytrain_torch.sharded import is_sharded, whole_model
 
 MODEL_FILE = "model.pt"
@@ -155,7 +156,10 @@ class TorchShard(ShardView):
         prefetch_batches: int = 1,
         dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
         device: torch.device | str | None = None,
-        collate_fn: Callable[[dict[str, Any]], Any] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
+        local_shuffle_buffer_size: None = None,
+        local_shuffle_seed: None = None,
+        pin_memory: bool = False,
     ) -> Batches:
         """Batches as dicts of column name to tensor; each iteration is an epoch. See
         `Shard.iter_batches`.
@@ -176,23 +180,29 @@ class TorchShard(ShardView):
             collate_fn: makes a batch from a dict of column name to NumPy array, for example padded
                 tensors from lists of different lengths (an array of arrays). It runs on the thread
                 that prepares batches. Tensors in the dicts, lists and tuples that it returns are
-                moved to the device.
+                moved to the device. A collate class of Ray Data gets the format that it is for.
+            local_shuffle_buffer_size: refused; the data set's `DataConfig` has its order.
+            local_shuffle_seed: refused too.
+            pin_memory: no effect: columns are always copied to a GPU from pinned memory.
 
         Raises:
-            ValueError: if both `collate_fn` and `dtypes` are given.
-            TypeError: if a column holds neither numbers nor booleans, or lists that differ in
-                shape, and there is no `collate_fn`.
+            ValueError: if both `collate_fn` and `dtypes` are given, or a refused argument is.
+            TypeError: if a column holds texts, which shows at once, or anything else than numbers
+                and booleans, or lists that differ in shape, and there is no `collate_fn`.
         """
         if collate_fn is not None and dtypes is not None:
             raise ValueError(
                 f"dtypes={dtypes!r}: it can't be used with collate_fn, which makes the tensors. "
                 "Convert them in collate_fn"
             )
+        if collate_fn is None:
+            refuse_texts(self.schema)
         target = current_device() if device in (None, "auto") else torch.device(device)
         shapes = TensorShapes(self.name, _RAGGED_REMEDY)
-        stand_in = _StandIn(self._shard)
+        batch_format = format_for(collate_fn)
+        stand_in = StandIn(self._shard, batch_format)
 
-        def tensors(batch: dict[str, Any]) -> Any:
+        def tensors(batch: Any) -> Any:
             batch = stand_in.of(batch)
             if collate_fn is not None:
                 return moved(collate_fn(batch), target)
@@ -208,33 +218,11 @@ class TorchShard(ShardView):
             global_batch_size=global_batch_size,
             drop_last=drop_last,
             prefetch_batches=prefetch_batches,
+            batch_format=batch_format,
             convert=tensors,
+            local_shuffle_buffer_size=local_shuffle_buffer_size,
+            local_shuffle_seed=local_shuffle_seed,
         )
-
-
-class _StandIn:
-    """What a rank gets for a batch in which it has no row."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-        self._last: dict[str, Any] = {}
-        """Of a stream, whose rows can't be read again, the last row."""
-
-        self._first: dict[str, Any] = {}
-
-    def of(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The batch, or one row if it has none."""
-        if not batch or len(next(iter(batch.values()))):
-            if self._shard.total_rows is None:
-                self._last = {name: array[-1:].copy() for name, array in batch.items()}
-            return batch
-        is_stream = self._shard.total_rows is None
-        if not is_stream and not self._first:
-            # The same row after a restart.
-            self._first = to_format(self._shard.read(range(1)), "numpy")
-        row = self._last if is_stream else self._first
-        # The user may write to it.
-        return {name: array.copy() for name, array in (row or batch).items()}
 
 
 def current_device() -> torch.device:

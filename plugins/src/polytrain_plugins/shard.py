@@ -94,10 +94,12 @@ class Shard(ABC):
         batch_size: int | None = None,
         global_batch_size: int | None = None,
         format: BatchFormat | None = None,
-        batch_format: BatchFormat = "numpy",
+        batch_format: BatchFormat | Literal["default"] | None = "numpy",
         drop_last: bool = False,
         prefetch_batches: int = 0,
         convert: Callable[[Any], Any] | None = None,
+        local_shuffle_buffer_size: None = None,
+        local_shuffle_seed: None = None,
     ) -> Batches:
         """Batches to iterate over, once for each epoch.
 
@@ -115,14 +117,34 @@ class Shard(ABC):
                 same rows at any number of ranks.
             format: "numpy" (dict of column name to array of shape `(rows,)` or `(rows, …)`),
                 "pandas" (DataFrame) or "arrow" (Table).
-            batch_format: The same as `format`; Ray's name for it.
+            batch_format: The same as `format`; Ray's name for it. "default" and None are "numpy".
             drop_last: Give full batches only, regardless of the data set's `remainder`.
             prefetch_batches: Prepare this many batches ahead, on a thread.
             convert: Applied to each batch before it is given, on that thread.
+            local_shuffle_buffer_size: Refused; the data set's `DataConfig` has its order.
+            local_shuffle_seed: Refused too.
 
         Raises:
             ValueError: if an argument has a different value.
         """
+
+    def iter_rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of the next epoch, one by one, as dicts of column name to value.
+
+        A row counts when it is given. Batches are much faster.
+        """
+        for batch in self.iter_batches(batch_size=1):
+            count = len(next(iter(batch.values()), ()))
+            for row in range(count):
+                yield {name: _value(array[row]) for name, array in batch.items()}
+
+    def count(self) -> int | None:
+        """Rows of this shard as a whole; None for a stream of unknown length."""
+        return None if self.total_rows is None else len(self)
+
+    def materialize(self) -> Shard:
+        """This shard. It can be read as a whole, also several times, without this call."""
+        return self
 
     @abstractmethod
     def iter_ahead(
@@ -151,6 +173,28 @@ class Shard(ABC):
         Raises:
             TypeError: for a stream of unknown length.
         """
+
+
+def refuse_local_shuffle(size: Any, seed: Any) -> None:
+    """Raise an error for the arguments of `iter_batches` that shuffle in Ray's way.
+
+    Raises:
+        ValueError: one is given.
+    """
+    given = {"local_shuffle_buffer_size": size, "local_shuffle_seed": seed}
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}={value!r}: a data set is shuffled as a whole, in an order that a resumed "
+                'run repeats. Use DataConfig(shuffle="window", window_rows=…, seed=…), or '
+                "shuffle=True."
+            )
+
+
+def _value(cell: Any) -> Any:
+    """A number or truth value of NumPy as Python's; anything else as it is."""
+    kind = getattr(getattr(cell, "dtype", None), "kind", "")
+    return cell.item() if kind in ("b", "i", "u", "f") and cell.shape == () else cell
 
 
 class Batches(Iterable[Any]):

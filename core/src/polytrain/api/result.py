@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from polytrain.api.prediction import predicted
 from polytrain.checkpoint.checkpoint import Checkpoint
@@ -13,7 +13,7 @@ from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore, Found
 from polytrain.common.config import CheckpointConfig
 from polytrain.common.errors import CheckpointError, RunNotFoundError, TrainingFailedError
-from polytrain.policy.retention import ranked
+from polytrain.policy.retention import badness, ranked
 from polytrain.run.fit import Run, RunOutcome
 from polytrain.run.history import RunHistory, read_history
 from polytrain.run.identity import options_of
@@ -64,6 +64,7 @@ class Result:
     def from_path(
         cls,
         path: str | Path,
+        storage_filesystem: Any = None,
         *,
         filesystem: Any = None,
         backend: Backend | None = None,
@@ -75,7 +76,8 @@ class Result:
 
         Args:
             path: `Result.path` of the run.
-            filesystem: as `RunConfig.storage_filesystem`.
+            storage_filesystem: as in `RunConfig`.
+            filesystem: the same.
             backend: of the run, for `load_model`; by default made from the journal.
             checkpoint_config: how `best_checkpoints` are ranked; by default the newer first.
 
@@ -83,7 +85,7 @@ class Result:
             RunNotFoundError: there is no run.
             OSError: the storage can't be read.
         """
-        location = Location.of(path, filesystem, retry_s=0)
+        location = Location.of(path, storage_filesystem or filesystem, retry_s=0)
         run_history = read_history(location.open().read_log(JOURNAL))
         if run_history is None:
             raise RunNotFoundError(
@@ -92,6 +94,38 @@ class Result:
             )
         config = CheckpointConfig() if checkpoint_config is None else checkpoint_config
         return recorded(location, run_history, config=config, backend=backend)
+
+    @property
+    def metrics_dataframe(self) -> Any:
+        """`history` as a `pandas.DataFrame`, with a row for each report."""
+        import pandas as pd
+
+        return pd.DataFrame(list(self.history))
+
+    def get_best_checkpoint(self, metric: str, mode: Literal["max", "min"]) -> Checkpoint | None:
+        """Return the kept checkpoint with the best value of a metric; None if none is kept.
+
+        Args:
+            metric: its name, `a/b` for a nested one.
+            mode: "max" if greater is better, "min" if less is.
+
+        Raises:
+            ValueError: `mode` is another, or no kept checkpoint has a number of this name.
+        """
+        if mode not in ("max", "min"):
+            raise ValueError(f"mode: {mode!r} is unknown. Give 'max' or 'min'.")
+        config = CheckpointConfig(checkpoint_score_attribute=metric, checkpoint_score_order=mode)
+        ranks = [(badness(metrics, config), each) for each, metrics in self.best_checkpoints]
+        if not ranks:
+            return None
+        (has_none, _), best = min(ranks, key=lambda rank: rank[0])
+        if has_none:
+            known = sorted({name for _, metrics in self.best_checkpoints for name in metrics})
+            raise ValueError(
+                f"metric: no kept checkpoint has a number {metric!r}. The reported metrics are: "
+                f"{', '.join(known) or 'none'}."
+            )
+        return best
 
     def load_model(self) -> Any:
         """The model of the newest checkpoint, as the framework's own object.

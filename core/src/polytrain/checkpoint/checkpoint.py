@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.starting_point import StartingPoint, fetch, starting_point, verify
 from polytrain.common.errors import CheckpointError
 from polytrain.storage.location import Location, without_credentials
+
+_METADATA = ".metadata.json"
+"""File with the values of `set_metadata`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,7 @@ class Checkpoint:
         Raises:
             CheckpointError: the checkpoint is missing, or differs from what was committed.
         """
-        location = Location.of(self.path, self.filesystem)
+        location = self._location()
         if location.is_local:
             if not Path(location.address).is_dir():
                 raise CheckpointError(f"There is no checkpoint in {self.path}.")
@@ -64,15 +69,64 @@ class Checkpoint:
                 raise self._unreadable(error) from error
             yield str(files)
 
-    def to_directory(self, path: str | Path) -> str:
+    def to_directory(self, path: str | Path | None = None) -> str:
         """Copy the files into a directory, create it if needed, and return its path.
+
+        Args:
+            path: of the directory; by default a new temporary one, which the caller deletes.
 
         Raises:
             CheckpointError: the checkpoint is missing, or differs from what was committed.
         """
         with self.as_directory() as directory:
+            if path is None:
+                path = tempfile.mkdtemp(prefix="polytrain-checkpoint-")
             shutil.copytree(directory, path, dirs_exist_ok=True)
         return str(path)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Return what `set_metadata` has stored; empty if nothing.
+
+        Raises:
+            CheckpointError: the file can't be read.
+        """
+        try:
+            found: dict[str, Any] = json.loads(self._location().open().read(_METADATA))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise self._unreadable(error) from error
+        return found
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Store values with the files, before the checkpoint is reported.
+
+        Args:
+            metadata: anything that JSON can hold.
+
+        Raises:
+            CheckpointError: it is committed already, or isn't on this machine.
+        """
+        location = self._location()
+        directory = Path(location.address)
+        if not location.is_local or (directory / MANIFEST_NAME).exists():
+            raise CheckpointError(
+                f"The checkpoint {without_credentials(self.path)} can't get metadata: a committed "
+                "checkpoint doesn't change. Call set_metadata before report(), or report the "
+                "values among the metrics."
+            )
+        (directory / _METADATA).write_text(json.dumps(dict(metadata)))
+
+    def update_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Add values to the metadata, before the checkpoint is reported.
+
+        Args:
+            metadata: as for `set_metadata`; replaces values of the same names.
+
+        Raises:
+            CheckpointError: as `set_metadata`.
+        """
+        self.set_metadata({**self.get_metadata(), **metadata})
 
     def verify(self) -> None:
         """Read all files, and compare them with what was committed.
@@ -85,9 +139,12 @@ class Checkpoint:
         except OSError as error:
             raise self._unreadable(error) from error
 
+    def _location(self) -> Location:
+        return Location.of(self.path, self.filesystem)
+
     def _found(self) -> StartingPoint:
         try:
-            return starting_point(Location.of(self.path, self.filesystem))
+            return starting_point(self._location())
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from error
 

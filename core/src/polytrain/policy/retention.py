@@ -31,7 +31,7 @@ def ranked(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Kept]:
     newest_first = list(reversed(checkpoints))
     if config.checkpoint_score_attribute is None:
         return newest_first
-    return sorted(newest_first, key=lambda checkpoint: _badness(checkpoint.metrics, config))
+    return sorted(newest_first, key=lambda checkpoint: badness(checkpoint.metrics, config))
 
 
 def missing_score(metrics: Mapping[str, Any], config: CheckpointConfig) -> str | None:
@@ -62,7 +62,8 @@ def expendable(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Ke
     return [c for c in ranked(checkpoints, config)[config.num_to_keep :] if c not in newest]
 
 
-def _badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> tuple[bool, float]:
+def badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> tuple[bool, float]:
+    """What checkpoints are sorted by, from best to worst."""
     try:
         value = _metric(metrics, str(config.checkpoint_score_attribute))
     except KeyError:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from polytrain.common.plain_values import is_whole
 from polytrain.data.plan.cursor import Cursor, Epoch
@@ -17,6 +17,7 @@ from polytrain.data.plan.row_plan import Remainder
 from polytrain.data.shards.formats import to_format
 from polytrain.data.shards.regions import excerpts_to_format
 from polytrain_plugins import Batches, BatchesAhead, BatchFormat, Shard
+from polytrain_plugins.shard import refuse_local_shuffle
 
 _DEFAULT_BATCH_SIZE = 256
 
@@ -85,14 +86,17 @@ class BatchedShard(Shard):
         batch_size: int | None = None,
         global_batch_size: int | None = None,
         format: BatchFormat | None = None,
-        batch_format: BatchFormat = "numpy",
+        batch_format: BatchFormat | Literal["default"] | None = "numpy",
         drop_last: bool = False,
         prefetch_batches: int = 0,
         convert: Callable[[Any], Any] | None = None,
+        local_shuffle_buffer_size: None = None,
+        local_shuffle_seed: None = None,
     ) -> Batches:
+        refuse_local_shuffle(local_shuffle_buffer_size, local_shuffle_seed)
         global_rows = self._global_rows(batch_size, global_batch_size)
         least = self._least(global_batch_size)
-        wanted = format or batch_format
+        wanted = format or ("numpy" if batch_format in (None, "default") else batch_format)
         if wanted not in get_args(BatchFormat):
             name = "format" if format else "batch_format"
             raise ValueError(f"{name}={wanted!r}: give one of {get_args(BatchFormat)}")

@@ -1,0 +1,75 @@
+"""What a user reads from a `Result`, and stores with a `Checkpoint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from polytrain import Checkpoint, CheckpointError, Result
+from polytrain.checkpoint.manifest import MANIFEST_NAME
+
+
+def a_checkpoint(path: Path) -> Checkpoint:
+    path.mkdir()
+    (path / "model").write_text("weights")
+    return Checkpoint.from_directory(path)
+
+
+def test_metadata_is_stored_with_the_files(tmp_path: Path) -> None:
+    checkpoint = a_checkpoint(tmp_path / "one")
+    assert checkpoint.get_metadata() == {}
+    checkpoint.set_metadata({"classes": 3, "name": "a"})
+    checkpoint.update_metadata({"name": "b"})
+    copied = Checkpoint(checkpoint.to_directory(tmp_path / "two"))
+    assert copied.get_metadata() == {"classes": 3, "name": "b"}
+
+
+def test_a_committed_checkpoint_gets_no_metadata(tmp_path: Path) -> None:
+    checkpoint = a_checkpoint(tmp_path / "one")
+    (tmp_path / "one" / MANIFEST_NAME).write_text("{}")
+    for change in (checkpoint.set_metadata, checkpoint.update_metadata):
+        with pytest.raises(CheckpointError, match=r"before report\(\)"):
+            change({"classes": 3})
+
+
+def test_a_checkpoint_is_copied_into_a_new_directory(tmp_path: Path) -> None:
+    copied = Path(a_checkpoint(tmp_path / "one").to_directory())
+    assert (copied / "model").read_text() == "weights"
+    assert copied != tmp_path / "one"
+
+
+KEPT = tuple(
+    (Checkpoint(name), metrics)
+    for name, metrics in (
+        ("a", {"loss": 0.5, "valid": {"auc": 0.7}}),
+        ("b", {"loss": 0.2, "valid": {"auc": 0.6}}),
+        ("c", {"loss": float("nan")}),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("metric", "mode", "best"),
+    [("loss", "min", "b"), ("loss", "max", "a"), ("valid/auc", "max", "a")],
+)
+def test_the_best_checkpoint_by_a_metric(metric: str, mode: str, best: str) -> None:
+    result = Result(path="/runs/one", best_checkpoints=KEPT)
+    assert result.get_best_checkpoint(metric, mode) == Checkpoint(best)
+
+
+def test_a_metric_that_no_checkpoint_has_is_named() -> None:
+    result = Result(path="/runs/one", best_checkpoints=KEPT)
+    with pytest.raises(ValueError, match=r"no kept checkpoint has a number 'los'.*loss, valid"):
+        result.get_best_checkpoint("los", "min")
+    with pytest.raises(ValueError, match="mode: 'least' is unknown"):
+        result.get_best_checkpoint("loss", "least")
+
+
+def test_without_a_checkpoint_none_is_best() -> None:
+    assert Result(path="/runs/one").get_best_checkpoint("loss", "min") is None
+
+
+def test_the_history_as_a_data_frame() -> None:
+    frame = Result(path="/runs/one", history=({"loss": 2.0}, {"loss": 1.0})).metrics_dataframe
+    assert frame["loss"].tolist() == [2.0, 1.0]
