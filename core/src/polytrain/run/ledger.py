@@ -190,6 +190,15 @@ class Ledger:
             self.seconds[self._account] += passed
             self._spent[self._account] = self._spent.get(self._account, 0.0) + passed
 
+    def _book_each(self, passed: npt.NDArray[np.float64]) -> None:
+        """Book several lengths of time, one after another: in seconds."""
+        account = self._account
+        if account is not None:
+            for booked in (self.seconds, self._spent):
+                # A running total rounds as `_book` does; a sum of all is another number.
+                total = np.cumsum(np.concatenate([[booked.get(account, 0.0)], passed]))
+                booked[account] = float(total[-1])
+
     def _enter(self, phase: str, attempt: int) -> None:
         before, self._phase = self._phase, (phase, attempt)
         if self._phase == before or self._account is None:
@@ -234,7 +243,7 @@ class Ledger:
         behind = int(new[0]) + 1 if len(new) else len(steps)
         for row, some in ((behind - 1, passed[:behind]), (len(steps) - 1, passed[behind:])):
             if len(some):
-                self._book(self._now + float(some.sum()))
+                self._book_each(some)
                 self._now = float(times[row])
                 self._reported(int(steps[row]))
         self._highest_step = max(self._highest_step, int(steps.max()))
