@@ -151,6 +151,17 @@ def test_the_time_of_many_reports_is_that_of_each(
     assert at_once.lost_steps == one_by_one.lost_steps
 
 
+def test_the_time_of_many_reports_is_rounded_as_that_of_each() -> None:
+    times = 1.8e9 + np.cumsum(np.random.default_rng(0).random(1000))
+    one_by_one, at_once = Ledger(), Ledger()
+    for ledger in (one_by_one, at_once):
+        ledger.take({"event": "Opened", "time": 1.8e9})
+    for step, time in enumerate(times.tolist()):
+        one_by_one.take({"event": "Reported", "time": time, "step": step})
+    at_once.take_reports(times.tolist(), np.arange(1000), {})
+    assert at_once.seconds == one_by_one.seconds
+
+
 def test_a_json_reader_finds_numbers_that_are_not_finite() -> None:
     entry = {"a": float("nan"), "b": [1, float("inf"), {"2": float("-inf")}], "c": None}
     text = strict_json.dumps(entry)
