@@ -151,14 +151,23 @@ def test_the_time_of_many_reports_is_that_of_each(
     assert at_once.lost_steps == one_by_one.lost_steps
 
 
-def test_the_time_of_many_reports_is_rounded_as_that_of_each() -> None:
-    times = 1.8e9 + np.cumsum(np.random.default_rng(0).random(1000))
+@pytest.mark.parametrize("seed", range(40))
+def test_the_time_of_many_reports_is_rounded_as_that_of_each(seed: int) -> None:
+    times = 1.8e9 + np.cumsum(np.random.default_rng(seed).random(1000))
     one_by_one, at_once = Ledger(), Ledger()
     for ledger in (one_by_one, at_once):
-        ledger.take({"event": "Opened", "time": 1.8e9})
+        training = {"event": "Joined", "phase": "Training", "attempt": 0, "time": 1.8e9 - 1}
+        ledger.take({"event": "Opened", "time": 1.8e9 - 2})
+        ledger.take(
+            {**training, "event": "Launched", "phase": "Gathering", "step": 0, "world_size": 1}
+        )
+        ledger.take(training)
+        # A stall isn't a multiple of what a clock's numbers differ by.
+        ledger.take({"event": "Reported", "time": 1.8e9, "step": 0, "stalled_s": 0.01 * seed})
     for step, time in enumerate(times.tolist()):
         one_by_one.take({"event": "Reported", "time": time, "step": step})
     at_once.take_reports(times.tolist(), np.arange(1000), {})
+    assert one_by_one.seconds["checkpoint_stall"] == 0.01 * seed
     assert at_once.seconds == one_by_one.seconds
 
 
