@@ -153,6 +153,8 @@ def test_the_time_of_many_reports_is_that_of_each(
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_time_of_many_reports_is_rounded_as_that_of_each(seed: int) -> None:
+    # A stall isn't a multiple of what the numbers of a clock differ by.
+    stall_s = 0.01 * seed
     times = 1.8e9 + np.cumsum(np.random.default_rng(seed).random(1000))
     one_by_one, at_once = Ledger(), Ledger()
     for ledger in (one_by_one, at_once):
@@ -162,12 +164,11 @@ def test_the_time_of_many_reports_is_rounded_as_that_of_each(seed: int) -> None:
             {**training, "event": "Launched", "phase": "Gathering", "step": 0, "world_size": 1}
         )
         ledger.take(training)
-        # A stall isn't a multiple of what a clock's numbers differ by.
-        ledger.take({"event": "Reported", "time": 1.8e9, "step": 0, "stalled_s": 0.01 * seed})
+        ledger.take({"event": "Reported", "time": 1.8e9, "step": 0, "stalled_s": stall_s})
     for step, time in enumerate(times.tolist()):
         one_by_one.take({"event": "Reported", "time": time, "step": step})
     at_once.take_reports(times.tolist(), np.arange(1000), {})
-    assert one_by_one.seconds["checkpoint_stall"] == 0.01 * seed
+    assert one_by_one.seconds["checkpoint_stall"] == stall_s
     assert at_once.seconds == one_by_one.seconds
 
 
