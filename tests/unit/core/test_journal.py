@@ -110,6 +110,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "identity": {"backend": "reference"},
             "world_size": 2,
             "began": 12.5,
+            "ranking": [None, "max"],
         },
         {
             "event": "Launched",

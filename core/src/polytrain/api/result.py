@@ -58,6 +58,9 @@ class Result:
     error: TrainingFailedError | None = None
     """Why the run failed; None if it didn't."""
 
+    storage_filesystem: Any = field(default=None, repr=False)
+    """`RunConfig.storage_filesystem` of the run."""
+
     backend: Backend | None = field(default=None, repr=False)
 
     @classmethod
@@ -79,7 +82,7 @@ class Result:
             storage_filesystem: as in `RunConfig`.
             filesystem: the same.
             backend: of the run, for `load_model`; by default made from the journal.
-            checkpoint_config: how `best_checkpoints` are ranked; by default the newer first.
+            checkpoint_config: how `best_checkpoints` are ranked; by default as the run's own.
 
         Raises:
             RunNotFoundError: there is no run.
@@ -92,8 +95,7 @@ class Result:
                 f"There is no run in {location.address}: it has no {JOURNAL}. Pass the run's own "
                 "directory, storage_path/name."
             )
-        config = CheckpointConfig() if checkpoint_config is None else checkpoint_config
-        return recorded(location, run_history, config=config, backend=backend)
+        return recorded(location, run_history, config=checkpoint_config, backend=backend)
 
     @property
     def metrics_dataframe(self) -> Any:
@@ -127,23 +129,33 @@ class Result:
             )
         return best
 
-    def load_model(self) -> Any:
-        """The model of the newest checkpoint, as the framework's own object.
+    def load_model(self, checkpoint: Checkpoint | Literal["best", "newest"] = "newest") -> Any:
+        """The model of a checkpoint, as the framework's own object.
 
         A training function's checkpoint must hold the files that the backend's `Engine.save`
         writes; each backend's page says which.
 
+        Args:
+            checkpoint: "newest", "best" (the first of `best_checkpoints`), or a checkpoint, such
+                as one of `get_best_checkpoint`.
+
         Raises:
             CheckpointError: if there is no checkpoint, or no backend to load it with.
+            ValueError: `checkpoint` is something else.
         """
-        backend, checkpoint = self._kept()
+        backend, checkpoint = self._kept(checkpoint)
         with checkpoint.as_directory() as directory:
             return backend.engine().load(Path(directory))
 
     def predict(
-        self, data: Any, *, num_workers: int | None = None, **options: Any
+        self,
+        data: Any,
+        *,
+        checkpoint: Checkpoint | Literal["best", "newest"] = "newest",
+        num_workers: int | None = None,
+        **options: Any,
     ) -> np.ndarray[Any, Any]:
-        """Predict rows with the model of the newest checkpoint, if the backend can.
+        """Predict rows with the model of a checkpoint, if the backend can.
 
         Few rows are predicted in this process. Many rows are read and predicted by workers on the
         cluster; a lost worker is replaced.
@@ -151,6 +163,7 @@ class Result:
         Args:
             data: everything that a data set may be. Columns are found by name, categories are the
                 model's, and columns that the model doesn't know are ignored.
+            checkpoint: as for `load_model`.
             num_workers: number of workers, with one CPU each; by default one for each free CPU.
                 0 predicts in this process.
             options: passed to the framework's method, such as XGBoost's `output_margin=True`.
@@ -162,16 +175,28 @@ class Result:
             CheckpointError: if there is no checkpoint, or no backend to load it with.
             InvalidJobError: the data can't be read.
             UnsupportedCapabilityError: the backend doesn't predict.
-            ValueError: a column that the model needs is missing.
+            ValueError: a column that the model needs is missing, or `checkpoint` is something else.
         """
-        backend, checkpoint = self._kept()
+        backend, checkpoint = self._kept(checkpoint)
         with checkpoint.as_directory() as directory:
             return predicted(
                 backend, Path(directory), data, num_workers=num_workers, options=options
             )
 
-    def _kept(self) -> tuple[Backend, Checkpoint]:
-        if self.checkpoint is None:
+    @property
+    def filesystem(self) -> Any:
+        """The `pyarrow.fs.FileSystem` of the run's storage.
+
+        It takes `path` without its scheme: `bucket/runs/name` for `s3://bucket/runs/name`.
+
+        Raises:
+            OSError: the storage can't be reached.
+        """
+        return Location.of(self.path, self.storage_filesystem).arrow_filesystem()
+
+    def _kept(self, wanted: Checkpoint | Literal["best", "newest"]) -> tuple[Backend, Checkpoint]:
+        checkpoint = self._chosen(wanted)
+        if checkpoint is None:
             raise CheckpointError(
                 f"The run in {self.path} has no checkpoint to load a model from. Report one: "
                 "report(metrics, checkpoint=Checkpoint.from_directory(path))."
@@ -181,7 +206,22 @@ class Result:
                 f"The journal of {self.path} doesn't hold all options of the run's backend. Pass "
                 "it: Result.from_path(path, backend=…)."
             )
-        return self.backend, self.checkpoint
+        if checkpoint != self.checkpoint:
+            # The newest was verified when the run ended, or when this result was read.
+            checkpoint.verify()
+        return self.backend, checkpoint
+
+    def _chosen(self, wanted: Checkpoint | Literal["best", "newest"]) -> Checkpoint | None:
+        if isinstance(wanted, Checkpoint):
+            return wanted
+        if wanted == "newest":
+            return self.checkpoint
+        if wanted == "best":
+            return self.best_checkpoints[0][0] if self.best_checkpoints else None
+        raise ValueError(
+            f"checkpoint: {wanted!r} is no checkpoint. Give 'newest', 'best' or a "
+            "polytrain.Checkpoint, such as one of result.best_checkpoints."
+        )
 
 
 def result_of(run: Run, outcome: RunOutcome) -> Result:
@@ -200,6 +240,7 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
         ledger=outcome.ledger,
         finished=outcome.is_finished,
         error=outcome.error,
+        storage_filesystem=run.location.filesystem,
         backend=run.backend,
     )
     if outcome.error is not None:
@@ -211,15 +252,22 @@ def recorded(
     location: Location,
     run_history: RunHistory,
     *,
-    config: CheckpointConfig,
+    config: CheckpointConfig | None,
     backend: Backend | None,
 ) -> Result:
     """The result of a run, from its journal.
+
+    Args:
+        location: the run's location.
+        run_history: what the journal says.
+        config: how checkpoints are ranked; by default as the run's last driver ranked them.
+        backend: the run's backend; by default made from the journal.
 
     Raises:
         OSError: the storage can't be read.
     """
     store = CheckpointStore(location=location)
+    config = run_history.ranking if config is None else config
     found = store.find(since_token=run_history.since_token)
     newest = newest_intact(store, found)
     error = None
@@ -239,6 +287,7 @@ def recorded(
         ledger=run_history.ledger,
         finished=run_history.succeeded is not None and not run_history.stopped,
         error=error,
+        storage_filesystem=location.filesystem,
         backend=backend or _backend(run_history.identity),
     )
 

@@ -256,6 +256,7 @@ def _tidy(run: Run) -> None:
 @contextlib.contextmanager
 def _journal(run: Run) -> Iterator[Journal]:
     past = RunHistory() if run.past is None else run.past
+    ranking = run.config.checkpoint_config
     with Journal(
         run.location.open(), token=run.lease.token, ledger=past.ledger, reports=past.history
     ) as journal:
@@ -265,6 +266,7 @@ def _journal(run: Run) -> Iterator[Journal]:
                 identity=run.identity,
                 world_size=run.world_size,
                 began=run.began,
+                ranking=(ranking.checkpoint_score_attribute, ranking.checkpoint_score_order),
             )
         yield journal
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polytrain.common import strict_json
+from polytrain.common.config import CheckpointConfig
 from polytrain.common.errors import RunFormatError
 from polytrain.run.journal import FORMAT
 from polytrain.run.ledger import Ledger
@@ -27,6 +28,9 @@ class RunHistory:
     """The lease of the first driver."""
 
     world_size: int = 0
+    ranking: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """How the last driver ranked checkpoints."""
+
     launches: int = 0
     history: Reports = field(default_factory=Reports)
     """Every report of rank 0 that no restart has undone."""
@@ -75,6 +79,7 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
                 run_history = RunHistory(since_token=token)
             run_history.identity = entry["identity"]
             run_history.world_size = entry["world_size"]
+            run_history.ranking = _ranking(entry)
             run_history.succeeded, run_history.stopped, run_history.reason = None, False, ""
         if run_history is None:
             continue
@@ -84,6 +89,12 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
             case _:
                 _take(run_history, entry)
     return run_history
+
+
+def _ranking(opened: Mapping[str, Any]) -> CheckpointConfig:
+    # Journals of earlier drivers may not have it.
+    attribute, order = opened.get("ranking", (None, "max"))
+    return CheckpointConfig(checkpoint_score_attribute=attribute, checkpoint_score_order=order)
 
 
 def _take(run_history: RunHistory, entry: Mapping[str, Any]) -> None:

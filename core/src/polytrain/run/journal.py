@@ -88,6 +88,7 @@ class Journal:
         identity: Mapping[str, Any],
         world_size: int,
         began: float | None = None,
+        ranking: tuple[str | None, str] = (None, "max"),
     ) -> None:
         """Note that a driver has started.
 
@@ -96,6 +97,7 @@ class Journal:
             identity: the run's identity.
             world_size: number of ranks.
             began: when `fit()` was called, in seconds since the epoch; now by default.
+            ranking: the metric that ranks checkpoints, and its order.
         """
         began = time.time() if began is None else began
         self._write(
@@ -105,6 +107,7 @@ class Journal:
             identity=identity,
             world_size=world_size,
             began=began,
+            ranking=ranking,
         )
         self.sync()
 

@@ -79,15 +79,25 @@ class Location:
         if self.is_local:
             return LocalStorage(Path(self.address), retry_s=self.retry_s)
         # Arrow takes a while to import.
-        from polytrain.storage.remote import RemoteStorage, arrow_filesystem
+        from polytrain.storage.remote import RemoteStorage
+
+        filesystem, path = self._on_filesystem()
+        return RemoteStorage(filesystem, path, root=self.address, retry_s=self.retry_s)
+
+    def arrow_filesystem(self) -> Any:
+        """The `pyarrow.fs.FileSystem` that it is on.
+
+        Raises:
+            OSError: the address is unknown or can't be reached; the message says why.
+        """
+        return self._on_filesystem()[0]
+
+    def _on_filesystem(self) -> tuple[Any, str]:
+        """The file system, and the path on it."""
+        from polytrain.storage.remote import arrow_filesystem
 
         if self.filesystem is not None:
-            return RemoteStorage(
-                arrow_filesystem(self.filesystem),
-                self.address,
-                root=self.address,
-                retry_s=self.retry_s,
-            )
+            return arrow_filesystem(self.filesystem), self.address
         from polytrain.common.data_errors import SourceError
         from polytrain.storage.filesystems import find
 
@@ -95,12 +105,7 @@ class Location:
             found = find(self.address)
         except SourceError as error:
             raise FileNotFoundError(str(error)) from error
-        return RemoteStorage(
-            arrow_filesystem(found.filesystem),
-            found.path,
-            root=self.address,
-            retry_s=self.retry_s,
-        )
+        return arrow_filesystem(found.filesystem), found.path
 
 
 def is_address(location: str) -> bool:

@@ -1,0 +1,83 @@
+"""What a `Result` has of a run: its models, its files, and what its functions returned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.fs as pafs
+import pytest
+
+import polytrain as train
+
+X = np.arange(32.0)
+
+
+@pytest.fixture(scope="module")
+def boosted(tmp_path_factory: pytest.TempPathFactory) -> train.Result:
+    """Three rounds with a checkpoint of each. The score makes the first one the best."""
+    return train.make_trainer(
+        "xgboost",
+        label="y",
+        num_boost_round=3,
+        datasets={"train": {"x": X, "y": X * 2}},
+        scaling_config=train.ScalingConfig(num_workers=0),
+        run_config=train.RunConfig(
+            name="run",
+            storage_path=tmp_path_factory.mktemp("runs"),
+            progress=False,
+            checkpoint_config=train.CheckpointConfig(
+                checkpoint_frequency=1, checkpoint_score_attribute="train-rmse"
+            ),
+        ),
+    ).fit()
+
+
+@pytest.mark.parametrize("read_again", [False, True])
+def test_the_model_of_any_checkpoint(boosted: train.Result, read_again: bool) -> None:
+    # Read again, the run itself knows how it ranks its checkpoints.
+    result = train.Result.from_path(boosted.path) if read_again else boosted
+    second = result.get_best_checkpoint("train-rmse", "min")
+    rounds = {"best": 1, "newest": 3, second: 3, result.best_checkpoints[1][0]: 2}
+    for wanted, expected in rounds.items():
+        assert result.load_model(checkpoint=wanted).num_boosted_rounds() == expected
+    assert result.load_model().num_boosted_rounds() == 3
+
+
+def test_rows_are_predicted_with_any_checkpoint(boosted: train.Result) -> None:
+    rows = {"x": X}
+    first, last = (boosted.predict(rows, checkpoint=each) for each in ("best", "newest"))
+    assert np.abs(first - X * 2).mean() > np.abs(last - X * 2).mean()
+    assert np.array_equal(boosted.predict(rows), last)
+
+
+def test_a_checkpoint_that_is_none_is_named(boosted: train.Result) -> None:
+    with pytest.raises(ValueError, match=r"checkpoint: 'oldest' is no checkpoint.*'best'"):
+        boosted.load_model("oldest")  # type: ignore[arg-type]  # the point
+
+
+def test_a_damaged_checkpoint_is_not_loaded(boosted: train.Result, tmp_path: Path) -> None:
+    copy = Path(boosted.best_checkpoints[0][0].to_directory(tmp_path / "copy"))
+    model = next(copy.glob("*.ubj"))
+    model.write_bytes(model.read_bytes()[:-1] + b"\0")
+    with pytest.raises(train.CheckpointError, match="differs from what was committed"):
+        boosted.load_model(train.Checkpoint(str(copy)))
+
+
+def test_a_result_names_its_storage(boosted: train.Result) -> None:
+    assert isinstance(boosted.filesystem, pafs.LocalFileSystem)
+    files = boosted.filesystem.get_file_info(pafs.FileSelector(boosted.path))
+    assert {"checkpoints", "journal.jsonl"} <= {each.base_name for each in files}
+
+
+def test_a_result_names_the_file_system_that_its_run_was_given(tmp_path: Path) -> None:
+    storage = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+    result = train.DataParallelTrainer(
+        lambda: train.report({"loss": 1.0}),
+        scaling_config=train.ScalingConfig(num_workers=0),
+        run_config=train.RunConfig(
+            name="run", storage_path="runs", storage_filesystem=storage, progress=False
+        ),
+    ).fit()
+    for each in (result, train.Result.from_path(result.path, storage)):
+        assert each.filesystem.get_file_info(each.path).type == pafs.FileType.Directory
