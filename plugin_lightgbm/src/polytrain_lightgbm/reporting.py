@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from lightgbm.callback import CallbackEnv
 
 import polytrain
 from polytrain.boosting.reported_metrics import ReportedMetrics
+from polytrain.boosting.round_reports import RoundReports
 from polytrain_lightgbm.engine import MODEL_FILE
 
 
@@ -26,27 +26,20 @@ class ReportCallback:
         Args:
             checkpoint_frequency: rounds between two checkpoints; 0 for none but the last.
         """
-        self._frequency = checkpoint_frequency
-        self._at_end = True
-        self._filename = MODEL_FILE
-        self._reported = ReportedMetrics()
+        self._reports = RoundReports(filename=MODEL_FILE, frequency=checkpoint_frequency)
 
     def __call__(self, env: CallbackEnv) -> None:
         measured = {
             f"{result.dataset_name}-{result.metric_name}": float(result.metric_value)
             for result in env.evaluation_result_list or []
         }
-        metrics = self._reported.of(measured)
         round_ = env.iteration + 1
-        is_due = self._frequency > 0 and round_ % self._frequency == 0
-        is_last = round_ == env.end_iteration
-        is_saved = is_due or (is_last and self._at_end)
-        if polytrain.get_context().get_world_rank() > 0 or not is_saved:
-            polytrain.report(metrics)
-            return
-        with tempfile.TemporaryDirectory() as directory:
-            env.model.save_model(Path(directory, self._filename), num_iteration=-1)
-            polytrain.report(metrics, checkpoint=polytrain.Checkpoint.from_directory(directory))
+        self._reports.report(
+            round_,
+            measured,
+            is_last=round_ == env.end_iteration,
+            save=lambda file: env.model.save_model(file, num_iteration=-1),
+        )
 
 
 class RayTrainReportCallback(ReportCallback):
@@ -71,11 +64,13 @@ class RayTrainReportCallback(ReportCallback):
             results_postprocessing_fn: applied to the metrics of a round; what it returns is
                 reported.
         """
-        super().__init__(checkpoint_frequency=frequency)
-        self._at_end = checkpoint_at_end
-        self._filename = filename
-        self._reported = ReportedMetrics(
-            metrics=metrics, results_postprocessing_fn=results_postprocessing_fn
+        self._reports = RoundReports(
+            filename=filename,
+            frequency=frequency,
+            at_end=checkpoint_at_end,
+            reported=ReportedMetrics(
+                metrics=metrics, results_postprocessing_fn=results_postprocessing_fn
+            ),
         )
 
     @classmethod
@@ -101,5 +96,4 @@ def checkpointed_model() -> lightgbm.Booster | None:
     checkpoint = polytrain.get_checkpoint()
     if checkpoint is None:
         return None
-    with checkpoint.as_directory() as directory:
-        return lightgbm.Booster(model_file=Path(directory, MODEL_FILE))
+    return RayTrainReportCallback.get_model(checkpoint)

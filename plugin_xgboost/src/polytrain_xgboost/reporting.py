@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import xgboost
 
 import polytrain
 from polytrain.boosting.reported_metrics import ReportedMetrics
+from polytrain.boosting.round_reports import RoundReports
 from polytrain_xgboost.engine import MODEL_FILE
 
 
@@ -23,10 +23,7 @@ class ReportCallback(xgboost.callback.TrainingCallback):
             checkpoint_frequency: rounds between two checkpoints; 0 for a last one only.
         """
         super().__init__()
-        self._frequency = checkpoint_frequency
-        self._at_end = True
-        self._filename = MODEL_FILE
-        self._reported = ReportedMetrics()
+        self._reports = RoundReports(filename=MODEL_FILE, frequency=checkpoint_frequency)
         self._unreported: tuple[int, Mapping[str, Any]] | None = None
         """The previous round and its metrics: only the next call shows whether it was the last."""
 
@@ -40,7 +37,7 @@ class ReportCallback(xgboost.callback.TrainingCallback):
             for dataset, of_metric in evals_log.items()
             for metric, values in of_metric.items()
         }
-        self._unreported = (epoch + 1, self._reported.of(metrics))
+        self._unreported = (epoch + 1, metrics)
         return False
 
     def after_training(self, model: Any) -> Any:
@@ -52,14 +49,7 @@ class ReportCallback(xgboost.callback.TrainingCallback):
             return
         round_, metrics = self._unreported
         self._unreported = None
-        is_due = self._frequency > 0 and round_ % self._frequency == 0
-        is_saved = is_due or (is_last and self._at_end)
-        if polytrain.get_context().get_world_rank() > 0 or not is_saved:
-            polytrain.report(metrics)
-            return
-        with tempfile.TemporaryDirectory() as directory:
-            model.save_model(Path(directory, self._filename))
-            polytrain.report(metrics, checkpoint=polytrain.Checkpoint.from_directory(directory))
+        self._reports.report(round_, metrics, is_last=is_last, save=model.save_model)
 
 
 class RayTrainReportCallback(ReportCallback):
@@ -84,11 +74,14 @@ class RayTrainReportCallback(ReportCallback):
             results_postprocessing_fn: applied to the metrics of a round; what it returns is
                 reported.
         """
-        super().__init__(checkpoint_frequency=frequency)
-        self._at_end = checkpoint_at_end
-        self._filename = filename
-        self._reported = ReportedMetrics(
-            metrics=metrics, results_postprocessing_fn=results_postprocessing_fn
+        super().__init__()
+        self._reports = RoundReports(
+            filename=filename,
+            frequency=frequency,
+            at_end=checkpoint_at_end,
+            reported=ReportedMetrics(
+                metrics=metrics, results_postprocessing_fn=results_postprocessing_fn
+            ),
         )
 
     @classmethod
@@ -114,5 +107,4 @@ def checkpointed_model() -> xgboost.Booster | None:
     checkpoint = polytrain.get_checkpoint()
     if checkpoint is None:
         return None
-    with checkpoint.as_directory() as directory:
-        return xgboost.Booster(model_file=Path(directory, MODEL_FILE))
+    return RayTrainReportCallback.get_model(checkpoint)
