@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -81,3 +82,72 @@ def test_a_result_names_the_file_system_that_its_run_was_given(tmp_path: Path) -
     ).fit()
     for each in (result, train.Result.from_path(result.path, storage)):
         assert each.filesystem.get_file_info(each.path).type == pafs.FileType.Directory
+
+
+def returns_its_rank() -> dict[str, object]:
+    rank = train.get_context().get_world_rank()
+    train.report({"rank": rank})
+    return {"rank": rank, "weights": np.full(2, rank), "pair": (rank, "a")}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_functions_return_is_kept_with_the_run(tmp_path: Path, num_workers: int) -> None:
+    trainer = train.DataParallelTrainer(
+        returns_its_rank,
+        scaling_config=train.ScalingConfig(num_workers=num_workers),
+        run_config=train.RunConfig(name="run", storage_path=tmp_path, progress=False),
+    )
+    first = trainer.fit()
+    for result in (first, trainer.fit(), train.Result.from_path(first.path)):
+        assert (
+            repr(result.return_value) == "{'rank': 0, 'weights': array([0, 0]), 'pair': (0, 'a')}"
+        )
+        assert [each["rank"] for each in result.return_values] == [*range(max(1, num_workers))]
+
+
+def test_nothing_is_returned_by_default(boosted: train.Result) -> None:
+    for result in (boosted, train.Result.from_path(boosted.path)):
+        assert (result.return_value, result.return_values) == (None, ())
+
+
+class Model:
+    """What only a pickle can hold."""
+
+
+def test_a_returned_object_is_unpickled_only_on_request(tmp_path: Path) -> None:
+    trainer = train.DataParallelTrainer(
+        Model,
+        scaling_config=train.ScalingConfig(num_workers=0),
+        run_config=train.RunConfig(name="run", storage_path=tmp_path, progress=False),
+    )
+    first = trainer.fit()
+    assert isinstance(first.return_value, Model)
+    for result in (trainer.fit(), train.Result.from_path(first.path)):
+        with pytest.raises(train.ReturnValueError, match="allow_pickle=True"):
+            _ = result.return_value
+    trusted = train.Result.from_path(first.path, allow_pickle=True)
+    assert isinstance(trusted.return_value, Model)
+
+
+def returns_too_much() -> tuple[object, ...]:
+    train.report({"loss": 1.0})
+    if train.get_context().get_world_rank() == 0:
+        return (bytes(17 << 20),)
+    return (threading.Lock(),)
+
+
+def test_a_value_that_can_not_be_kept_does_not_lose_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = train.DataParallelTrainer(
+        returns_too_much,
+        scaling_config=train.ScalingConfig(num_workers=2),
+        run_config=train.RunConfig(storage_path=tmp_path, progress=False),
+    ).fit()
+    assert (result.metrics, result.finished) == ({"loss": 1.0}, True)
+    for each in ("rank 0 has returned isn't kept: it takes more than", "rank 1 has returned isn't"):
+        assert each in caplog.text
+    with pytest.raises(train.ReturnValueError, match=r"more than 16\.0 MiB"):
+        _ = result.return_value
+    with pytest.raises(train.ReturnValueError, match=r"more than 16\.0 MiB"):
+        _ = train.Result.from_path(result.path).return_value

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polytrain.api.prediction import predicted
+from polytrain.api.returns import Returns
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore, Found
@@ -62,6 +63,8 @@ class Result:
     """`RunConfig.storage_filesystem` of the run."""
 
     backend: Backend | None = field(default=None, repr=False)
+    returned: Returns = field(default_factory=Returns, repr=False)
+    """What training functions returned, encoded: read `return_value` instead."""
 
     @classmethod
     def from_path(
@@ -72,6 +75,7 @@ class Result:
         filesystem: Any = None,
         backend: Backend | None = None,
         checkpoint_config: CheckpointConfig | None = None,
+        allow_pickle: bool = False,
     ) -> Result:
         """Read the result of a run from its directory, whether or not the run has ended.
 
@@ -83,6 +87,8 @@ class Result:
             filesystem: the same.
             backend: of the run, for `load_model`; by default made from the journal.
             checkpoint_config: how `best_checkpoints` are ranked; by default as the run's own.
+            allow_pickle: whether `return_value` may read pickles, which can run code: only for a
+                run whose directory you trust. Plain values and arrays aren't pickled.
 
         Raises:
             RunNotFoundError: there is no run.
@@ -95,7 +101,35 @@ class Result:
                 f"There is no run in {location.address}: it has no {JOURNAL}. Pass the run's own "
                 "directory, storage_path/name."
             )
-        return recorded(location, run_history, config=checkpoint_config, backend=backend)
+        return recorded(
+            location,
+            run_history,
+            config=checkpoint_config,
+            backend=backend,
+            may_unpickle=allow_pickle,
+        )
+
+    @property
+    def return_value(self) -> Any:
+        """What rank 0's training function has returned.
+
+        None if it returned nothing, or if the run isn't finished.
+
+        Raises:
+            ReturnValueError: it can't be pickled, takes more than 16 MiB, or can't be read here.
+            OSError: the storage can't be read.
+        """
+        return self.returned.of_rank(0)
+
+    @property
+    def return_values(self) -> tuple[Any, ...]:
+        """What the training function of each rank has returned; empty if none returned anything.
+
+        Raises:
+            ReturnValueError: as `return_value`; ranks above 0 share 256 MiB.
+            OSError: the storage can't be read.
+        """
+        return self.returned.of_all()
 
     @property
     def metrics_dataframe(self) -> Any:
@@ -241,6 +275,7 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
         finished=outcome.is_finished,
         error=outcome.error,
         storage_filesystem=run.location.filesystem,
+        returned=Returns(values=outcome.returned, may_unpickle=True),
         backend=run.backend,
     )
     if outcome.error is not None:
@@ -254,6 +289,7 @@ def recorded(
     *,
     config: CheckpointConfig | None,
     backend: Backend | None,
+    may_unpickle: bool = False,
 ) -> Result:
     """The result of a run, from its journal.
 
@@ -262,6 +298,7 @@ def recorded(
         run_history: what the journal says.
         config: how checkpoints are ranked; by default as the run's last driver ranked them.
         backend: the run's backend; by default made from the journal.
+        may_unpickle: whether return values that are pickled may be read.
 
     Raises:
         OSError: the storage can't be read.
@@ -288,6 +325,11 @@ def recorded(
         finished=run_history.succeeded is not None and not run_history.stopped,
         error=error,
         storage_filesystem=location.filesystem,
+        returned=Returns(
+            location=location if run_history.returned else None,
+            file=run_history.returned or "",
+            may_unpickle=may_unpickle,
+        ),
         backend=backend or _backend(run_history.identity),
     )
 

@@ -6,6 +6,7 @@
     ├── BadDataError                        (ValueError) values that can't be trained on
     ├── NotInWorkerError                   a call that only works inside a training function
     ├── CheckpointError                     a checkpoint can't be read or written
+    ├── ReturnValueError                    what a training function returned can't be read
     ├── RunOwnedError                       another driver works on the run
     ├── RunNotFoundError                    the given directory has no run
     └── RunFormatError                      a run was written by another version of polytrain
@@ -186,6 +187,10 @@ class NotInWorkerError(PolytrainError, RuntimeError):
 
 class CheckpointError(PolytrainError):
     """A checkpoint can't be read or written."""
+
+
+class ReturnValueError(PolytrainError):
+    """What a training function has returned wasn't kept, or can't be read."""
 
 
 class RunOwnedError(PolytrainError):

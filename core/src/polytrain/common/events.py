@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 from polytrain.common.errors import Failure, FailureKind
+from polytrain.common.return_values import Returned
 from polytrain_plugins import Offer
 
 
@@ -102,6 +103,9 @@ class Done:
     rank: int
     stalled_s: float = 0.0
     """Seconds that its training has stood still for checkpoints."""
+
+    returned: Returned | None = field(default=None, repr=False)
+    """What the training function has returned; None if that was None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

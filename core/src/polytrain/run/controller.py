@@ -22,6 +22,7 @@ from polytrain.common.events import (
     Reported,
 )
 from polytrain.common.output import Output
+from polytrain.common.return_values import Returned
 from polytrain.monitoring.health_events import HealthEvent
 from polytrain.run.actions import (
     AcquireWorkers,
@@ -69,6 +70,9 @@ class Controller:
         default_factory=lambda: Attempt(number=0, checkpoint=None, num_workers=0)
     )
     _conclusion: Conclude | None = None
+    _returned: dict[int, Returned] = field(default_factory=dict)
+    """What the training functions of this attempt have returned, by rank."""
+
     _is_syncing: bool = False
     _held_back: list[Event] = field(default_factory=list)
     """Events deferred while stacks are dumped: the reason for that comes first."""
@@ -90,6 +94,8 @@ class Controller:
             self._fail_if(self.checkpoints.overdue())
             self._look_who_hangs()
         self.background_tasks.finish()
+        if self._conclusion.succeeded:
+            self.journal.returned(self.returned)
         self.journal.concluded(self._conclusion)
         return self._conclusion
 
@@ -123,10 +129,25 @@ class Controller:
         if isinstance(happening, Exited | AgentLost):
             self.checkpoints.gone(happening.rank)
         if isinstance(happening, Done):
+            self._take_returned(happening)
             self._fail_if(self.checkpoints.done(happening.rank))
         self._happen(happening)
         # Inline, they are there at once.
         self._take_results()
+
+    @property
+    def returned(self) -> tuple[Returned | None, ...]:
+        """What each rank's training function has returned; empty if none returned anything."""
+        if not self._returned:
+            return ()
+        return tuple(self._returned.get(rank) for rank in range(self.state.world_size))
+
+    def _take_returned(self, done: Done) -> None:
+        if done.returned is None or done.attempt != self.state.attempt:
+            return
+        self._returned[done.rank] = done.returned
+        if done.returned.kind == "lost":
+            logger.warning("What rank %d has returned isn't kept: %s", done.rank, done.returned.why)
 
     def _take_results(self) -> None:
         for event in self.background_tasks.results():
@@ -186,6 +207,7 @@ class Controller:
 
     def _launch(self, attempt: int) -> None:
         world_size = self.state.world_size
+        self._returned.clear()
         # A pending commit may be the checkpoint to resume from.
         self.background_tasks.finish()
         self._take_results()

@@ -23,6 +23,7 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.config import RunConfig, ScalingConfig
 from polytrain.common.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.common.events import DrainWanted, Purpose
+from polytrain.common.return_values import Returned
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.streams.stream import StreamSpec
@@ -161,6 +162,9 @@ class RunOutcome:
 
     best: tuple[CheckpointInfo, ...]
     """The kept checkpoints, from best to worst."""
+
+    returned: tuple[Returned | None, ...]
+    """What each rank's training function has returned; empty if none returned anything."""
 
     restarts: int
     ledger: Ledger
@@ -397,6 +401,7 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         history=controller.journal.reports,
         newest=newest,
         best=tuple(manager.best()),
+        returned=controller.returned if conclusion.succeeded else (),
         restarts=controller.state.restarts + (0 if run.past is None else run.past.launches),
         ledger=controller.journal.ledger,
         is_finished=not conclusion.stopped,

@@ -44,6 +44,9 @@ class RunHistory:
     reason: str = ""
     """The reason of the conclusion."""
 
+    returned: str | None = None
+    """File with what the training functions have returned; None if they returned nothing."""
+
     ledger: Ledger = field(default_factory=Ledger)
 
     @property
@@ -99,8 +102,11 @@ def _ranking(opened: Mapping[str, Any]) -> CheckpointConfig:
 
 def _take(run_history: RunHistory, entry: Mapping[str, Any]) -> None:
     match entry["event"]:
+        case "Returned":
+            run_history.returned = entry["file"]
         case "Launched":
             run_history.launches += 1
+            run_history.returned = None
             run_history.history.drop_after(entry["step"])
         case "Concluded":
             run_history.succeeded, run_history.reason = entry["succeeded"], entry["reason"]

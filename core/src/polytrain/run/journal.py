@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +19,7 @@ from polytrain.checkpoint.manifest import Manifest
 from polytrain.common import strict_json
 from polytrain.common.errors import Failure
 from polytrain.common.events import Done, Drained, Event, Exited, Failed, Reported
+from polytrain.common.return_values import Returned, to_bytes
 from polytrain.run.actions import Conclude, EndAttempt
 from polytrain.run.ledger import Ledger
 from polytrain.run.reports import Reports, encoded
@@ -59,6 +60,7 @@ class Journal:
         """
         self.ledger = ledger
         self.reports = Reports() if reports is None else reports
+        self._storage = storage
         self._log: Log = storage.open_log(JOURNAL, series=f"{token:06d}")
         self._token = token
         self._lock = threading.Lock()
@@ -201,6 +203,22 @@ class Journal:
             reason=conclusion.reason,
         )
         self.sync()
+
+    def returned(self, values: Sequence[Returned | None]) -> None:
+        """Store what the training functions have returned, beside the journal, and note it.
+
+        Args:
+            values: each rank's; empty if no rank has returned anything.
+
+        Raises:
+            StorageError: it can't be written.
+        """
+        if not values:
+            return
+        file = f"return_values-{self._token:06d}.msgpack"
+        with storage_errors():
+            self._storage.write(file, to_bytes(values))
+        self._write("Returned", file=file)
 
     def closed(self) -> None:
         """Note that this driver has released all resources.

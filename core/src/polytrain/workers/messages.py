@@ -32,6 +32,7 @@ from polytrain.common.events import (
     Reported,
     SavesOnRequest,
 )
+from polytrain.common.return_values import Returned
 from polytrain.workers.report_ring import Ring
 from polytrain_plugins import Member, Offer, World
 
@@ -226,8 +227,10 @@ def staged_message(
     return ["staged", checkpoint, staged, *plain, waits]
 
 
-def done_message(stalled_s: float = 0.0) -> Message:
-    return ["done", stalled_s]
+def done_message(stalled_s: float = 0.0, returned: Returned | None = None) -> Message:
+    """Training has returned, and what it has returned."""
+    value = None if returned is None else [returned.kind, returned.data, returned.why]
+    return ["done", stalled_s, value]
 
 
 def saves_on_request_message() -> Message:
@@ -294,8 +297,9 @@ def to_event(message: Message, *, attempt: int, rank: int) -> Event | Reported |
             return SavesOnRequest(attempt=attempt, rank=rank)
         case ["staged", checkpoint, *_, waits]:
             return PartStaged(attempt=attempt, rank=rank, checkpoint=checkpoint, waits=waits)
-        case ["done", stalled_s]:
-            return Done(attempt=attempt, rank=rank, stalled_s=stalled_s)
+        case ["done", stalled_s, value]:
+            returned = value and Returned(kind=value[0], data=value[1], why=value[2])
+            return Done(attempt=attempt, rank=rank, stalled_s=stalled_s, returned=returned)
         case ["drained", stalled_s]:
             return Drained(attempt=attempt, rank=rank, stalled_s=stalled_s)
         case ["raised", summary, text, pickled, out_of_memory]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import cloudpickle
 
 from polytrain.common.processes import die_with_parent
+from polytrain.common.return_values import Returned, encoded
 from polytrain.monitoring.progress_page import Stage, enter, reports, write_to
 from polytrain.monitoring.stacks import be_readable
 from polytrain.workers.job import LaunchOrder, WorkerJob
@@ -97,7 +98,7 @@ def run_worker(
             with current_session(session):
                 try:
                     with _children_end_here(rank):
-                        _train(job, engine, opened, session)
+                        returned = _train(job, engine, opened, session)
                 except (ConnectionClosedError, KeyboardInterrupt):
                     raise
                 except BaseException as error:
@@ -107,7 +108,7 @@ def run_worker(
                     while True:
                         channel.receive()
             enter(Stage.DONE)
-            channel.send(done_message(session.stalled_s))
+            channel.send(done_message(session.stalled_s, returned))
             # No rank closes the collective while a slower one may need it.
             while channel.receive() != leave_message():
                 pass
@@ -156,13 +157,15 @@ def _train(
     engine: Engine[Any],
     shards: Mapping[str, BatchedShard],
     session: WorkerSession,
-) -> None:
+) -> Returned | None:
+    """Train; return what the training function has returned, unless that is None."""
     if job.training_function is None:
         session.finish(engine.train(shards, session))
-    elif job.training_config is None:
-        job.training_function()
-    else:
-        job.training_function(dict(job.training_config))
+        return None
+    arguments = () if job.training_config is None else (dict(job.training_config),)
+    value = job.training_function(*arguments)
+    world = session.world
+    return None if value is None else encoded(value, rank=world.me.rank, world_size=world.size)
 
 
 def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, BatchedShard]) -> None:
