@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help install demo lint fix unit test sweep conformance crash chaos bench-script bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal \
-	bench-boosters bench-torch booster-table clean
+	bench-boosters bench-torch reference booster-table clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -120,6 +120,9 @@ bench-boosters: $(VENV)/.stamp-bench ## from Parquet files to a booster, against
 
 bench-torch: $(VENV)/.stamp-bench ## steps per second and whole runs, against torchrun, Lightning, Accelerate, Ray Train and bare TensorFlow
 	@$(BIN)/python tests/benchmarks/bench_torch.py $(ARGS)
+
+reference: install ## write docs/reference.md from the docstrings
+	@$(BIN)/python .ci/reference_page.py
 
 booster-table: install ## hashes of models that should be the same, for docs/boosters.md
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/booster_table.py $(ARGS)

@@ -18,6 +18,7 @@ PROJECT = "polytrain"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function or method as the implementation of the hook of its name."""
 
 
 class BackendHooks:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BatchFormat = Literal["numpy", "pandas", "arrow"]
+"""A batch as a dict of column name to array, a `pandas.DataFrame` or a `pyarrow.Table`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
