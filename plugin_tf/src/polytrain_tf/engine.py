@@ -23,6 +23,7 @@ from polytrain_plugins import (
 from polytrain_tf.backend import TensorFlow
 from polytrain_tf.callback_state import save_callbacks
 from polytrain_tf.data import TensorFlowShard
+from polytrain_tf.numpy_batches import with_arrays_copied
 from polytrain_tf.saved import Progress, load, save
 from polytrain_tf.summing import summing
 from polytrain_tf.watched_fit import fit_watched
@@ -63,6 +64,9 @@ class TensorFlowEngine(Engine[Any]):
                     communication_options=tf.distribute.experimental.CommunicationOptions(
                         timeout_seconds=self._options.timeout_s
                     )
+                )
+                _strategy.experimental_distribute_dataset = with_arrays_copied(
+                    _strategy.experimental_distribute_dataset
                 )
             else:
                 # It changes nothing in the process, so an inline run can be repeated.

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from polytrain_tf.numpy_batches import steps
 from polytrain_tf.summing import summing
 
 
@@ -80,19 +81,21 @@ def check_order(name: str, data: Any) -> None:
             "worker a part of every batch, so all must make the same batches; but each process "
             "runs it with random numbers of its own, with which Keras also shuffles a PyDataset, "
             "so rows would come twice or never. Pass arrays, a tf.data.Dataset that gives the same "
-            "batches on all workers (tf.data.Dataset.from_generator(…), with new arrays for each "
-            "batch), or each worker's rows: shard.to_tf(…)."
+            "batches on all workers (tf.data.Dataset.from_generator(…)), or each worker's rows: "
+            "shard.to_tf(…)."
         )
     if not isinstance(data, tf.data.Dataset):
         return
     policy = data.options().experimental_distribute.auto_shard_policy
     kinds = tf.data.experimental.AutoShardPolicy
-    steps = list(_steps(data))
+    made_by = list(steps(data))
     # Files are split before they are shuffled.
-    of_files = policy == kinds.FILE or any("Line" in n or "Record" in n for n in map(_name, steps))
+    of_files = policy == kinds.FILE or any(
+        kind in _name(step) for step in made_by for kind in ("Line", "Record")
+    )
     if policy == kinds.OFF or (policy != kinds.DATA and of_files):
         return
-    shuffles = [step for step in steps if _name(step) == "_ShuffleDataset"]
+    shuffles = [step for step in made_by if _name(step) == "_ShuffleDataset"]
     if any(int(step._seed) == 0 and int(step._seed2) == 0 for step in shuffles):
         raise ValueError(
             f"{name}: this tf.data.Dataset shuffles without a seed, so every worker has an order "
@@ -100,12 +103,6 @@ def check_order(name: str, data: Any) -> None:
             "or never. Give all workers one seed: dataset.shuffle(…, seed=1), or call "
             "keras.utils.set_random_seed(1) before."
         )
-
-
-def _steps(data: Any) -> Iterator[Any]:
-    yield data
-    for source in data._inputs():
-        yield from _steps(source)
 
 
 def _name(step: Any) -> str:
