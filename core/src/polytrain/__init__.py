@@ -115,7 +115,16 @@ _HOMES = {
     "polytrain_plugins": ("InvalidJobError", "PolytrainError", "backend_names"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_DOORS = ("data", "huggingface", "lightgbm", "lightning", "tensorflow", "torch", "xgboost")
+_DOORS = (
+    "collective",
+    "data",
+    "huggingface",
+    "lightgbm",
+    "lightning",
+    "tensorflow",
+    "torch",
+    "xgboost",
+)
 
 TRAIN_DATASET_KEY = "train"
 """Name of the data set that backends train on."""

@@ -77,6 +77,11 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         ranks = round(1 / only_first) if only_first > 0 else 0
         return [_sum_over_ranks(value, ranks, world) for value in values]
 
+    def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
+        # A sum over all ranks trains a tree.
+        assert self._collective is not None, "several ranks are connected"
+        return self._collective.all_gather(piece)
+
     def train(self, shards: Mapping[str, Shard], session: Session) -> lightgbm.Booster:
         options, me = self._options, session.world.me
         model = self._begun(session.checkpoint)

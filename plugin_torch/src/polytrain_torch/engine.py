@@ -31,8 +31,9 @@ from polytrain_plugins import (
     changed_environment,
 )
 from polytrain_torch.backend import Torch
+from polytrain_torch.collecting import gathered
 from polytrain_torch.devices import offered, own_device
-from polytrain_torch.meetings import held
+from polytrain_torch.meetings import held, meet
 from polytrain_torch.moving import moved
 from polytrain_torch.node_group import forget_group
 from polytrain_torch.randomness import share_seed
@@ -104,6 +105,11 @@ class TorchEngine(Engine[Any]):
         sums = torch.tensor(values, dtype=torch.int64, device=current_device())
         dist.all_reduce(sums)
         return [int(number) for number in sums.tolist()]
+
+    def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
+        # Names a rank that is in another collective, or has ended its training function.
+        meet(call)
+        return gathered(piece)
 
     def adapt(self, shard: Shard) -> TorchShard:
         return TorchShard(shard)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Model = TypeVar("Model")
 
+_PACKED = 5
+"""Bytes in a number of `Engine.sum_over_ranks`, which is below 2 ** 40."""
+
 
 class Session(Protocol):
     """What `Engine.train` gets from the core."""
@@ -84,6 +87,37 @@ class Engine(ABC, Generic[Model]):
             values: the same number of them on every rank; from 0, and below 2 ** 40.
             world: the attempt.
         """
+
+    def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
+        """Every rank's bytes, by rank, by the framework's own collective operation.
+
+        `polytrain.collective` calls it on every rank, at any place of a training function. By
+        default it adds up numbers with `sum_over_ranks`, of which each rank contributes its own.
+
+        Args:
+            piece: this rank's bytes; every rank's may have another length.
+            world: the attempt, of several ranks.
+            call: what the user calls, for an error if ranks make different calls.
+        """
+        own = world.me.rank
+        lengths = self.sum_over_ranks(
+            [len(piece) if rank == own else 0 for rank in range(world.size)], world
+        )
+        numbers: list[int] = []
+        for rank, length in enumerate(lengths):
+            padded = (piece if rank == own else b"").ljust(-(-length // _PACKED) * _PACKED, b"\0")
+            numbers += (
+                int.from_bytes(padded[at : at + _PACKED], "big")
+                for at in range(0, len(padded), _PACKED)
+            )
+        summed = b"".join(
+            number.to_bytes(_PACKED, "big") for number in self.sum_over_ranks(numbers, world)
+        )
+        pieces, start = [], 0
+        for length in lengths:
+            pieces.append(summed[start : start + length])
+            start += -(-length // _PACKED) * _PACKED
+        return pieces
 
     def adapt(self, shard: Shard) -> Any:
         """The shard that a training function gets from `get_dataset_shard`: by default the same."""

@@ -36,7 +36,6 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "ValidationFn": _VALIDATION,
         "ValidationTaskConfig": _VALIDATION,
         "WorkerGroupError": _WORKER_ERRORS,
-        "collective": "use the framework's own collective, such as torch.distributed.barrier()",
         "get_all_reported_checkpoints": _REPORTED,
         "get_preemption_info": "checkpoint_requested() says that a worker's node goes away soon",
         "horovod": "Ray Train has removed it; use polytrain.torch",

@@ -16,7 +16,7 @@ import pytest
 
 from polytrain.api.validation import backend_problems, function_problems
 from polytrain.testing.faults import Fault
-from polytrain.testing.functions import STEPS, count_steps
+from polytrain.testing.functions import STEPS, broadcast, count_steps
 from polytrain.testing.local_world import WorldRecord, run_world
 from polytrain.testing.strikes import Kind
 from polytrain_plugins import (
@@ -118,6 +118,23 @@ class ContractTier:
         assert [rank.failure for rank in record.ranks] == [None] * 3
         assert all(rank.done and rank.end == "exited with code 0" for rank in record.ranks)
         assert [len(rank.reports) for rank in record.ranks] == [STEPS] * 3
+
+    def test_what_rank_0_sends_reaches_every_rank(self, tmp_path: Path) -> None:
+        """`polytrain.collective` works in a training function.
+
+        If this fails: `gather_over_ranks` changes or reorders bytes; or `sum_over_ranks`, which it
+        uses by default, works only right after `joined` was entered.
+        """
+        record = run_world(
+            self.backend,
+            data=kit_table(),
+            path=tmp_path,
+            world_size=3,
+            training_function=broadcast,
+        )
+        assert [rank.failure for rank in record.ranks] == [None] * 3
+        received = [report.metrics["received"] for rank in record.ranks for report in rank.reports]
+        assert received == [[[0, 0], [1, 7], [100_000, 700_000]]] * 3
 
     def test_every_rank_ends_in_the_same_model(self, trained: WorldRecord) -> None:
         """All ranks have the same model, although each has seen only its part of the rows.

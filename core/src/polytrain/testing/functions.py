@@ -9,6 +9,7 @@ from typing import Any
 
 import polytrain
 from polytrain import Checkpoint
+from polytrain.collective import barrier, broadcast_from_rank_zero
 
 STEPS = 4
 
@@ -37,3 +38,13 @@ def count_steps(config: Mapping[str, Any]) -> None:
             )
         if config["fault"] is not None:
             config["fault"].strike(rank=rank, step=step, attempt=context.get_attempt())
+
+
+def broadcast() -> None:
+    """Report what rank 0 has sent: nothing, a few bytes, and more than one message holds."""
+    rank = polytrain.get_context().get_world_rank()
+    received = []
+    for size in (0, 1, 100_000):
+        barrier()
+        received.append(broadcast_from_rank_zero(bytes([7]) * size if rank == 0 else None))
+    polytrain.report({"received": [None if it is None else [len(it), sum(it)] for it in received]})

@@ -258,6 +258,9 @@ class _FaultyEngine(Engine[Any]):
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
         return self._inner.sum_over_ranks(values, world)
 
+    def gather_over_ranks(self, piece: bytes, world: World, *, call: str) -> list[bytes]:
+        return self._inner.gather_over_ranks(piece, world, call=call)
+
     def adapt(self, shard: Shard) -> Any:
         return self._inner.adapt(shard)
 

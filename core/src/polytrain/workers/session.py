@@ -118,11 +118,7 @@ class WorkerSession:
     ) -> None:
         """Report from a training function; see `worker_api.report`."""
         beat()
-        if os.getpid() != self._pid:
-            raise NotInWorkerError(
-                "report() was called in a child process, such as a data loader's worker. "
-                "Call it in the training function's own process."
-            )
+        self._expect_own_process("report()")
         plain = plain_metrics(metrics)
         if upload not in (None, "async", "sync"):
             raise ValueError(f"upload={upload!r} is unknown: pass 'async' or 'sync'.")
@@ -166,6 +162,15 @@ class WorkerSession:
             raise KeyError(f"No data set is named {name!r}. There are: {known}.{meant}")
         return self._engine.adapt(self._shards[name])
 
+    def gather_over_ranks(self, piece: bytes, *, call: str) -> list[bytes]:
+        """Return every rank's bytes, by rank; see `Engine.gather_over_ranks`."""
+        self._expect_own_process(call)
+        if self.world.size == 1:
+            return [piece]
+        pieces = self._engine.gather_over_ranks(piece, self.world, call=call)
+        beat()
+        return pieces
+
     def cursor(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
         """Open a position in data that the training function brings itself."""
         from polytrain.data.plan.cursor import Cursor
@@ -198,6 +203,13 @@ class WorkerSession:
                 self._saves_on_request = True
                 self._channel.send(saves_on_request_message())
             return self._uploader.is_asked_to_stop()
+
+    def _expect_own_process(self, call: str) -> None:
+        if os.getpid() != self._pid:
+            raise NotInWorkerError(
+                f"{call} was called in a child process, such as a data loader's worker. "
+                "Call it in the training function's own process."
+            )
 
     def _is_due(self, step: int) -> bool:
         """Return whether declarative training makes a checkpoint at this step."""

@@ -133,6 +133,19 @@ def checkpoint_requested() -> bool:
     return _session("checkpoint_requested").is_checkpoint_wanted()
 
 
+def gather_over_ranks(piece: bytes, *, call: str) -> list[bytes]:
+    """For `polytrain.collective`: return every rank's bytes, by rank. All ranks call this.
+
+    Args:
+        piece: this rank's bytes.
+        call: what the user calls, for errors.
+
+    Raises:
+        NotInWorkerError: outside a training function, or in a child process of it.
+    """
+    return _session(call.removesuffix("()")).gather_over_ranks(piece, call=call)
+
+
 def open_cursor(plan: Plan, *, name: str | None = None) -> Cursor[DataPosition]:
     """For plugins: open a position in data that a training function brings, kept in checkpoints.
 
