@@ -291,21 +291,6 @@ def test_what_a_worker_reads_beside_its_part_is_told(
     assert "DataConfig(shards=4)" in told
 
 
-def test_windows_that_are_small_parts_of_row_groups_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Parquet has no way into a row group but through its start."""
-    data = files(tmp_path / "data", row_group_size=300)
-    tell_excess([spec_of(data, 1, shuffle="window", window_rows=rows) for rows in (None, 100)], 1)
-    assert caplog.messages == []
-    tell_excess([spec_of(data, 1, shuffle="window", window_rows=10)], 1)
-    [told] = caplog.messages
-    assert "windows of 10 rows" in told
-    assert "row groups of up to 300 rows" in told
-    assert "about 15 times the rows" in told
-    assert "first 128 MB" in told
-
-
 def test_files_of_few_rows_share_a_window(tmp_path: Path) -> None:
     for part in range(30):
         pq.write_table(pa.table({"id": np.arange(4) + 4 * part}), tmp_path / f"{part:02}.parquet")

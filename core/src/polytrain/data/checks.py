@@ -14,9 +14,8 @@ from polytrain.common.data_errors import SourceError, too_few
 from polytrain.data.plan.position import DataChangedError
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
-from polytrain.data.shards.kept_pieces import MOST_KEPT_BYTES
 from polytrain.data.shards.opening import in_plan, in_stream
-from polytrain.data.shards.spec import Held, ShardSpec
+from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.sources.describe import computed, describe
 from polytrain.data.streams.stream import StreamSpec
 from polytrain_plugins import Demand, Problem
@@ -139,8 +138,6 @@ def position_problems(
 def tell_excess(specs: Iterable[ShardSpec | StreamSpec], world_size: int) -> None:
     """Warn where workers read many times the rows that they use."""
     for spec in specs:
-        if isinstance(spec, ShardSpec):
-            _tell_small_windows(spec)
         if isinstance(spec, ShardSpec) and spec.excess(world_size) >= _MUCH:
             logger.warning(
                 "Each of %d workers reads up to %.1f times its part of the data set %r, which was "
@@ -152,26 +149,6 @@ def tell_excess(specs: Iterable[ShardSpec | StreamSpec], world_size: int) -> Non
                 spec.plan.shards,
                 world_size,
             )
-
-
-def _tell_small_windows(spec: ShardSpec) -> None:
-    if spec.plan.shuffle != "window" or spec.held is not Held.NOTHING:
-        return
-    window = spec.plan.window * spec.num_rows // spec.plan.rows
-    largest = max(piece.rows for piece in spec.pieces)
-    times = largest / 2 / window
-    if times >= _MUCH and not all(piece.seekable(scattered=True) for piece in spec.pieces):
-        logger.warning(
-            "The data set %r is read in windows of %d rows from row groups of up to %d rows. A row "
-            "group is only read from its start. Of those beyond the first %d MB of decoded rows, "
-            "which are kept, about %.0f times the rows that are used are read. Leave window_rows "
-            "out, or write row groups of about as many rows.",
-            spec.name,
-            window,
-            largest,
-            MOST_KEPT_BYTES >> 20,
-            times,
-        )
 
 
 def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfig) -> str | None:

@@ -124,6 +124,7 @@ class PieceRows(Rows):
                 yield opened
             finally:
                 readers.shutdown(wait=True, cancel_futures=True)
+                kept.close()
 
     def _regions(self, order: Order, first: int) -> Iterator[RowSelection]:
         """What is read at once: windows as they are, rows in their order piece by piece."""

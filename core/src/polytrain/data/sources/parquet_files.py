@@ -23,6 +23,7 @@ from polytrain.data.sources.schemas import bare, conformed, refuse_repeated, sub
 from polytrain.storage.filesystems import ResolvedPath, find
 
 _BATCH_ROWS = 1 << 16
+_BUFFER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +50,43 @@ class RowGroupPiece(Piece):
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         names = self.schema.names if columns is None else list(columns)
-        stored = [name for name in names if name not in self.constants]
-        try:
-            with _opened(self.path, self.filesystem) as (file, version):
-                self._check(file.metadata)
-                check_unchanged(self.where, self.version, version)
-                table = _rows(file, self.row_group, range(start, stop), self.rows, stored)
-        except (pa.ArrowException, OSError) as error:
-            raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
+        parts = [*self._parts(range(start, stop), names)]
+        # Tables without columns lose their number of rows when they are put together.
+        table = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+        return self._conformed(table, names)
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        names = self.schema.names if columns is None else list(columns)
+        for part in self._parts(range(self.rows), names, whole=False):
+            yield self._conformed(part, names)
+
+    def _conformed(self, table: pa.Table, names: Sequence[str]) -> pa.Table:
         wanted = subschema(self.schema, names)
         return conformed(plain_columns(table), wanted, self.where, self.constants)
+
+    def _parts(
+        self, rows: range, names: Sequence[str], *, whole: bool = True
+    ) -> Iterator[pa.Table]:
+        """Rows as the file has them.
+
+        Args:
+            rows: counted within the row group.
+            names: of the columns.
+            whole: all rows of the row group are one part.
+        """
+        stored = [name for name in names if name not in self.constants]
+        at_once = not stored or (whole and len(rows) == self.rows)
+        try:
+            with _opened(self.path, self.filesystem, at_once=at_once) as (file, version):
+                self._check(file.metadata)
+                check_unchanged(self.where, self.version, version)
+                if at_once:
+                    group = file.read_row_group(self.row_group, columns=stored)
+                    yield group.slice(rows.start, len(rows))
+                else:
+                    yield from _rows(file, self.row_group, rows, stored)
+        except (pa.ArrowException, OSError) as error:
+            raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
 
     def _check(self, metadata: Any) -> None:
         found = (
@@ -183,24 +211,20 @@ def _own_columns(schema: pa.Schema) -> pa.Schema:
     return bare(plain_schema(own))
 
 
-def _rows(file: Any, row_group: int, rows: range, total: int, columns: list[str]) -> pa.Table:
-    if len(rows) == total:
-        return file.read_row_group(row_group, columns=columns)
-    if not columns:
-        return _rows(file, row_group, range(total), total, []).slice(rows.start, len(rows))
-    # Part of a row group: never hold more of it than that.
-    tables = []
+def _rows(file: Any, row_group: int, rows: range, columns: list[str]) -> Iterator[pa.Table]:
+    """Rows of a row group. Never more of it than a part is in memory."""
     first = 0
+    found = False
     for batch in file.iter_batches(_BATCH_ROWS, row_groups=[row_group], columns=columns):
         start, stop = max(rows.start - first, 0), rows.stop - first
         if start < batch.num_rows:
-            tables.append(pa.Table.from_batches([batch]).slice(start, stop - start))
+            found = True
+            yield pa.Table.from_batches([batch]).slice(start, stop - start)
         first += batch.num_rows
         if first >= rows.stop:
             break
-    if not tables:
-        return file.read_row_group(row_group, columns=columns).slice(0, 0)
-    return pa.concat_tables(tables)
+    if not found:
+        yield file.read_row_group(row_group, columns=columns).slice(0, 0)
 
 
 class _Footers:
@@ -230,7 +254,16 @@ _footers = _Footers(most=8)
 
 
 @contextmanager
-def _opened(place: str, filesystem: Any) -> Iterator[tuple[Any, FileVersion]]:
+def _opened(
+    place: str, filesystem: Any, *, at_once: bool = True
+) -> Iterator[tuple[Any, FileVersion]]:
+    """The file, and which version of it this is.
+
+    Args:
+        place: a path or an address.
+        filesystem: where the path lies, if the user has brought a `pyarrow.fs.FileSystem`.
+        at_once: what is read may be in memory as a whole.
+    """
     where = find(place) if filesystem is None else ResolvedPath(filesystem, place, "")
     version = version_of(where)
     # A file that was replaced is another one.
@@ -243,6 +276,8 @@ def _opened(place: str, filesystem: Any) -> Iterator[tuple[Any, FileVersion]]:
             source,
             metadata=footer,
             pre_buffer=not where.is_local,
+            # Otherwise Arrow reads the whole column of a row group, of which a part is wanted.
+            buffer_size=0 if at_once or not where.is_local else _BUFFER_BYTES,
             page_checksum_verification=True,
         )
         if footer is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -32,6 +32,14 @@ class Piece(ABC):
             ReadError: the rows are no longer as they were when the data set was described.
             TransformError: the user's function failed on them.
         """
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """All rows in order, a part at a time if the piece can be read in parts.
+
+        Args:
+            columns: as in `read`.
+        """
+        yield self.read(0, self.rows, columns)
 
     def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
         """Rows anywhere in the piece, in this order, of which there is at least one.
@@ -72,15 +80,6 @@ class TablePiece(Piece):
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         return selected(self.table, columns).slice(start, stop - start)
-
-    def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows anywhere in the piece, in this order, of which there is at least one.
-
-        Args:
-            rows: their numbers, counted within the piece.
-            columns: as in `read`.
-        """
-        return pa.concat_tables([self.read(row, row + 1, columns) for row in rows])
 
     def seekable(self, *, scattered: bool) -> bool:
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
@@ -52,14 +52,22 @@ class TransformedPiece(Piece):
         if start == stop:
             # Functions of users may well not expect that.
             return selected(empty_table(self.schema), columns)
-        first = self.first_row + start
-        where = f"rows {first} to {self.first_row + stop - 1}"
-        return selected(self._of(self.piece.read(start, stop), where), columns)
+        return selected(self._of(self.piece.read(start, stop), self._rows(start, stop)), columns)
+
+    def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        start = 0
+        for part in self.piece.parts():
+            stop = start + part.num_rows
+            yield selected(self._of(part, self._rows(start, stop)), columns)
+            start = stop
 
     def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
         shown = ", ".join(str(self.first_row + row) for row in rows[:_SHOWN_ROWS])
         more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""
         return selected(self._of(self.piece.take(rows), f"rows {shown}{more}"), columns)
+
+    def _rows(self, start: int, stop: int) -> str:
+        return f"rows {self.first_row + start} to {self.first_row + stop - 1}"
 
     def _of(self, rows: pa.Table, which: str) -> pa.Table:
         where = f"{which} of {self.name!r} ({self.where})"
