@@ -163,5 +163,5 @@ def test_a_rank_that_floods_its_output_keeps_its_run(
     assert result.metrics == {"megabytes": 200}
     log = Path(result.path, "logs", "rank_0.log").read_text()
     assert 8_000_000 < len(log) < 60_000_000
-    assert "of what this rank has written is left out" in log
+    assert "of what this process has written is left out" in log
     assert "after the flood" in log

@@ -281,7 +281,7 @@ def test_a_trainer_without_a_framework(tmp_path: Path) -> None:
     ("arguments", "what"),
     [
         ({"metadata": {"a": 1}}, "metadata: a run stores none"),
-        ({"validation_config": print}, "validation_config: checkpoints aren't validated"),
+        ({"validation_config": print}, "validation_config: it is a builtin_function_or_method"),
         ({"torch_config": {"backend": "gloo"}}, "backend_config: it is a dict"),
         ({"resume_from_checkpoint": 3}, "restore_from: it is a int"),
     ],

@@ -29,6 +29,7 @@ CALLED = {
     "ray.train": (
         *("CheckpointConfig", "DataConfig", "FailureConfig", "RunConfig", "ScalingConfig"),
         *("Checkpoint", "get_checkpoint", "get_context", "get_dataset_shard", "report"),
+        *("ValidationConfig", "ValidationTaskConfig"),
     ),
     "ray.train.torch": (
         *("TorchConfig", "TorchTrainer", "enable_reproducibility", "get_device", "get_devices"),

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
         RunOwnedError,
         TrainingFailedError,
     )
+    from polytrain.common.validation_config import (
+        ValidationConfig,
+        ValidationFn,
+        ValidationTaskConfig,
+    )
     from polytrain.workers.context import Context, TrainContext
     from polytrain.workers.worker_api import (
         checkpoint_requested,
@@ -69,6 +74,9 @@ __all__ = [
     "TrainContext",
     "Trainer",
     "TrainingFailedError",
+    "ValidationConfig",
+    "ValidationFn",
+    "ValidationTaskConfig",
     "backend_names",
     "checkpoint_requested",
     "get_checkpoint",
@@ -99,6 +107,11 @@ _HOMES = {
         "RunNotFoundError",
         "RunOwnedError",
         "TrainingFailedError",
+    ),
+    "polytrain.common.validation_config": (
+        "ValidationConfig",
+        "ValidationFn",
+        "ValidationTaskConfig",
     ),
     "polytrain.api.framework_trainers": ("DataParallelTrainer",),
     "polytrain.api.result": ("Result",),

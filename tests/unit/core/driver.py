@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from polytrain.common.config import CheckpointConfig, FailureConfig
 from polytrain.common.errors import RunOwnedError
 from polytrain.common.events import AgentsPlaced, Done, Exited, Joined, Offered, Reported
 from polytrain.common.placement import NodeAddress, members
+from polytrain.common.validation_config import ValidationConfig
 from polytrain.monitoring.health_events import Stacks, Started
 from polytrain.policy.failure import FailurePolicy
 from polytrain.run.actions import Conclude
@@ -29,11 +31,13 @@ from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.journal import Journal
 from polytrain.run.ledger import Ledger
 from polytrain.run.states import State
+from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.storage.location import Location
 from polytrain.ui.observers import Observers
 from polytrain.ui.progress import WorkerOutput
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder
+from polytrain.workers.validator import NotValidated, Validated, ValidationTask
 from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo
 
 BEGAN = 100.0
@@ -146,6 +150,22 @@ class FakeLease:
 
 
 @dataclass
+class FakeValidator:
+    """Calls a function of the test in the driver's process."""
+
+    outcome: Callable[[ValidationTask], Validated | NotValidated]
+
+    def validate(self, task: ValidationTask) -> Validated | NotValidated:
+        return self.outcome(task)
+
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+@dataclass
 class Driver:
     """A controller with everything that it needs, in a directory of its own."""
 
@@ -162,6 +182,25 @@ class Driver:
     manager: CheckpointManager = field(init=False)
     controller: Controller = field(init=False)
     lease: FakeLease = field(default_factory=FakeLease)
+    validation: Callable[[ValidationTask], Validated | NotValidated] | None = None
+    """What becomes of the validation of a checkpoint; None if checkpoints aren't validated."""
+
+    released: threading.Event = field(default_factory=threading.Event)
+    """Set when training has ended and the run waits for validations alone."""
+
+    validation_config: ValidationConfig = field(
+        default_factory=lambda: ValidationConfig(fn=lambda checkpoint: {})
+    )
+
+    def validations(self, manager: CheckpointManager, journal: Journal) -> ValidationCoordinator:
+        """What validates checkpoints, at once."""
+        if self.validation is None:
+            return ValidationCoordinator(manager=manager, journal=journal)
+        made = ValidationCoordinator(
+            config=self.validation_config, manager=manager, journal=journal
+        )
+        made.validator = FakeValidator(self.validation)
+        return made
 
     def conclude(self) -> Conclude:
         """Run to the end."""
@@ -189,6 +228,7 @@ class Driver:
         ):
             journal.opened(anew=True, identity={}, world_size=self.world_size)
             observers = Observers()
+            validations = self.validations(self.manager, journal)
             self.controller = Controller(
                 run=run,
                 state=State(
@@ -203,6 +243,7 @@ class Driver:
                     journal=journal,
                     background_tasks=background_tasks,
                     observers=observers,
+                    validations=validations,
                 ),
                 lease=lease,
                 journal=journal,
@@ -212,6 +253,8 @@ class Driver:
                 health_monitor=HealthMonitor(
                     config=self.failure_config, group=group, journal=journal
                 ),
+                validations=validations,
+                release_workers=self.released.set,
             )
             return self.controller.conclude()
 
@@ -220,7 +263,13 @@ class Driver:
         return PartStaged(attempt=self._attempt, rank=rank, checkpoint=number, waits=waits)
 
     def stored(
-        self, rank: int, number: int, *, step: int | None = None, **files: str
+        self,
+        rank: int,
+        number: int,
+        *,
+        step: int | None = None,
+        validation: Mapping[str, Any] | None = None,
+        **files: str,
     ) -> PartStored:
         """A rank's part with these files is in the storage."""
         attempt_id = AttemptId(token=1, attempt=self._attempt)
@@ -231,6 +280,7 @@ class Driver:
             step=number + 1 if step is None else step,
             metrics={},
             positions={},
+            validation=validation,
             files=store_part(self.manager.store, number, rank, attempt_id=attempt_id, **files),
         )
 

@@ -21,7 +21,7 @@ def test_a_burst_passes_and_a_flood_is_cut_off_and_told_about_once_a_second() ->
     assert len(passed) < BURST + 11 * PER_SECOND
     notices = [line for line in passed.splitlines() if line != "y"]
     assert 8 <= len(notices) <= 11
-    assert all("of what this rank has written is left out" in line for line in notices)
+    assert all("of what this process has written is left out" in line for line in notices)
 
 
 def test_nothing_is_left_out_silently() -> None:

@@ -20,6 +20,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.common.constraints import wrong_type
 from polytrain.common.doors import missing
+from polytrain.common.validation_config import ValidationConfig
 from polytrain_plugins import InvalidJobError, Problem, load_backend
 
 
@@ -45,7 +46,7 @@ class DataParallelTrainer(Trainer, metaclass=_TrainerType):
         resume_from_checkpoint: the checkpoint from which a new run starts; see
             `Trainer(restore_from=…)`.
         metadata: leave it out; `train_loop_config` reaches the training function.
-        validation_config: leave it out; validate in the training function.
+        validation_config: the function that validates checkpoints while training continues.
 
     Raises:
         InvalidJobError: if anything is wrong with the arguments; it lists every problem.
@@ -64,10 +65,10 @@ class DataParallelTrainer(Trainer, metaclass=_TrainerType):
         dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
         resume_from_checkpoint: Checkpoint | str | Path | None = None,
         metadata: Mapping[str, Any] | None = None,
-        validation_config: Any = None,
+        validation_config: ValidationConfig | None = None,
         _options: Mapping[str, Any] | None = None,
     ) -> None:
-        problems = tuple(_refused(metadata=metadata, validation_config=validation_config))
+        problems = tuple(_refused(metadata=metadata))
         given: Any = backend_config
         if given is not None and not isinstance(given, FrameworkConfig):
             problems += (wrong_type("backend_config", given, FrameworkConfig),)
@@ -86,6 +87,7 @@ class DataParallelTrainer(Trainer, metaclass=_TrainerType):
             scaling_config=scaling_config,
             run_config=run_config,
             restore_from=resume_from_checkpoint,
+            validation_config=validation_config,
         )
 
 
@@ -108,7 +110,7 @@ class TorchTrainer(DataParallelTrainer):
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
-        validation_config: Any = None,
+        validation_config: ValidationConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | str | Path | None = None,
     ) -> None:
@@ -148,7 +150,7 @@ class XGBoostTrainer(DataParallelTrainer):
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
-        validation_config: Any = None,
+        validation_config: ValidationConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | str | Path | None = None,
         label_column: str | None = None,
@@ -192,7 +194,7 @@ class LightGBMTrainer(DataParallelTrainer):
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
-        validation_config: Any = None,
+        validation_config: ValidationConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | str | Path | None = None,
         label_column: str | None = None,
@@ -233,7 +235,7 @@ class TensorflowTrainer(DataParallelTrainer):
         run_config: RunConfig | None = None,
         datasets: Mapping[str, Any] | None = None,
         dataset_config: DataConfig | Mapping[str, DataConfig] | None = None,
-        validation_config: Any = None,
+        validation_config: ValidationConfig | None = None,
         metadata: Mapping[str, Any] | None = None,
         resume_from_checkpoint: Checkpoint | str | Path | None = None,
     ) -> None:
@@ -256,18 +258,12 @@ def _boosting(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _refused(*, metadata: Any, validation_config: Any) -> Iterator[Problem]:
+def _refused(*, metadata: Any) -> Iterator[Problem]:
     if metadata is not None:
         yield Problem(
             field="metadata",
             what="a run stores none",
             remedy="Pass it in train_loop_config, which the training function gets",
-        )
-    if validation_config is not None:
-        yield Problem(
-            field="validation_config",
-            what="checkpoints aren't validated beside training",
-            remedy="Evaluate in the training function, and report the metrics",
         )
 
 

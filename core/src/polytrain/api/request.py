@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from polytrain.api.checkpoint_validation import inline_problems, ray_problems, validation_problems
 from polytrain.api.validation import (
     backend_problems,
     cluster_problems,
@@ -24,6 +25,7 @@ from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.common.config_checks import config_problems
 from polytrain.common.constraints import wrong_type
 from polytrain.common.errors import CheckpointError
+from polytrain.common.validation_config import ValidationConfig
 from polytrain.data.checks import described, grouped
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.policy.cluster import (
@@ -53,6 +55,7 @@ class Request:
     scaling: ScalingConfig
     run: RunConfig
     restore_from: Any
+    validation: Any = None
 
     @classmethod
     def of(
@@ -65,6 +68,7 @@ class Request:
         scaling_config: ScalingConfig | None,
         run_config: RunConfig | None,
         restore_from: Checkpoint | str | Path | None,
+        validation_config: ValidationConfig | None = None,
     ) -> Request:
         """The request of these arguments, with defaults for those that were left out."""
         configs: Any = {} if dataset_config is None else dataset_config
@@ -78,6 +82,7 @@ class Request:
             scaling=ScalingConfig() if scaling_config is None else scaling_config,
             run=RunConfig() if run_config is None else run_config,
             restore_from=restore_from,
+            validation=validation_config,
         )
 
 
@@ -93,6 +98,10 @@ def checked(
     problems = list(config_problems(request.scaling, request.run))
     problems += frequency_problems(request.run, request.training_function)
     problems += observers_problems(getattr(request.run, "observers", ()))
+    wrong_validation = tuple(validation_problems(request.validation))
+    if wrong_validation:
+        problems += wrong_validation
+        request = replace(request, validation=None)
     if problems:
         # The following checks read the configuration; replace what is wrong with defaults.
         storage = getattr(request.run, "storage_path", None)
@@ -184,7 +193,7 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
     """Problems that show before any worker starts: on this machine, or on a running Ray."""
     scaling = request.scaling
     if scaling.num_workers == 0:
-        return ()
+        return inline_problems(request.validation)
     refused = (*system_problems(), *warm_problems(os.environ))
     if refused:
         return refused
@@ -198,12 +207,16 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
         return new_ray_problems(scaling, around)
     from polytrain.common.ray_state import autoscaler_totals, living_nodes
 
-    return cluster_problems(scaling, [*living_nodes().values()], autoscaler_totals())
+    nodes, autoscaler = [*living_nodes().values()], autoscaler_totals()
+    return (
+        *cluster_problems(scaling, nodes, autoscaler),
+        *ray_problems(request.validation, nodes if autoscaler is None else [autoscaler]),
+    )
 
 
 def surroundings_of(request: Request) -> AvailableClusters:
     """The clusters that the request's workers could use."""
-    return available_clusters(request.training_function, request.datasets)
+    return available_clusters(request.training_function, request.datasets, request.validation)
 
 
 def job_of(request: Request, datasets: tuple[RunDataset, ...]) -> Job:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from polytrain.api.prediction import predicted
 from polytrain.api.returns import Returns
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.manager import with_validations
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore, Found
 from polytrain.common.config import CheckpointConfig
@@ -307,6 +308,7 @@ def recorded(
     config = run_history.ranking if config is None else config
     found = store.find(since_token=run_history.since_token)
     newest = newest_intact(store, found)
+    kept = ranked(with_validations(found.manifests, run_history.validations), config)
     error = None
     if run_history.succeeded is False and not run_history.stopped:
         error = TrainingFailedError(run_history.reason, ())
@@ -318,7 +320,7 @@ def recorded(
         metrics=run_history.metrics,
         history=run_history.history,
         checkpoint=checkpoint(newest) if newest else None,
-        best_checkpoints=tuple((checkpoint(m), m.metrics) for m in ranked(found.manifests, config)),
+        best_checkpoints=tuple((checkpoint(each), each.metrics) for each in kept),
         path=location.address,
         restarts=max(0, run_history.launches - 1),
         ledger=run_history.ledger,

@@ -29,6 +29,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.common.errors import TrainingFailedError
 from polytrain.common.plain_values import plain, with_plain_fields
+from polytrain.common.validation_config import ValidationConfig
 from polytrain.data.checks import position_problems, ready, tell_excess
 from polytrain.data.fingerprint import fingerprint, marks
 from polytrain.policy.cluster import choose_cluster
@@ -54,6 +55,7 @@ def make_trainer(
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
     restore_from: Checkpoint | str | Path | None = None,
+    validation_config: ValidationConfig | None = None,
     **options: Any,
 ) -> Trainer:
     """A trainer of the backend with this name.
@@ -79,6 +81,7 @@ def make_trainer(
         "scaling_config": scaling_config,
         "run_config": run_config,
         "restore_from": restore_from,
+        "validation_config": validation_config,
     }
     unknown = tuple(unknown_options(cls, options, _TRAINER_ARGUMENTS))
     missing = tuple(missing_options(cls, options))
@@ -108,6 +111,7 @@ class Trainer:
         run_config: name, storage, failures, checkpoints, observers.
         restore_from: the checkpoint from which a new run starts, or its directory: the model, and,
             if polytrain has made it, the place in the data.
+        validation_config: the function that validates checkpoints while training continues.
 
     Raises:
         InvalidJobError: if anything is wrong with the arguments; it lists every problem.
@@ -124,6 +128,7 @@ class Trainer:
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         restore_from: Checkpoint | str | Path | None = None,
+        validation_config: ValidationConfig | None = None,
     ) -> None:
         given: Any = backend
         if not isinstance(given, Backend):
@@ -137,6 +142,7 @@ class Trainer:
             scaling_config=scaling_config,
             run_config=run_config,
             restore_from=restore_from,
+            validation_config=validation_config,
         )
         self._datasets, problems = checked(backend, self._request)
         _raise_if_any(problems)
@@ -280,6 +286,7 @@ class Trainer:
             cluster=place,
             choice=choice,
             config=request.run,
+            validation=request.validation,
             location=location,
             identity=identity,
             lease=lease,
@@ -302,6 +309,7 @@ _TRAINER_ARGUMENTS = (
     "scaling_config",
     "run_config",
     "restore_from",
+    "validation_config",
 )
 
 

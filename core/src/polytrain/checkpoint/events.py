@@ -35,6 +35,8 @@ class PartStored:
     """Data set → the rank's position in it, as plain values."""
 
     files: tuple[StoredFile, ...]
+    validation: Mapping[str, Any] | None = None
+    """How the checkpoint is to be validated; None if it isn't."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

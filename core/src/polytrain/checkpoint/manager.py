@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +14,7 @@ from polytrain.checkpoint.starting_point import StartingPoint, from_manifest
 from polytrain.checkpoint.store import CheckpointStore, Found
 from polytrain.common.config import CheckpointConfig
 from polytrain.policy.retention import expendable, ranked
+from polytrain.policy.validation import Validations
 from polytrain.storage.failure import storage_errors
 from polytrain_plugins import CheckpointInfo, CheckpointKind
 
@@ -41,6 +42,9 @@ class CheckpointManager:
 
     origin: StartingPoint = field(default_factory=StartingPoint)
     """The starting point of the run itself."""
+
+    validations: Validations = field(default_factory=Validations)
+    """Their metrics count for the ranking; a checkpoint that waits for one is kept."""
 
     checkpoints: list[Manifest] = field(default_factory=list)
     """The committed checkpoints, oldest first."""
@@ -222,11 +226,28 @@ class CheckpointManager:
 
         The newest checkpoint must be known to be intact.
         """
-        old = expendable(self.checkpoints, self.config)
-        for manifest in old:
-            self.checkpoints.remove(manifest)
-            self._stamps.pop(manifest.directory, None)
-        return [manifest.directory for manifest in old]
+        waiting = {validation.checkpoint for validation in self.validations.pending}
+        old = [each.directory for each in expendable(self._scored(), self.config)]
+        old = [directory for directory in old if directory not in waiting]
+        self.checkpoints = [each for each in self.checkpoints if each.directory not in old]
+        for directory in old:
+            self._stamps.pop(directory, None)
+        return old
+
+    def committed_as(self, directory: str) -> Manifest | None:
+        """Return the committed checkpoint in a directory; None if it is gone, or never was."""
+        return next((each for each in self.checkpoints if each.directory == directory), None)
+
+    def info_of(self, directory: str) -> CheckpointInfo | None:
+        """Return a committed checkpoint, with the metrics of its validation."""
+        manifest = self.committed_as(directory)
+        return None if manifest is None else self._info(manifest)
+
+    def validation_of(self, number: int) -> Mapping[str, Any] | None:
+        """How a checkpoint is to be validated, as the first rank says that asks for it."""
+        parts = self._parts.get(number, {})
+        wanted = (parts[rank].validation for rank in sorted(parts))
+        return next((each for each in wanted if each is not None), None)
 
     def start(self) -> StartingPoint:
         """Return the starting point of the next attempt: the newest checkpoint that verifies.
@@ -253,7 +274,7 @@ class CheckpointManager:
 
     def best(self) -> list[CheckpointInfo]:
         """Return the committed checkpoints, from best to worst."""
-        return [self._info(manifest) for manifest in ranked(self.checkpoints, self.config)]
+        return [self._info(manifest) for manifest in ranked(self._scored(), self.config)]
 
     def _newest_intact(self) -> Manifest | None:
         while self.checkpoints:
@@ -270,6 +291,10 @@ class CheckpointManager:
             self.checkpoints.pop()
             self._put_aside(manifest.directory, "; ".join(damage))
         return None
+
+    def _scored(self) -> list[Manifest]:
+        """The committed checkpoints, with the metrics of their validations."""
+        return with_validations(self.checkpoints, self.validations)
 
     def _put_aside(self, directory: str, wrong: str) -> None:
         self._damaged.append(directory)
@@ -322,7 +347,16 @@ class CheckpointManager:
 
     def _info(self, manifest: Manifest) -> CheckpointInfo:
         path = self.store.location_of(manifest.directory).address
-        return CheckpointInfo(path=path, step=manifest.step, metrics=manifest.metrics)
+        metrics = self.validations.metrics_of(manifest.directory, manifest.metrics)
+        return CheckpointInfo(path=path, step=manifest.step, metrics=metrics)
+
+
+def with_validations(manifests: Sequence[Manifest], validations: Validations) -> list[Manifest]:
+    """Checkpoints with the metrics of their validations added to those of their reports."""
+    return [
+        replace(each, metrics=validations.metrics_of(each.directory, each.metrics))
+        for each in manifests
+    ]
 
 
 def _forget_the_oldest(known: dict[int, Any]) -> None:

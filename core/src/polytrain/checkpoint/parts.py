@@ -39,6 +39,9 @@ class StagedPart:
     positions: Mapping[str, Any]
     """Data set → the rank's position in it."""
 
+    validation: Mapping[str, Any] | None = None
+    """How the checkpoint is to be validated; None if it isn't."""
+
 
 def misplaced_part(part: StagedPart, *, scratch: Path, near: Path | None) -> Failed | None:
     """Check the staging directory that a worker process names; return a failure if it is wrong.
@@ -95,6 +98,7 @@ def stored_part(
         metrics=part.metrics,
         positions=part.positions,
         files=files,
+        validation=part.validation,
     )
 
 

@@ -63,6 +63,9 @@ class FailureKind(StrEnum):
     STARTUP = "startup"
     """A rank failed before it trained."""
 
+    VALIDATION = "validation"
+    """A checkpoint's validation failed, which by `ValidationConfig.on_failure` ends the run."""
+
     LEASE_LOST = "lease_lost"
     """Another driver has taken the run over."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import dataclass
 
 
@@ -10,11 +12,20 @@ class Output:
     """Some text that a worker process wrote; it may end in the middle of a line."""
 
     attempt: int
-    rank: int
+    rank: int | None
+    """None for the process that validates a checkpoint."""
+
     stream: str
     """"stdout" or "stderr"."""
 
     text: str
+
+
+def flush_output() -> None:
+    """Write what this process has printed, also a line without an end."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 PER_SECOND = 1 << 20
@@ -67,6 +78,6 @@ class OutputLimit:
         megabytes, self._left_out = self._left_out / 1e6, 0
         begin = "" if self._ends_line else "\n"
         return (
-            f"{begin}[polytrain: {megabytes:.1f} MB of what this rank has written is left out: "
+            f"{begin}[polytrain: {megabytes:.1f} MB of what this process has written is left out: "
             f"more than {BURST >> 20} MB at once and {PER_SECOND >> 20} MB a second]\n"
         )

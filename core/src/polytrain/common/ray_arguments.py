@@ -160,8 +160,4 @@ REPORT: dict[str, Absent] = {
     "checkpoint_upload_fn": Absent(
         instead="Leave it out: polytrain stores the files in RunConfig.storage_path"
     ),
-    "validation": Absent(
-        default=False,
-        instead="Evaluate in the training function, or load checkpoints after the run",
-    ),
 }

@@ -12,7 +12,6 @@ _WORKER_ERRORS = (
     "every failed run raises polytrain.TrainingFailedError, whose `failures` have the kind, the "
     "rank and the traceback"
 )
-_VALIDATION = "evaluate in the training function, or from result.best_checkpoints after the run"
 _REPORTED = "Result.best_checkpoints has all kept checkpoints with their metrics, after the run"
 
 ABSENT: Mapping[str, Mapping[str, str]] = {
@@ -32,9 +31,6 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "SyncConfig": "files are stored as they are reported; RunConfig(storage_path=…) says where",
         "UserCallback": "RunConfig(observers=(…,)) takes objects with the hooks of "
         "polytrain_plugins.hookspecs.ObserverHooks",
-        "ValidationConfig": _VALIDATION,
-        "ValidationFn": _VALIDATION,
-        "ValidationTaskConfig": _VALIDATION,
         "WorkerGroupError": _WORKER_ERRORS,
         "get_all_reported_checkpoints": _REPORTED,
         "get_preemption_info": "checkpoint_requested() says that a worker's node goes away soon",

@@ -32,6 +32,12 @@ class AvailableClusters:
     function_uses_ray: bool
     """Whether the training function uses a name `ray`."""
 
+    validation_uses_ray: bool = False
+    """Whether the validation function uses a name `ray`."""
+
+    validation_options: tuple[str, ...] = ()
+    """Options of validations that mean nothing without Ray."""
+
     has_gpu_device: bool
     """Whether this machine has a device file of a GPU."""
 
@@ -74,6 +80,13 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
             field="ScalingConfig.placement_strategy",
             what="STRICT_SPREAD needs a node for every worker, and cluster='local' is one node",
             remedy="Leave one of the two out",
+        )
+    if around.validation_options:
+        yield Problem(
+            field="ValidationConfig.ray_remote_kwargs",
+            what=f"{', '.join(around.validation_options)}: cluster='local' gives a validation "
+            "CPUs only",
+            remedy="Leave cluster out, or set it to 'ray': Ray gives a validation what it asks for",
         )
     others = _only_of_ray(scaling)
     if others:
@@ -118,6 +131,10 @@ def _reasons_for_ray(scaling: ScalingConfig, around: AvailableClusters) -> Itera
         yield "the training function uses Ray"
     if scaling.placement_strategy == "STRICT_SPREAD" and scaling.min_workers > 1:
         yield "STRICT_SPREAD needs several nodes"
+    if around.validation_uses_ray:
+        yield "the validation function uses Ray"
+    if around.validation_options:
+        yield f"validations request {around.validation_options[0]}, which only Ray assigns"
     if _only_of_ray(scaling):
         yield f"workers request {_only_of_ray(scaling)[0]}, which only Ray assigns"
 

@@ -132,6 +132,7 @@ class FailurePolicy:
         """
         rules: tuple[Rule, ...] = (
             lost_leases_end_the_run,
+            failed_validations_end_the_run,
             preemptions_are_free,
             user_errors_are_retried(self.retry_user_errors),
             repeated_errors_end_the_run(self.retry_user_errors),
@@ -147,6 +148,13 @@ def lost_leases_end_the_run(attempts: Attempts) -> Decision | None:
     if attempts[-1].root.kind is not FailureKind.LEASE_LOST:
         return None
     return Decision(restart=False, reason="another driver works on the run")
+
+
+def failed_validations_end_the_run(attempts: Attempts) -> Decision | None:
+    """Training once more wouldn't change the checkpoint that was validated."""
+    if attempts[-1].root.kind is not FailureKind.VALIDATION:
+        return None
+    return Decision(restart=False, reason="ValidationConfig(on_failure='fail') ends the run")
 
 
 def preemptions_are_free(attempts: Attempts) -> Decision | None:

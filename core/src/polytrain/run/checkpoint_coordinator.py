@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import assert_never
+from typing import Any, assert_never
 
 from polytrain.checkpoint.events import (
     CheckpointEvent,
@@ -23,9 +24,11 @@ from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.common.errors import CheckpointError, Failure, FailureKind, RunOwnedError
 from polytrain.common.events import Failed
 from polytrain.policy.retention import missing_score
+from polytrain.policy.validation import Validation
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.journal import Journal
 from polytrain.run.lease import Lease
+from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.ui.observers import Observers
 from polytrain.workers.group import WorkerGroup
 from polytrain_plugins import RunInfo
@@ -47,6 +50,7 @@ class CheckpointCoordinator:
     journal: Journal
     background_tasks: BackgroundTasks
     observers: Observers
+    validations: ValidationCoordinator
     _attempt: int = -1
     _rank_0_is_gone: bool = False
     _tracker: PartTracker | None = None
@@ -80,8 +84,7 @@ class CheckpointCoordinator:
         self._tracker = PartTracker(set(writers), self.manager.config.report_timeout_s)
         self.background_tasks.give(partial(_sweep, self.manager, self._id_of(attempt)))
         # An earlier driver may have died before it deleted these.
-        for directory in self.manager.superseded():
-            self.background_tasks.give(partial(self._delete, directory))
+        self._retire()
 
     def take(self, event: CheckpointEvent) -> Failed | None:
         """Handle an event; return the failure if it ends the attempt."""
@@ -97,6 +100,15 @@ class CheckpointCoordinator:
             case _:
                 assert_never(event)
         return None
+
+    def validated(self, validation: Validation) -> None:
+        """Note that a validation has ended: the checkpoint may now rank differently."""
+        info = self.manager.info_of(validation.checkpoint)
+        if info is not None:
+            self._check_score(validation.checkpoint, info.metrics)
+        # No driver may find a checkpoint deleted for metrics that are lost.
+        self.background_tasks.give(self.journal.sync)
+        self._retire()
 
     def done(self, rank: int) -> Failed | None:
         """Note that a rank's training has ended; return the failure if this ends the attempt."""
@@ -150,6 +162,8 @@ class CheckpointCoordinator:
         return None
 
     def _give_commit(self, manifest: Manifest) -> None:
+        # Before the commit, which syncs the journal: a committed checkpoint's request isn't lost.
+        self.validations.request(manifest)
         commit = partial(self._commit, manifest, self.manager.ranks_of(manifest.number))
         self.background_tasks.give(commit, attempt=manifest.attempt_id.attempt)
 
@@ -185,7 +199,9 @@ class CheckpointCoordinator:
         is_new = all(known.directory != manifest.directory for known in self.manager.checkpoints)
         info, doomed = self.manager.committed(committed)
         self.journal.committed(manifest)
-        self._check_score(manifest)
+        # Its validation may yet return the metric.
+        if self.manager.validations.of(manifest.directory) is None:
+            self._check_score(manifest.directory, manifest.metrics)
         if is_new:
             self.observers.checkpoint_committed(self.run, info)
         added_nothing = self.manager.ranks_that_add_nothing(manifest.number)
@@ -196,9 +212,14 @@ class CheckpointCoordinator:
         for directory in doomed:
             self.background_tasks.give(partial(self._delete, directory))
 
-    def _check_score(self, manifest: Manifest) -> None:
+    def _retire(self) -> None:
+        """Delete the checkpoints that retention doesn't keep."""
+        for directory in self.manager.superseded():
+            self.background_tasks.give(partial(self._delete, directory))
+
+    def _check_score(self, directory: str, metrics: Mapping[str, Any]) -> None:
         """Warn once if checkpoints can't be ranked as configured."""
-        missing = missing_score(manifest.metrics, self.manager.config)
+        missing = missing_score(metrics, self.manager.config)
         if missing is None or self._has_warned_of_score:
             return
         self._has_warned_of_score = True
@@ -206,7 +227,7 @@ class CheckpointCoordinator:
             "CheckpointConfig.checkpoint_score_attribute=%r doesn't rank the checkpoint %s: %s. "
             "Such a checkpoint counts as the worst.",
             self.manager.config.checkpoint_score_attribute,
-            manifest.directory,
+            directory,
             missing,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -14,6 +15,7 @@ from polytrain.common.errors import FailureKind
 from polytrain.common.events import (
     AgentLost,
     Done,
+    DrainWanted,
     Event,
     Exited,
     Failed,
@@ -43,6 +45,7 @@ from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
 from polytrain.run.transition import Transition
+from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.ui.observers import Observers
 from polytrain.ui.progress import WorkerOutput
 from polytrain.workers.group import Happening, WorkerGroup
@@ -66,6 +69,10 @@ class Controller:
     observers: Observers
     output: WorkerOutput
     health_monitor: HealthMonitor
+    validations: ValidationCoordinator
+    release_workers: Callable[[], None] = lambda: None
+    """Releases the workers' resources, before the run itself has ended."""
+
     _attempt: Attempt = field(
         default_factory=lambda: Attempt(number=0, checkpoint=None, num_workers=0)
     )
@@ -82,22 +89,66 @@ class Controller:
     def ask(self, event: Event) -> None:
         """Queue an event. Any thread, or a signal handler, may call this."""
         self._asked.put(event)
-        self.group.wake()
+        self._wake()
 
     def conclude(self) -> Conclude:
         """Run to the end, and return the conclusion."""
-        self.lease.notify(self.group.wake)
+        self.lease.notify(self._wake)
         self._follow(None, begin(self.state))
         while self._conclusion is None:
             self.group.wait(self._handle, self._wait_limit())
             self._take_results()
             self._fail_if(self.checkpoints.overdue())
             self._look_who_hangs()
+        conclusion = self._validated(self._conclusion)
         self.background_tasks.finish()
-        if self._conclusion.succeeded:
+        if conclusion.succeeded:
             self.journal.returned(self.returned)
-        self.journal.concluded(self._conclusion)
-        return self._conclusion
+        self.journal.concluded(conclusion)
+        return conclusion
+
+    def _validated(self, conclusion: Conclude) -> Conclude:
+        """Wait for the validations that are left. Those of a run that ended early are resumed."""
+        if not conclusion.succeeded:
+            return conclusion
+        drain = self.state.drain
+        if self.validations.is_busy:
+            if drain is not None and drain.purpose is Purpose.STOP:
+                return Conclude(succeeded=False, stopped=True, reason=drain.reason)
+            logger.info("Training has ended; %d validations are left.", self.validations.pending)
+            # They may wait for what the workers have.
+            self.release_workers()
+        while self.validations.is_busy and self.validations.failure is None:
+            if self.lease.lost is not None:
+                failure = lease_lost(self.lease.lost, attempt=self.state.attempt).failure
+                reason = "another driver works on the run"
+                return Conclude(succeeded=False, reason=reason, failures=(failure,))
+            stop = self._stop_asked()
+            if stop is not None:
+                return Conclude(succeeded=False, stopped=True, reason=stop)
+            self._take_validations(wait=True)
+        if self.validations.failure is not None:
+            reason = "ValidationConfig(on_failure='fail') ends the run"
+            failures = (self.validations.failure,)
+            return Conclude(succeeded=False, reason=reason, failures=failures)
+        self.validations.warn_if_unused()
+        return conclusion
+
+    def _stop_asked(self) -> str | None:
+        """Return why the run is to be stopped after its training has ended; None if it isn't."""
+        while not self._asked.empty():
+            event = self._asked.get()
+            if isinstance(event, DrainWanted) and event.purpose is Purpose.STOP:
+                return event.reason
+        return None
+
+    def _take_validations(self, *, wait: bool = False) -> None:
+        for ended in self.validations.take(wait=wait):
+            self.checkpoints.validated(ended)
+
+    def _wake(self) -> None:
+        self.group.wake()
+        self.validations.nudge()
 
     def _handle(self, happening: Happening) -> None:
         if isinstance(happening, Output):
@@ -155,8 +206,12 @@ class Controller:
                 self._take_checkpoint_event(event)
             else:
                 self._happen(event)
+        self._take_validations()
         if self.lease.lost is not None and isinstance(self.state.phase, Gathering | Training):
             self._happen(lease_lost(self.lease.lost, attempt=self.state.attempt))
+        failure = self.validations.failure
+        if failure is not None and isinstance(self.state.phase, Gathering | Training):
+            self._happen(Failed(attempt=self.state.attempt, failure=failure))
         while not self._asked.empty():
             self._happen(self._asked.get())
 

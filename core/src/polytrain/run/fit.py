@@ -24,6 +24,7 @@ from polytrain.common.config import RunConfig, ScalingConfig
 from polytrain.common.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.common.events import DrainWanted, Purpose
 from polytrain.common.return_values import Returned
+from polytrain.common.validation_config import ValidationConfig
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.streams.stream import StreamSpec
@@ -41,11 +42,13 @@ from polytrain.run.lease import Lease
 from polytrain.run.ledger import Ledger
 from polytrain.run.reports import Reports
 from polytrain.run.states import State
+from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
 from polytrain.ui.observers import Observers, installed_observers
 from polytrain.ui.progress import ProgressLine, WorkerOutput
 from polytrain.workers.agent_group import AgentCluster, AgentGroup, AgentGroupSpec
+from polytrain.workers.available_validators import opened_validator
 from polytrain.workers.group import WorkerGroup
 from polytrain.workers.job import WorkerJob
 from polytrain_plugins import Backend, CheckpointInfo, CheckpointKind, Demand, Outcome, RunInfo
@@ -70,6 +73,9 @@ class Run:
     """Why this cluster was chosen."""
 
     config: RunConfig
+    validation: ValidationConfig | None = None
+    """How checkpoints are validated; None if they aren't."""
+
     location: Location
     """Where the run is stored."""
 
@@ -147,6 +153,7 @@ class Run:
             waits_for_commit=checkpoints.upload == "sync",
             near_staging=self.manager.store.near_staging,
             checkpoints=self.manager.store.checkpoints,
+            validates=self.validation is not None,
         )
 
 
@@ -283,7 +290,10 @@ def _controller(
     background_tasks = stack.enter_context(
         BackgroundTasks(wake=group.wake, at_once=run.scaling.num_workers == 0)
     )
-    stack.callback(group.close)
+    # Closed after the workers are: it may have restarted the zygote that they share.
+    validations = stack.enter_context(_validations(run, group, journal, output))
+    workers = stack.enter_context(contextlib.ExitStack())
+    workers.callback(group.close)
     failure = run.config.failure_config
     checkpoints = CheckpointCoordinator(
         run=run.info,
@@ -293,6 +303,7 @@ def _controller(
         journal=journal,
         background_tasks=background_tasks,
         observers=observers,
+        validations=validations,
     )
     return Controller(
         run=run.info,
@@ -315,7 +326,32 @@ def _controller(
         health_monitor=HealthMonitor(
             config=run.config.failure_config, group=group, journal=journal
         ),
+        validations=validations,
+        release_workers=workers.close,
     )
+
+
+def _validations(
+    run: Run, group: WorkerGroup, journal: Journal, output: WorkerOutput
+) -> ValidationCoordinator:
+    coordinator = ValidationCoordinator(
+        config=run.validation,
+        manager=run.manager,
+        journal=journal,
+        wake=group.wake,
+        show=output.write,
+    )
+    if run.validation is not None:
+        coordinator.validator = opened_validator(
+            run.validation,
+            group=group,
+            demand=run.demand,
+            threads=run.scaling.cpus_per_worker,
+            is_local=run.choice is None or run.choice.is_local,
+            path=_import_path(),
+            tell=coordinator.tell,
+        )
+    return coordinator
 
 
 def _output(run: Run, stack: contextlib.ExitStack) -> WorkerOutput:
@@ -355,7 +391,7 @@ def _group(run: Run) -> WorkerGroup:
             cpus=run.scaling.cpus_per_worker,
         )
     assert run.cluster is not None, "a run that isn't inline has a cluster"
-    directory, failure = os.getcwd(), run.config.failure_config
+    failure = run.config.failure_config
     return AgentGroup(
         AgentGroupSpec(
             scaling=run.scaling,
@@ -369,12 +405,16 @@ def _group(run: Run) -> WorkerGroup:
             ),
             datasets=run.datasets,
             specs=run.specs,
-            directory=directory,
-            # At the interactive prompt the path has the working directory as "".
-            path=tuple(entry or directory for entry in sys.path),
+            directory=os.getcwd(),
+            path=_import_path(),
         ),
         run.cluster,
     )
+
+
+def _import_path() -> tuple[str, ...]:
+    # At the interactive prompt the path has the working directory as "".
+    return tuple(entry or os.getcwd() for entry in sys.path)
 
 
 def _observers(config: RunConfig) -> list[Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polytrain.common import strict_json
 from polytrain.common.config import CheckpointConfig
 from polytrain.common.errors import RunFormatError
+from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.run.journal import FORMAT
 from polytrain.run.ledger import Ledger
 from polytrain.run.reports import Reports, decoded
@@ -34,6 +35,9 @@ class RunHistory:
     launches: int = 0
     history: Reports = field(default_factory=Reports)
     """Every report of rank 0 that no restart has undone."""
+
+    validations: Validations = field(default_factory=Validations)
+    """Which checkpoints were to be validated, and what has become of that."""
 
     succeeded: bool | None = None
     """None until a driver concludes the run."""
@@ -111,7 +115,27 @@ def _take(run_history: RunHistory, entry: Mapping[str, Any]) -> None:
         case "Concluded":
             run_history.succeeded, run_history.reason = entry["succeeded"], entry["reason"]
             run_history.stopped = entry["stopped"]
+        case "ValidationRequested":
+            run_history.validations.request(
+                Validation(checkpoint=entry["checkpoint"], step=entry["step"], task=entry["task"])
+            )
+        case "ValidationEnded":
+            _take_validation(run_history, entry)
     run_history.ledger.take(entry)
+
+
+def _take_validation(run_history: RunHistory, entry: Mapping[str, Any]) -> None:
+    before = run_history.validations.of(entry["checkpoint"])
+    if before is None:
+        return
+    ended = replace(
+        before,
+        status=ValidationStatus(entry["status"]),
+        metrics=entry["metrics"],
+        reason=entry["reason"],
+    )
+    run_history.validations.end(ended)
+    run_history.history.merge(ended.step, ended.metrics)
 
 
 def _take_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int) -> int:

@@ -20,6 +20,7 @@ from polytrain.common import strict_json
 from polytrain.common.errors import Failure
 from polytrain.common.events import Done, Drained, Event, Exited, Failed, Reported
 from polytrain.common.return_values import Returned, to_bytes
+from polytrain.policy.validation import Validation
 from polytrain.run.actions import Conclude, EndAttempt
 from polytrain.run.ledger import Ledger
 from polytrain.run.reports import Reports, encoded
@@ -126,6 +127,28 @@ class Journal:
             rank=part.rank,
             reason=part.reason,
         )
+
+    def validation_requested(self, validation: Validation) -> None:
+        """Note that a checkpoint is to be validated, once it is committed."""
+        self._write(
+            "ValidationRequested",
+            checkpoint=validation.checkpoint,
+            step=validation.step,
+            task=validation.task,
+        )
+
+    def validation_ended(self, ended: Validation, *, traceback: str) -> None:
+        """Note what has become of a validation; its metrics are in the history from now on."""
+        self._write(
+            "ValidationEnded",
+            checkpoint=ended.checkpoint,
+            step=ended.step,
+            status=ended.status.value,
+            metrics=ended.metrics,
+            reason=ended.reason,
+            traceback=traceback,
+        )
+        self.reports.merge(ended.step, ended.metrics)
 
     def transition(self, event: Event | None, transition: Transition) -> None:
         """Note a transition, unless it has no reason: then nothing changed."""

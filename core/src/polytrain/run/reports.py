@@ -94,12 +94,25 @@ class Reports(Sequence[Mapping[str, Any]]):
         self._rows, self._steps = array("q"), array("q")
         """First row and first step of each run of consecutive steps."""
 
+        self._merged: dict[int, dict[str, Any]] = {}
+        """Row → metrics that were added after its report."""
+
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add a report."""
         self._add_steps(step)
         for name, value in metrics.items():
             self._column(name, _kind(value)).add(self._count, value)
         self._count += 1
+
+    def merge(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Add metrics to the report of an earlier step, if there is one."""
+        run = bisect_right(self._steps, step) - 1
+        if run < 0 or not metrics:
+            return
+        row = self._rows[run] + step - self._steps[run]
+        behind = self._rows[run + 1] if run + 1 < len(self._rows) else self._count
+        if row < behind:
+            self._merged.setdefault(row, {}).update(metrics)
 
     def extend(self, other: Reports, *, start: int = 0) -> None:
         """Add other reports, from this one of them on."""
@@ -124,6 +137,7 @@ class Reports(Sequence[Mapping[str, Any]]):
             column.cut(self._count)
             if not column.rows:
                 del self._columns[name]
+        self._merged = {row: added for row, added in self._merged.items() if row < self._count}
 
     def steps(self) -> npt.NDArray[np.int64]:
         """Return the step of each report."""
@@ -231,6 +245,9 @@ class Reports(Sequence[Mapping[str, Any]]):
         for (name, _), column in self._columns.items():
             for row, value in column.read(start, stop):
                 metrics[row - start][name] = value
+        for row, added in self._merged.items():
+            if start <= row < stop:
+                metrics[row - start].update(added)
         return metrics
 
 

@@ -67,6 +67,7 @@ def checkpoint_manager(
         origin=origin,
     )
     if past is not None:
+        manager.validations = past.validations
         manager.take_over(store.find(since_token=past.since_token))
     return manager
 

@@ -106,8 +106,8 @@ class WorkerOutput:
         """
         self.retry_s = retry_s
         self._logs = logs
-        self._files: dict[int, RankLog] = {}
-        self._partial: defaultdict[tuple[int, str], LineBuffer] = defaultdict(LineBuffer)
+        self._files: dict[int | None, RankLog] = {}
+        self._partial: defaultdict[tuple[int | None, str], LineBuffer] = defaultdict(LineBuffer)
         self._warned: set[str] = set()
         self.muted = False
 
@@ -138,13 +138,13 @@ class WorkerOutput:
                 self._show(rank, stream, rest)
         self._partial.clear()
 
-    def _show(self, rank: int, stream: str, line: str) -> None:
+    def _show(self, rank: int | None, stream: str, line: str) -> None:
         target = sys.stdout if stream == "stdout" else sys.stderr
-        # A program without a terminal may have neither.
-        if self.muted or target is None:
+        # A program without a terminal may have neither. A validation isn't a peer of what is lost.
+        if target is None or (self.muted and rank is not None):
             return
         try:
-            _print(f"(rank {rank}) {line}", target)
+            _print(f"({_name(rank)}) {line}", target)
         except (OSError, ValueError) as error:
             self._warn(
                 stream,
@@ -152,10 +152,10 @@ class WorkerOutput:
                 f"it is in {self._logs}.",
             )
 
-    def _warn_of_log(self, rank: int, error: OSError) -> None:
+    def _warn_of_log(self, rank: int | None, error: OSError) -> None:
         self._warn(
-            f"log of rank {rank}",
-            f"What rank {rank} writes can't be kept in {self._logs}, and some of it will be "
+            f"log of {_name(rank)}",
+            f"What {_name(rank)} writes can't be kept in {self._logs}, and some of it will be "
             f"missing there: {error}. The run goes on.",
         )
 
@@ -164,11 +164,16 @@ class WorkerOutput:
             self._warned.add(about)
             logger.warning("%s", message)
 
-    def _log(self, rank: int) -> RankLog:
+    def _log(self, rank: int | None) -> RankLog:
         if rank not in self._files:
-            path = self._logs / f"rank_{rank}.log"
+            path = self._logs / f"{_name(rank).replace(' ', '_')}.log"
             self._files[rank] = RankLog(path, warn=partial(self._warn_of_log, rank))
         return self._files[rank]
+
+
+def _name(rank: int | None) -> str:
+    """Name the writer of some output."""
+    return "validation" if rank is None else f"rank {rank}"
 
 
 def _print(text: str, target: TextIO) -> None:

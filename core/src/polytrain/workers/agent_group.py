@@ -25,7 +25,7 @@ from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.pickling import code_of_job, pickled_with
 from polytrain.workers.processes.cache import WarmZygote, keep, warm_zygote
-from polytrain.workers.processes.client import ZygoteSpec
+from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.shard_cache import ShardCachePlanner, SharedStore
 from polytrain.workers.worker_pool import AgentLauncher, Cluster, WorkerPool
 from polytrain_plugins import Demand, Member, Offer
@@ -130,6 +130,7 @@ class AgentGroup:
         if self._zygote is not None:
             name = self._zygote.token
             agent_spec = replace(agent_spec, zygote=replace(agent_spec.zygote, name=name))
+        self._zygote_spec = agent_spec.zygote
         self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
         self._launcher = cluster.launcher(agent_spec, scaling, self._mailbox)
         self._of_the_pool: deque[Event] = deque()
@@ -153,6 +154,12 @@ class AgentGroup:
             cpus=self._spec.scaling.cpus_per_worker,
             gpus=self._spec.scaling.gpus_per_worker,
         )
+
+    @property
+    def zygote(self) -> ZygoteSpec:
+        """The zygote of the driver's node."""
+        name = zygote_name(self._zygote_spec.name, self._node_id)
+        return replace(self._zygote_spec, name=name)
 
     def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
         self._pool.place(avoid=avoid, without=without)
@@ -226,25 +233,17 @@ class AgentGroup:
                 self._zygote.connection.close()
 
     def _describe_agents(self) -> AgentSpec:
-        threads = str(self._spec.scaling.cpus_per_worker)
-        environment = {
-            **self._spec.demand.environment,
-            "OMP_NUM_THREADS": threads,
-        }
-        zygote = ZygoteSpec(
+        zygote = zygote_for(
+            self._spec.demand,
             name=self._token,
-            environment=environment,
-            modules=(
-                *PRELOAD,
-                *(PRELOAD_WITH_DATA if self._spec.datasets else ()),
-                *self._spec.demand.preload,
-            ),
+            threads=self._spec.scaling.cpus_per_worker,
+            with_data=bool(self._spec.datasets),
             path=self._spec.path,
         )
         return AgentSpec(
             token=self._token,
             zygote=zygote,
-            environment=environment,
+            environment=zygote.environment,
             directory=self._spec.directory,
             store=self._spec.store,
             marker=self._spec.marker,
@@ -314,6 +313,26 @@ class AgentGroup:
             return timeout
         own = max(0.0, deadline - time.monotonic())
         return own if timeout is None else min(own, timeout)
+
+
+def zygote_for(
+    demand: Demand, *, name: str, threads: int, with_data: bool, path: tuple[str, ...]
+) -> ZygoteSpec:
+    """Return the settings of a zygote that has imported what a backend's processes need.
+
+    Args:
+        demand: the backend's.
+        name: the zygote's.
+        threads: threads that a process may use.
+        with_data: whether the run has data sets.
+        path: the driver's `sys.path`.
+    """
+    return ZygoteSpec(
+        name=name,
+        environment={**demand.environment, "OMP_NUM_THREADS": str(threads)},
+        modules=(*PRELOAD, *(PRELOAD_WITH_DATA if with_data else ()), *demand.preload),
+        path=path,
+    )
 
 
 def _streams(spec: AgentGroupSpec) -> Streams | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
+from polytrain.common.validation_config import ValidationConfig, options_of_ray
 from polytrain.data.sources.ray_data import is_ray_dataset
 from polytrain.policy.cluster import AvailableClusters, ClusterChoice
 from polytrain.workers.agent_group import AgentCluster
@@ -17,12 +18,15 @@ from polytrain.workers.machine_resources import has_gpu_device, machine_resource
 from polytrain.workers.ray_address import cluster_address
 
 
-def available_clusters(function: Any, datasets: Any) -> AvailableClusters:
+def available_clusters(
+    function: Any, datasets: Any, validation: ValidationConfig | None = None
+) -> AvailableClusters:
     """Return the clusters that are available now.
 
     Args:
         function: the training function, or None.
         datasets: by name, as the user passed them.
+        validation: how checkpoints are validated; None if they aren't.
     """
     names = datasets if isinstance(datasets, Mapping) else {}
     return AvailableClusters(
@@ -31,6 +35,8 @@ def available_clusters(function: Any, datasets: Any) -> AvailableClusters:
         ray_address=cluster_address(os.environ),
         ray_datasets=tuple(str(name) for name, data in names.items() if is_ray_dataset(data)),
         function_uses_ray=_names_ray(getattr(function, "__code__", None)),
+        validation_uses_ray=_names_ray(getattr(validation and validation.fn, "__code__", None)),
+        validation_options=() if validation is None else options_of_ray(validation),
         has_gpu_device=has_gpu_device(),
     )
 

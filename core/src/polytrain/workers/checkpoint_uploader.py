@@ -71,6 +71,7 @@ class CheckpointUploader:
         step: int,
         metrics: Mapping[str, Any],
         positions: Mapping[str, Any],
+        validation: Mapping[str, Any] | None = None,
         with_it: Callable[[], list[Message]],
         waits: bool,
     ) -> None:
@@ -82,6 +83,7 @@ class CheckpointUploader:
             step: the last reported step.
             metrics: the metrics of that step.
             positions: data set → this rank's position in it.
+            validation: how the checkpoint is to be validated; None if it isn't.
             with_it: returns messages to send before it, once the files are written.
             waits: return only when the checkpoint is committed or dropped. Otherwise wait only
                 while too many uploads are in flight.
@@ -113,6 +115,7 @@ class CheckpointUploader:
                 step,
                 metrics,
                 positions,
+                validation=validation,
                 waits=waits or self._max_in_flight == 1,
             )
             # In one call, and last: on a busy machine the agent may run before this returns. From

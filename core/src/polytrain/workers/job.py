@@ -38,6 +38,9 @@ class WorkerJob:
     checkpoints: Location
     """Location of committed checkpoints."""
 
+    validates: bool = False
+    """Whether the run has a function that validates checkpoints."""
+
     def writes_checkpoints(self, rank: int) -> bool:
         """Return whether the files that this rank reports are part of a checkpoint."""
         return rank == 0 or self.merges_files or self.checkpoint_kind is CheckpointKind.EVERY_RANK

@@ -220,11 +220,12 @@ def staged_message(
     metrics: Mapping[str, Any],
     positions: Mapping[str, Any],
     *,
+    validation: Mapping[str, Any] | None = None,
     waits: bool,
 ) -> Message:
     """The rank's complete part of this checkpoint is in this directory."""
     plain = [dict(stamps), step, dict(metrics), dict(positions)]
-    return ["staged", checkpoint, staged, *plain, waits]
+    return ["staged", checkpoint, staged, *plain, validation, waits]
 
 
 def done_message(stalled_s: float = 0.0, returned: Returned | None = None) -> Message:
@@ -268,7 +269,7 @@ def imported_message(modules: Sequence[str], variables: Mapping[str, str | None]
 
 def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart:
     """Return the part of a checkpoint that a `staged` message describes."""
-    _, checkpoint, staged, stamps, step, metrics, positions, _ = message
+    _, checkpoint, staged, stamps, step, metrics, positions, validation, _ = message
     return StagedPart(
         attempt_id=attempt_id,
         rank=rank,
@@ -278,6 +279,7 @@ def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart
         step=step,
         metrics=metrics,
         positions=positions,
+        validation=validation,
     )
 
 

@@ -69,6 +69,15 @@ class _Apart(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         return len(self.apart) - 1
 
 
+def pickled_error(error: BaseException) -> bytes | None:
+    """Return a pickled exception; None if it can't be pickled."""
+    try:
+        pickled: bytes = cloudpickle.dumps(error)
+    except Exception:  # an exception may hold anything; its text is sent anyway
+        return None
+    return pickled
+
+
 def code_in(value: Any, *, depth: int = 6) -> Iterator[Any]:
     """Yield the objects in a value that may be user code, including the value itself.
 

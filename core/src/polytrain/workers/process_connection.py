@@ -26,7 +26,7 @@ READ_SIZE = 1 << 16
 _READS = 64
 """Reads that empty a pipe, which holds 64 KiB to 1 MiB on Linux, unless it is refilled."""
 
-_LAST_WORDS = 4000
+LAST_WORDS = 4000
 """Characters of standard error that are kept to explain the worker process's end."""
 
 
@@ -264,7 +264,7 @@ class ProcessConnection:
             return False
         text = self._decoders[reader].decode(data, final=not data)
         if text and self._streams[reader] == "stderr":
-            self.last_words = (self.last_words + text)[-_LAST_WORDS:]
+            self.last_words = (self.last_words + text)[-LAST_WORDS:]
         now = asyncio.get_running_loop().time()
         self._emit_output(reader, self._limits[reader].passed(text, now=now))
         if not data:

@@ -14,6 +14,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
 from polytrain.common.errors import CheckpointError, NotInWorkerError
+from polytrain.common.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.monitoring.progress_page import beat
 from polytrain.workers.checkpoint_uploader import CheckpointUploader, Write
 from polytrain.workers.context import Context
@@ -115,6 +116,7 @@ class WorkerSession:
         metrics: Mapping[str, Any],
         checkpoint: Checkpoint | None,
         upload: Literal["async", "sync"] | None,
+        validation: bool | ValidationTaskConfig = False,
     ) -> None:
         """Report from a training function; see `worker_api.report`."""
         beat()
@@ -123,6 +125,9 @@ class WorkerSession:
         if upload not in (None, "async", "sync"):
             raise ValueError(f"upload={upload!r} is unknown: pass 'async' or 'sync'.")
         source = _directory_of(checkpoint)
+        wanted = validation_of_report(
+            validation, has_checkpoint=source is not None, validates=self._job.validates
+        )
         with self._lock:
             self._step, self._last_metrics = self._step + 1, plain
             if source is not None and self._writes:
@@ -130,6 +135,7 @@ class WorkerSession:
                 self._give(
                     lambda to: self._snapshots.take(source, to),
                     source=source,
+                    validation=wanted,
                     with_it=self._reported,
                     waits=waits,
                 )
@@ -237,7 +243,12 @@ class WorkerSession:
             self._engine.save(model, directory)
             return {}
 
-        self._give(save, with_it=with_it, waits=self._job.waits_for_commit)
+        self._give(
+            save,
+            validation={} if self._job.validates else None,
+            with_it=with_it,
+            waits=self._job.waits_for_commit,
+        )
         self._saved_step = self._step
 
     def _give(
@@ -245,6 +256,7 @@ class WorkerSession:
         write: Write,
         *,
         source: Path | None = None,
+        validation: Mapping[str, Any] | None,
         with_it: Callable[[], list[Message]],
         waits: bool,
     ) -> None:
@@ -260,6 +272,7 @@ class WorkerSession:
             step=self._step,
             metrics=self._last_metrics,
             positions=positions,
+            validation=validation,
             with_it=with_it,
             waits=waits or is_last,
         )

@@ -11,6 +11,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.call_forms import check_other_arguments
 from polytrain.common.errors import NotInWorkerError
 from polytrain.common.ray_arguments import REPORT
+from polytrain.common.validation_config import ValidationTaskConfig
 from polytrain.monitoring.progress_page import beat
 from polytrain.workers.context import Context
 from polytrain.workers.session import WorkerSession
@@ -37,9 +38,13 @@ def current_session(session: WorkerSession) -> Iterator[None]:
 def report(
     metrics: Mapping[str, Any],
     checkpoint: Checkpoint | None = None,
+    checkpoint_dir_name: Any = None,
+    checkpoint_upload_mode: Any = None,
+    delete_local_checkpoint_after_upload: Any = None,
+    checkpoint_upload_fn: Any = None,
+    validation: bool | ValidationTaskConfig = False,
     *,
     upload: Literal["async", "sync"] | None = None,
-    **others: Any,
 ) -> None:
     """Report metrics, and optionally a checkpoint, from inside a training function.
 
@@ -54,20 +59,30 @@ def report(
         checkpoint: `Checkpoint.from_directory(path)`. The files of all ranks that pass one make
             one directory, unless `CheckpointConfig.written_by` says otherwise. If the state is the
             same on every rank, pass it on rank 0 only.
+        checkpoint_dir_name: of Ray Train; leave out what changes something, here and in the
+            next three.
+        checkpoint_upload_mode: as above.
+        delete_local_checkpoint_after_upload: as above.
+        checkpoint_upload_fn: as above.
+        validation: whether the trainer's `validation_config` validates the checkpoint, or how.
         upload: "sync" waits until the checkpoint is committed; `CheckpointConfig.upload` by
             default.
-        others: arguments of Ray Train's function that polytrain doesn't have; values that change
-            nothing are accepted.
 
     Raises:
         TypeError: a metric has another type, or another argument isn't accepted.
-        ValueError: `upload` is neither "sync" nor "async".
+        ValueError: `upload` is neither "sync" nor "async"; or a validation is wanted without a
+            checkpoint, without a `validation_config`, or with arguments that JSON can't hold.
         CheckpointError: the checkpoint's directory doesn't exist, or the disk has no room.
         NotInWorkerError: outside a training function, or in a child process of it.
     """
-    if others:
-        check_other_arguments("report", others, REPORT)
-    _session("report").report_from_function(metrics, checkpoint, upload)
+    others = {
+        "checkpoint_dir_name": checkpoint_dir_name,
+        "checkpoint_upload_mode": checkpoint_upload_mode,
+        "delete_local_checkpoint_after_upload": delete_local_checkpoint_after_upload,
+        "checkpoint_upload_fn": checkpoint_upload_fn,
+    }
+    check_other_arguments("report", others, REPORT)
+    _session("report").report_from_function(metrics, checkpoint, upload, validation)
 
 
 def heartbeat() -> None:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import cloudpickle
-
+from polytrain.common.output import flush_output
 from polytrain.common.processes import die_with_parent
 from polytrain.common.return_values import Returned, encoded
 from polytrain.monitoring.progress_page import Stage, enter, reports, write_to
@@ -31,6 +30,7 @@ from polytrain.workers.messages import (
     raised_message,
     world_from,
 )
+from polytrain.workers.pickling import pickled_error
 from polytrain.workers.processes.preload import ImportRecorder
 from polytrain.workers.report_ring import Ring, calls_every_s
 from polytrain.workers.session import WorkerSession
@@ -120,8 +120,8 @@ def run_worker(
 
 def _send_error(error: BaseException, channel: Channel) -> None:
     # Output without a newline is still buffered, and may hold the reason.
-    _flush_output()
-    channel.send(raised_message(error, _pickled(error)))
+    flush_output()
+    channel.send(raised_message(error, pickled_error(error)))
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def _children_end_here(rank: int) -> Iterator[None]:
             "training function and was ended. End such processes with os._exit]",
             file=sys.stderr,
         )
-        _flush_output()
+        flush_output()
         os._exit(code)
 
 
@@ -186,14 +186,6 @@ def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, BatchedS
                 f"{expected}: the model would be trained on other rows than it should be. "
                 "If its files have changed since the run began, start a new run."
             )
-
-
-def _pickled(error: BaseException) -> bytes | None:
-    try:
-        pickled: bytes = cloudpickle.dumps(error)
-    except Exception:  # an exception may hold anything; its text is sent already
-        return None
-    return pickled
 
 
 def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
@@ -275,14 +267,8 @@ def run_and_exit(connection: socket.socket, page: int, data_descriptors: Sequenc
     except BaseException:
         traceback.print_exc()
     finally:
-        _flush_output()
+        flush_output()
         os._exit(code)
-
-
-def _flush_output() -> None:
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
 
 
 def spawned(entry: str, connection_descriptor: int, page: int, *data_descriptors: int) -> None:

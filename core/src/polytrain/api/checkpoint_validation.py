@@ -1,0 +1,133 @@
+"""What is wrong with a `ValidationConfig`, found before any worker starts."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from polytrain.api.pickling import pickle_problems
+from polytrain.common.constraints import field_problems, wrong_type
+from polytrain.common.validation_config import (
+    ValidationConfig,
+    ValidationTaskConfig,
+    options_of_ray,
+    task_problems,
+)
+from polytrain_plugins import Problem
+
+_FN = "ValidationConfig.fn"
+_OPTIONS = "ValidationConfig.ray_remote_kwargs"
+
+
+def validation_problems(config: Any) -> Iterator[Problem]:
+    """Yield what is wrong with what a user passed as `validation_config`."""
+    if config is None:
+        return
+    if not isinstance(config, ValidationConfig):
+        yield wrong_type("validation_config", config, ValidationConfig)
+        return
+    yield from field_problems(config)
+    task: Any = config.task_config
+    wrong_task = tuple(task_problems(task, "ValidationConfig.task_config"))
+    yield from wrong_task
+    yield from _function_problems(config.fn, ValidationTaskConfig() if wrong_task else task)
+    options: Any = config.ray_remote_kwargs
+    if not isinstance(options, Mapping):
+        yield wrong_type(_OPTIONS, options, dict)
+    elif "num_returns" in options:
+        yield Problem(
+            field=_OPTIONS,
+            what="a validation returns its metrics alone, so num_returns can't be chosen",
+            remedy="Leave num_returns out",
+        )
+
+
+def _function_problems(function: Any, task: ValidationTaskConfig) -> Iterator[Problem]:
+    if not callable(function):
+        yield Problem(
+            field=_FN,
+            what=f"{function!r} is not callable",
+            remedy="Pass the function itself: it takes a checkpoint, and returns a dict of metrics",
+        )
+        return
+    names = "".join(f", {name}=…" for name in task.fn_kwargs)
+    try:
+        signature = inspect.signature(function)
+        signature.bind(None, **dict.fromkeys(task.fn_kwargs))
+    except TypeError as error:
+        name = getattr(function, "__name__", type(function).__name__)
+        yield Problem(
+            field=_FN,
+            what=f"{name}{inspect.signature(function)} is called with (checkpoint{names}): {error}",
+            remedy="Let its first argument be the checkpoint, the others those of "
+            "ValidationTaskConfig.fn_kwargs",
+        )
+    except ValueError:  # some callables in C have no signature
+        pass
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        yield Problem(
+            field=_FN,
+            what="it is a coroutine or a generator, which returns no dict of metrics",
+            remedy="Pass a plain function",
+        )
+    yield from pickle_problems(_FN, function)
+
+
+def inline_problems(config: ValidationConfig | None) -> Iterator[Problem]:
+    """Yield why checkpoints can't be validated beside a run in the driver's own process."""
+    if config is None:
+        return
+    options = options_of_ray(config)
+    if options:
+        yield Problem(
+            field=_OPTIONS,
+            what=f"{', '.join(options)}: num_workers=0 doesn't use Ray, and gives a validation "
+            "CPUs only",
+            remedy="Leave it out, or use num_workers=1",
+        )
+    if not sys.platform.startswith("linux"):
+        yield Problem(
+            field="validation_config",
+            what=f"the processes that validate need Linux, this is {sys.platform}",
+            remedy="Leave it out here",
+        )
+
+
+def ray_problems(
+    config: ValidationConfig | None, nodes: Sequence[Mapping[str, float]]
+) -> Iterator[Problem]:
+    """Yield why Ray, which is initialised, can't carry a validation out.
+
+    Args:
+        config: the user's; None if checkpoints aren't validated.
+        nodes: each node's total resources; of a cluster that grows, those of all at its largest.
+    """
+    if config is None:
+        return
+    import ray
+
+    options = dict(config.ray_remote_kwargs)
+    try:
+        ray.remote(_nothing).options(**options)
+    except (TypeError, ValueError) as error:
+        yield Problem(
+            field=_OPTIONS,
+            what=f"Ray refuses it: {error}",
+            remedy="Give options of ray.remote for tasks, such as num_cpus and num_gpus",
+        )
+        return
+    wanted = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0)}
+    wanted |= options.get("resources") or {}
+    needed = {name: amount for name, amount in wanted.items() if amount}
+    if not any(all(node.get(n, 0) >= amount for n, amount in needed.items()) for node in nodes):
+        one = " and ".join(f"{amount:g} {name}" for name, amount in needed.items())
+        yield Problem(
+            field=_OPTIONS,
+            what=f"a validation takes {one}, and no node of the cluster has that",
+            remedy="Ask for less",
+        )
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,123 @@
+"""Which checkpoints are to be validated, and what has become of each. Pure.
+
+The journal is the record: what one driver has requested, the next one finds there. A checkpoint is
+validated once, whatever happens to drivers and worker processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+
+class ValidationStatus(StrEnum):
+    """What has become of a checkpoint's validation."""
+
+    PENDING = "pending"
+    """It is requested, and may be running."""
+
+    VALIDATED = "validated"
+    TIMED_OUT = "timed_out"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """The validation of one checkpoint."""
+
+    checkpoint: str
+    """Name of the checkpoint's directory."""
+
+    step: int
+    """The checkpoint's step, at which the metrics are in the history."""
+
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """What the report says about it; see `common.validation_config.validation_of_report`."""
+
+    status: ValidationStatus = ValidationStatus.PENDING
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """What it has returned."""
+
+    reason: str = ""
+    """Why it has failed."""
+
+
+class Validations:
+    """The validations of a run, in the order in which they were requested."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Validation] = {}
+
+    def request(self, validation: Validation) -> bool:
+        """Add a validation; return False if it was requested before."""
+        if validation.checkpoint in self._known:
+            return False
+        self._known[validation.checkpoint] = validation
+        return True
+
+    def end(self, ended: Validation) -> None:
+        """Note what has become of a validation."""
+        self._known[ended.checkpoint] = ended
+
+    def retry_failed(self) -> None:
+        """Make those pending again that have failed."""
+        for name, known in self._known.items():
+            if known.status in (ValidationStatus.FAILED, ValidationStatus.TIMED_OUT):
+                self._known[name] = replace(known, status=ValidationStatus.PENDING, reason="")
+
+    def leave_pending(self) -> int:
+        """Forget those that are pending, which the journal keeps; return how many they are."""
+        left = self.pending
+        for each in left:
+            del self._known[each.checkpoint]
+        return len(left)
+
+    def due(self, committed: Collection[str]) -> Validation | None:
+        """Return the next checkpoint to validate.
+
+        Args:
+            committed: the directories of the checkpoints that exist. Others may yet be committed,
+                or never.
+        """
+        return next((each for each in self.pending if each.checkpoint in committed), None)
+
+    def of(self, checkpoint: str) -> Validation | None:
+        """Return the validation of a checkpoint; None if none was requested."""
+        return self._known.get(checkpoint)
+
+    @property
+    def pending(self) -> tuple[Validation, ...]:
+        """Those that haven't ended."""
+        return tuple(v for v in self._known.values() if v.status is ValidationStatus.PENDING)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def metrics_of(self, checkpoint: str, reported: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a checkpoint's metrics, with those that its validation has returned.
+
+        Args:
+            checkpoint: its directory.
+            reported: the metrics of its report.
+        """
+        known = self._known.get(checkpoint)
+        return {**reported, **known.metrics} if known is not None and known.metrics else reported
+
+
+def collision(returned: Mapping[str, Any], reported: Mapping[str, Any]) -> str | None:
+    """Why metrics of a validation can't be added to those of the report; None if they can.
+
+    Args:
+        returned: by the validation function.
+        reported: with the checkpoint.
+    """
+    both = [name for name in returned if name in reported]
+    if not both:
+        return None
+    names = ", ".join(map(repr, both))
+    return (
+        f"it returned {names}, which the report of the checkpoint has already. Return other names, "
+        f"such as {'val_' + both[0]!r}"
+    )

@@ -1,0 +1,58 @@
+"""Opens what calls a run's validation function: on this machine, or on Ray."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+
+from polytrain.common.output import Output
+from polytrain.common.validation_config import ValidationConfig
+from polytrain.workers.agent_group import AgentGroup, zygote_for
+from polytrain.workers.group import WorkerGroup
+from polytrain.workers.local_validator import LocalValidator, ValidationProcessSpec
+from polytrain.workers.pickling import code_in, pickled_with
+from polytrain.workers.processes.client import zygote_name
+from polytrain.workers.validator import Validator
+from polytrain_plugins import Demand
+
+
+def opened_validator(
+    config: ValidationConfig,
+    *,
+    group: WorkerGroup,
+    demand: Demand,
+    threads: int,
+    is_local: bool,
+    path: tuple[str, ...],
+    tell: Callable[[Output], None],
+) -> Validator:
+    """Return what calls the validation function. Nothing is started before the first call.
+
+    Args:
+        config: the user's.
+        group: the run's workers, whose zygote forks the processes on this machine.
+        demand: the backend's.
+        threads: threads of a worker.
+        is_local: whether the run doesn't use Ray.
+        path: the driver's `sys.path`.
+        tell: called from any thread with what the function prints; on Ray, Ray shows it.
+    """
+    pickled = pickled_with(*code_in(config.fn), value=config.fn)
+    if not is_local:
+        from polytrain.workers.ray_validator import RayValidator
+
+        return RayValidator(pickled, config.ray_remote_kwargs)
+    if isinstance(group, AgentGroup):
+        zygote = group.zygote
+    else:
+        name = zygote_name(secrets.token_hex(8), socket.gethostname())
+        zygote = zygote_for(demand, name=name, threads=threads, with_data=False, path=path)
+    spec = ValidationProcessSpec(
+        zygote=zygote,
+        environment={**zygote.environment, **os.environ},
+        directory=os.getcwd(),
+        threads=max(1, int(config.ray_remote_kwargs.get("num_cpus") or threads)),
+    )
+    return LocalValidator(spec, pickled, tell=tell)
