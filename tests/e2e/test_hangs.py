@@ -6,7 +6,9 @@ import dataclasses
 import logging
 import os
 import re
+import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +37,8 @@ from polytrain_plugins import Member, Offer, World
 
 TIMEOUT_S = 1.5
 WORK_S = 2.5 * TIMEOUT_S
+LONG_S = 30.0
+"""A hang that isn't found ends after this time, so that its test fails."""
 
 
 def fit(function: Any, quiet: RunConfig, **failure: Any) -> Result:
@@ -113,11 +117,11 @@ def rank_0_waits_for_a_lock() -> None:
 
 
 def waits_for_itself(lock: threading.Lock) -> None:
-    lock.acquire()
+    lock.acquire(timeout=LONG_S)
 
 
 def waits_for_the_others() -> None:
-    threading.Event().wait()
+    threading.Event().wait(LONG_S)
 
 
 def test_a_deadlock_is_explained_by_every_ranks_stack(quiet: RunConfig) -> None:
@@ -131,6 +135,38 @@ def test_a_deadlock_is_explained_by_every_ranks_stack(quiet: RunConfig) -> None:
     assert "waits_for_itself" in str(caught.value)
     # One rank may have been without progress a moment before the other.
     assert "waits_for_the_others" in stacks_dumped(quiet)[-1]["stacks"]["1"]
+
+
+SLOW_PY_SPY = """\
+#!{python}
+import ctypes, os, sys, time
+
+libc, pid = ctypes.CDLL(None), int(sys.argv[-1])
+ATTACH, DETACH = 16, 17
+libc.ptrace(ATTACH, pid, 0, 0)
+os.waitpid(pid, 0)
+time.sleep({seconds})
+libc.ptrace(DETACH, pid, 0, 0)
+os.execv("{program}", sys.argv)
+"""
+
+
+def test_a_deadlock_is_found_though_its_stacks_take_long_to_read(
+    quiet: RunConfig, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What reads stacks holds the process as a debugger does, for seconds if its symbols are many."""
+    program = shutil.which("py-spy", path=Path(sys.executable).parent)
+    slow = tmp_path_factory.mktemp("slow") / "py-spy"
+    slow.write_text(
+        SLOW_PY_SPY.format(python=sys.executable, seconds=TIMEOUT_S / 2, program=program)
+    )
+    slow.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: str(slow))
+    with pytest.raises(TrainingFailedError) as caught:
+        fit(rank_0_waits_for_a_lock, quiet)
+    assert caught.value.failures[0].kind is FailureKind.HANG
+    assert "waits_for_itself" in caught.value.failures[0].stacks[0]
+    assert len(stacks_dumped(quiet)) == 1
 
 
 def rank_1_works_for_long() -> None:

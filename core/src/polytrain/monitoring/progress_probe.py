@@ -161,11 +161,23 @@ class Watch:
         self._page = page
         self._pid = pid
         self._tell = tell
+        self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._next = self._loop.call_soon(self._look)
 
+    def pause(self) -> None:
+        """Stop looking until `resume` is called."""
+        self._next.cancel()
+
+    def resume(self) -> None:
+        """Look at once, and from time to time again, unless the watch is closed."""
+        if not self._is_closed:
+            self._next.cancel()
+            self._look()
+
     def close(self) -> None:
-        """Stop looking."""
+        """Stop looking for good."""
+        self._is_closed = True
         self._next.cancel()
 
     def _look(self) -> None:

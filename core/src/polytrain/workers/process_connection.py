@@ -6,7 +6,8 @@ import asyncio
 import codecs
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
@@ -172,9 +173,25 @@ class ProcessConnection:
         try:
             loop = asyncio.get_running_loop()
             look = partial(stacks_of, self.pid, descriptor, pausing=pausing)
-            return await loop.run_in_executor(None, look)
+            with self._unwatched():
+                return await loop.run_in_executor(None, look)
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def _unwatched(self) -> Iterator[None]:
+        """Pause the watches: what reads stacks looks like a debugger, in which no process hangs.
+
+        At the end they look once, so that progress made meanwhile is reported before the stacks.
+        """
+        watches = self._watches
+        for watch in watches:
+            watch.pause()
+        try:
+            yield
+        finally:
+            for watch in watches:
+                watch.resume()
 
     def _watch_over(self) -> None:
         """From now on, report when the worker process makes no progress, and its load."""
