@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from polytrain.common.ray_arguments import CHECKPOINT, DATA, FAILURE, REPORT, RUN, SCALING
+from polytrain.common.ray_arguments import (
+    CHECKPOINT,
+    DATA,
+    FAILURE,
+    REPORT,
+    RUN,
+    SCALING,
+    VALIDATION,
+    VALIDATION_TASK,
+)
 from polytrain.common.ray_train import ABSENT
 
 MODULES = {
@@ -49,6 +58,8 @@ CALLED = {
 CONFIGS = {"ScalingConfig": SCALING, "DataConfig": DATA, "FailureConfig": FAILURE} | {
     "CheckpointConfig": CHECKPOINT,
     "RunConfig": RUN,
+    "ValidationConfig": VALIDATION,
+    "ValidationTaskConfig": VALIDATION_TASK,
 }
 
 FUNCTIONS = {"report": REPORT}

@@ -145,6 +145,10 @@ DATA: dict[str, Any] = {
     },
 }
 
+VALIDATION: dict[str, Any] = {"order": ("fn", "task_config", "ray_remote_kwargs"), "absent": {}}
+
+VALIDATION_TASK: dict[str, Any] = {"order": ("fn_kwargs", "timeout_s"), "absent": {}}
+
 REPORT: dict[str, Absent] = {
     "checkpoint_dir_name": Absent(
         instead="polytrain numbers checkpoints; put a name of your own into the metrics"

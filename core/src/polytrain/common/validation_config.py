@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 from polytrain.common.call_forms import takes_ray_arguments
 from polytrain.common.constraints import Seconds, field_problems, wrong_type
 from polytrain.common.plain_values import plain
+from polytrain.common.ray_arguments import VALIDATION, VALIDATION_TASK
 from polytrain_plugins import Problem
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class ValidationFn(Protocol):
         """Return the metrics of a committed checkpoint."""
 
 
-@takes_ray_arguments(order=("fn_kwargs", "timeout_s"), absent={})
+@takes_ray_arguments(**VALIDATION_TASK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationTaskConfig:
     """How one checkpoint is validated."""
@@ -40,7 +41,7 @@ class ValidationTaskConfig:
         object.__setattr__(self, "timeout_s", plain(self.timeout_s))
 
 
-@takes_ray_arguments(order=("fn", "task_config", "ray_remote_kwargs"), absent={})
+@takes_ray_arguments(**VALIDATION)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationConfig:
     """How checkpoints are validated in a process of their own, while training continues.
