@@ -154,7 +154,7 @@ os.execv("{program}", sys.argv)
 def test_a_deadlock_is_found_though_its_stacks_take_long_to_read(
     quiet: RunConfig, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What reads stacks holds the process as a debugger does: for seconds, if it has many symbols."""
+    """Reading stacks holds a process as a debugger does: for seconds, if it has many symbols."""
     program = shutil.which("py-spy", path=Path(sys.executable).parent)
     slow = tmp_path_factory.mktemp("slow") / "py-spy"
     slow.write_text(
