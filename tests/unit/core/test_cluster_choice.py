@@ -41,6 +41,7 @@ def test_nothing_needs_ray() -> None:
         ({"ray_address": "10.0.0.1:6379"}, "on Ray: there is a cluster at 10.0.0.1:6379"),
         ({"ray_datasets": ("train",)}, "on Ray: 'train' is a Ray data set"),
         ({"function_uses_ray": True}, "on Ray: the training function uses Ray"),
+        ({"runtime_env": ("pip",)}, "on Ray: worker_runtime_env has 'pip', which only Ray sets up"),
     ],
 )
 def test_ray_is_used_where_it_is_there_or_needed(change: dict[str, Any], reason: str) -> None:

@@ -216,7 +216,12 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
 
 def surroundings_of(request: Request) -> AvailableClusters:
     """The clusters that the request's workers could use."""
-    return available_clusters(request.training_function, request.datasets, request.validation)
+    return available_clusters(
+        request.training_function,
+        request.datasets,
+        request.validation,
+        runtime_env=request.run.worker_runtime_env,
+    )
 
 
 def job_of(request: Request, datasets: tuple[RunDataset, ...]) -> Job:

@@ -272,6 +272,11 @@ class RunConfig(_PlainNumbers):
     observers: tuple[Any, ...] = ()
     """Objects with hooks of `polytrain_plugins.hookspecs.ObserverHooks`."""
 
+    worker_runtime_env: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Runtime environment of worker processes, as Ray takes it: `{"env_vars": {"NAME": "value"}}`
+    sets variables before anything is imported, on Ray and without it. Every other part (`pip`,
+    `working_dir` and `py_modules` at addresses, …) is set up by Ray."""
+
     progress: bool = True
     """Show a line of progress on standard error."""
 

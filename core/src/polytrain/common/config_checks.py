@@ -11,6 +11,7 @@ from typing import Any
 from polytrain.common.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from polytrain.common.constraints import field_problems, wrong_type
 from polytrain.common.plain_values import is_whole
+from polytrain.common.runtime_env import runtime_env_problems
 from polytrain_plugins import Problem
 
 _NAME_BYTES = 255
@@ -32,6 +33,7 @@ def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
         yield from _run_problems(run)
     if isinstance(scaling, ScalingConfig) and isinstance(run, RunConfig):
         yield from _straggler_problems(scaling, run.failure_config)
+        yield from runtime_env_problems(run.worker_runtime_env, is_inline=scaling.num_workers == 0)
 
 
 def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:

@@ -108,9 +108,6 @@ RUN: dict[str, Any] = {
             instead="Use observers=(…,), with the hooks of "
             "polytrain_plugins.hookspecs.ObserverHooks"
         ),
-        "worker_runtime_env": Absent(
-            instead="Install packages on the nodes, and set variables in the training function"
-        ),
         "logging_config": Absent(
             instead='logging.getLogger("polytrain").setLevel(…) sets the level',
             is_harmless=True,

@@ -41,6 +41,9 @@ class AvailableClusters:
     has_gpu_device: bool
     """Whether this machine has a device file of a GPU."""
 
+    runtime_env: tuple[str, ...] = ()
+    """Parts of `RunConfig.worker_runtime_env` that only Ray sets up."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterChoice:
@@ -74,6 +77,13 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
             field=f"datasets[{name!r}]",
             what="it is a Ray data set, which ScalingConfig(cluster='local') can't read",
             remedy="Pass files or a table, or leave cluster out to use Ray",
+        )
+    if around.runtime_env:
+        yield Problem(
+            field="RunConfig.worker_runtime_env",
+            what=f"{', '.join(map(repr, around.runtime_env))}: only Ray sets this up, and "
+            "cluster='local' doesn't use it",
+            remedy="Leave cluster out, or install what is needed on this machine",
         )
     if scaling.placement_strategy == "STRICT_SPREAD" and scaling.min_workers > 1:
         yield Problem(
@@ -127,6 +137,8 @@ def _reasons_for_ray(scaling: ScalingConfig, around: AvailableClusters) -> Itera
         yield f"there is a cluster at {around.ray_address}"
     if around.ray_datasets:
         yield f"{around.ray_datasets[0]!r} is a Ray data set"
+    if around.runtime_env:
+        yield f"worker_runtime_env has {around.runtime_env[0]!r}, which only Ray sets up"
     if around.function_uses_ray:
         yield "the training function uses Ray"
     if scaling.placement_strategy == "STRICT_SPREAD" and scaling.min_workers > 1:

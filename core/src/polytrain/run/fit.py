@@ -24,6 +24,7 @@ from polytrain.common.config import RunConfig, ScalingConfig
 from polytrain.common.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.common.events import DrainWanted, Purpose
 from polytrain.common.return_values import Returned
+from polytrain.common.runtime_env import variables_of
 from polytrain.common.validation_config import ValidationConfig
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.spec import ShardSpec
@@ -388,6 +389,7 @@ def _group(run: Run) -> WorkerGroup:
             datasets=run.datasets,
             specs=run.specs,
             environment=run.demand.environment,
+            variables=variables_of(run.config.worker_runtime_env),
             cpus=run.scaling.cpus_per_worker,
         )
     assert run.cluster is not None, "a run that isn't inline has a cluster"
@@ -407,6 +409,7 @@ def _group(run: Run) -> WorkerGroup:
             specs=run.specs,
             directory=os.getcwd(),
             path=_import_path(),
+            runtime_env=run.config.worker_runtime_env or {},
         ),
         run.cluster,
     )

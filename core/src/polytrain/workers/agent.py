@@ -15,8 +15,8 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.scratch import Scratch
@@ -72,6 +72,9 @@ class AgentSpec:
     prefix: str
     """The driver's `sys.prefix`."""
 
+    runtime_env: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """The runtime environment that Ray sets up for the host; empty for none."""
+
     store: CheckpointStore
 
     marker: str
@@ -121,7 +124,11 @@ class Agent:
             **spec.environment,
             **os.environ,
             **variables,
+            **spec.zygote.variables,
         }
+        # Ray has started this process in the `working_dir` of the runtime environment.
+        own_directory = os.getcwd() if "working_dir" in spec.runtime_env else None
+        self._directory = own_directory or spec.directory
         self._events: asyncio.Queue[Happening] = asyncio.Queue()
         self._parts = PartStorer(
             spec.store, merges_files=spec.merges_files, tell=self._events.put_nowait
@@ -327,7 +334,7 @@ class Agent:
         self._zygotes.fork(
             order.attempt,
             environment=self._environment,
-            directory=self._spec.directory,
+            directory=self._directory,
             descriptors=[
                 *worker.theirs,
                 *(held.descriptors if held else ()),
@@ -379,7 +386,7 @@ class Agent:
 
     def _preload(self, message: Message) -> None:
         _, modules, variables = message
-        self._zygotes.preload(modules, variables, self._environment, self._spec.directory)
+        self._zygotes.preload(modules, variables, self._environment, self._directory)
 
     def _take_part(self, part: StagedPart) -> None:
         assert self._scratch is not None

@@ -15,6 +15,7 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.config import ScalingConfig
 from polytrain.common.events import DrainWanted, Event, Purpose
 from polytrain.common.placement import members
+from polytrain.common.runtime_env import parts_of_ray, variables_of
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.streams.stream import StreamSpec
@@ -111,6 +112,9 @@ class AgentGroupSpec:
 
     path: tuple[str, ...]
     """The driver's `sys.path`."""
+
+    runtime_env: Mapping[str, Any]
+    """`RunConfig.worker_runtime_env`."""
 
 
 class AgentGroup:
@@ -240,6 +244,7 @@ class AgentGroup:
             with_data=bool(self._spec.datasets),
             path=self._spec.path,
         )
+        zygote = replace(zygote, variables=variables_of(self._spec.runtime_env))
         return AgentSpec(
             token=self._token,
             zygote=zygote,
@@ -248,6 +253,8 @@ class AgentGroup:
             store=self._spec.store,
             marker=self._spec.marker,
             prefix=sys.prefix,
+            # Agents set the variables of worker processes themselves.
+            runtime_env=self._spec.runtime_env if parts_of_ray(self._spec.runtime_env) else {},
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
             leave_timeout_s=LEAVE_TIMEOUT_S,
@@ -256,6 +263,9 @@ class AgentGroup:
         )
 
     def _have_zygote_early(self, spec: ZygoteSpec) -> WarmZygote | None:
+        if parts_of_ray(self._spec.runtime_env):
+            # This process isn't in the runtime environment, and neither would the zygote be.
+            return None
         if not holds(
             self._cluster.living_nodes().get(self._node_id, {}), self._spec.scaling.resources
         ):

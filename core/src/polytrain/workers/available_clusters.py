@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
+from polytrain.common.runtime_env import parts_of_ray
 from polytrain.common.validation_config import ValidationConfig, options_of_ray
 from polytrain.data.sources.ray_data import is_ray_dataset
 from polytrain.policy.cluster import AvailableClusters, ClusterChoice
@@ -19,7 +20,11 @@ from polytrain.workers.ray_address import cluster_address
 
 
 def available_clusters(
-    function: Any, datasets: Any, validation: ValidationConfig | None = None
+    function: Any,
+    datasets: Any,
+    validation: ValidationConfig | None = None,
+    *,
+    runtime_env: Any = None,
 ) -> AvailableClusters:
     """Return the clusters that are available now.
 
@@ -27,6 +32,7 @@ def available_clusters(
         function: the training function, or None.
         datasets: by name, as the user passed them.
         validation: how checkpoints are validated; None if they aren't.
+        runtime_env: `RunConfig.worker_runtime_env`.
     """
     names = datasets if isinstance(datasets, Mapping) else {}
     return AvailableClusters(
@@ -37,6 +43,7 @@ def available_clusters(
         function_uses_ray=_names_ray(getattr(function, "__code__", None)),
         validation_uses_ray=_names_ray(getattr(validation and validation.fn, "__code__", None)),
         validation_options=() if validation is None else options_of_ray(validation),
+        runtime_env=parts_of_ray(runtime_env),
         has_gpu_device=has_gpu_device(),
     )
 

@@ -54,6 +54,7 @@ class InlineGroup:
         datasets: tuple[RunDataset, ...],
         specs: tuple[ShardSpec | StreamSpec, ...],
         environment: Mapping[str, str],
+        variables: Mapping[str, str],
         cpus: int,
     ) -> None:
         self._job = job
@@ -66,6 +67,7 @@ class InlineGroup:
             if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
         ]
         self._environment = environment
+        self._variables = variables
         self._cpus = cpus
         self._tables: list[pa.Table] | None = None
         self._pending: list[Event] = []
@@ -141,7 +143,10 @@ class InlineGroup:
             take=lambda message: self._take(message, order, handle), inbox=self._inbox
         )
         unset = {k: v for k, v in self._environment.items() if k not in os.environ}
-        with changed_environment(unset), contextlib.suppress(ConnectionClosedError):
+        with (
+            changed_environment({**unset, **self._variables}),
+            contextlib.suppress(ConnectionClosedError),
+        ):
             run_worker(
                 job=self._job,
                 order=order,

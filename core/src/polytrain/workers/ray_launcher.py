@@ -277,6 +277,8 @@ class RayAgentLauncher:
         *,
         node: str | None = None,
     ) -> None:
+        if self.spec.runtime_env:
+            options = {**options, "runtime_env": dict(self.spec.runtime_env)}
         actor = _HostActor.options(max_concurrency=_CONCURRENT_CALLS, **options).remote(
             self.spec, list(agents)
         )

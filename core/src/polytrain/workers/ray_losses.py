@@ -35,7 +35,8 @@ def why_gone(error: RayError, place: NodeAddress | None) -> tuple[FailureKind, s
             return FailureKind.NODE_LOST, f"its node {place.host} is gone (its raylet is)"
         return FailureKind.AGENT_LOST, "its agent can't be reached any more"
     if isinstance(error, RuntimeEnvSetupError):
-        return FailureKind.AGENT_LOST, f"its runtime_env can't be set up: {error.error_message}"
+        # It is the same on every node.
+        return FailureKind.STARTUP, f"the runtime_env can't be set up: {error.error_message}"
     detail = _detail(str(error))
     if isinstance(error, OutOfMemoryError):
         return FailureKind.OUT_OF_MEMORY, f"Ray has ended its agent to free memory ({detail})"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from polytrain.common.config import ScalingConfig
+from polytrain.common.errors import FailureKind
 from polytrain.common.events import (
     AgentLost,
     AgentsPlaced,
@@ -195,6 +196,9 @@ class WorkerPool:
         if self._placing is None:
             logger.warning("An agent without a rank is lost: %s.", gone.reason)
             self._ask_for_more()
+        elif gone.kind is FailureKind.STARTUP:
+            self._placing = None
+            self._tell(PlacementFailed(reason=gone.reason))
         elif not self._may_wait:
             self._placing = None
             self._tell(PlacementFailed(reason=f"agents don't stay: {gone.reason}"))

@@ -75,6 +75,9 @@ def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
 
 
 def _shared(spec: ZygoteSpec, node_id: str) -> ZygoteConnection | None:
+    if spec.variables:
+        # Its imports may have been different ones without these variables.
+        return None
     found = find(spec, node_id)
     kept_s = warm_seconds(os.environ)
     if found is not None or kept_s is None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from polytrain.common.processes import children_of, peer_of, wait_if_ending
@@ -81,6 +81,9 @@ class ZygoteSpec:
     modules: tuple[str, ...]
     path: tuple[str, ...]
     """The zygote's `sys.path`."""
+
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables to set before any import, whatever the user's environment has."""
 
     kept_s: float = 0.0
     """Seconds after its last use for which it stays without clients."""
@@ -403,7 +406,13 @@ def _started(
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     return subprocess.Popen(
         [sys.executable, "-c", _START, str(settings)],
-        env={**_UNLESS_SET, **spec.environment, **inherited, **SAFE_TO_FORK},
+        env={
+            **_UNLESS_SET,
+            **spec.environment,
+            **inherited,
+            **spec.variables,
+            **SAFE_TO_FORK,
+        },
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=output,

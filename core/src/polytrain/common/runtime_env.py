@@ -1,0 +1,120 @@
+"""`RunConfig.worker_runtime_env`: which part every run carries out, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from polytrain.common.close_names import close_to
+from polytrain.common.constraints import wrong_type
+from polytrain_plugins import Problem
+
+FIELD = "RunConfig.worker_runtime_env"
+
+_VARIABLES = "env_vars"
+
+_DIRECTORIES = ("working_dir", "py_modules")
+"""Parts that Ray fetches from an address."""
+
+
+def variables_of(runtime_env: Mapping[str, Any] | None) -> Mapping[str, str]:
+    """Return the variables for worker processes, which are set on Ray and without it."""
+    return dict((runtime_env or {}).get(_VARIABLES) or {})
+
+
+def parts_of_ray(runtime_env: Any) -> tuple[str, ...]:
+    """Return the names of the parts that only Ray sets up."""
+    given = runtime_env if isinstance(runtime_env, Mapping) else {}
+    return tuple(name for name, value in given.items() if value and name != _VARIABLES)
+
+
+def runtime_env_problems(runtime_env: Any, *, is_inline: bool) -> Iterator[Problem]:
+    """Yield what is wrong with a runtime environment.
+
+    Args:
+        runtime_env: what the user passed.
+        is_inline: whether training runs in the driver's own process.
+    """
+    if runtime_env is None:
+        return
+    if not isinstance(runtime_env, Mapping):
+        yield wrong_type(FIELD, runtime_env, dict)
+        return
+    yield from _variable_problems(runtime_env.get(_VARIABLES))
+    of_ray = parts_of_ray(runtime_env)
+    if not of_ray:
+        return
+    if is_inline:
+        yield Problem(
+            field=FIELD,
+            what=f"{', '.join(map(repr, of_ray))}: num_workers=0 trains in this process, whose "
+            "environment is there already",
+            remedy="Use num_workers=1, or install what is needed here",
+        )
+        return
+    yield from _problems_of_ray(runtime_env)
+
+
+def _variable_problems(variables: Any) -> Iterator[Problem]:
+    field = f"{FIELD}[{_VARIABLES!r}]"
+    if variables is None:
+        return
+    if not isinstance(variables, Mapping):
+        yield wrong_type(field, variables, dict)
+        return
+    for name, value in variables.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            yield Problem(
+                field=field,
+                what=f"{name!r} is {value!r}, and variables are strings",
+                remedy=f"Write {str(name)!r}: {str(value)!r}",
+            )
+        elif not name or "=" in name or "\0" in name + value:
+            yield Problem(
+                field=field,
+                what=f"no environment can hold the variable {name!r}",
+                remedy="Leave '=' and NUL out of its name, and NUL out of its value",
+            )
+
+
+def _problems_of_ray(runtime_env: Mapping[str, Any]) -> Iterator[Problem]:
+    # Ray takes a while to import. A run that needs these parts imports it anyway.
+    from ray.runtime_env import RuntimeEnv
+
+    known = sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_"))
+    for name in runtime_env:
+        if name not in known and name not in ("nsight", "rocprof-sys"):
+            near = close_to(str(name), known)
+            meant = f"Did you mean {near[0]!r}? " if near else ""
+            yield Problem(
+                field=FIELD,
+                what=f"Ray has no {name!r} in a runtime environment",
+                remedy=f"{meant}It has: {', '.join(known)}",
+            )
+    local = [
+        place
+        for name in _DIRECTORIES
+        for place in _listed(runtime_env.get(name))
+        if not (isinstance(place, str) and "://" in place)
+    ]
+    for place in local:
+        yield Problem(
+            field=FIELD,
+            what=f"{place!r} isn't an address, and Ray fetches the files of workers from one",
+            remedy="Give an address such as s3://bucket/code.zip, or pass the directory to "
+            "ray.init(runtime_env=…), which uploads it",
+        )
+    if local:
+        return
+    try:
+        RuntimeEnv(**runtime_env)
+    except (TypeError, ValueError) as error:
+        yield Problem(
+            field=FIELD, what=f"Ray refuses it: {error}", remedy="Give what Ray documents"
+        )
+
+
+def _listed(places: Any) -> list[Any]:
+    if places is None:
+        return []
+    return list(places) if isinstance(places, list | tuple) else [places]

@@ -1,0 +1,169 @@
+"""`RunConfig(worker_runtime_env=…)`: checked before anything starts, and what workers get."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polytrain as train
+
+NAME = "POLYTRAIN_TEST_VARIABLE"
+
+
+def reads_variables() -> dict[str, Any]:
+    # XGBoost's workers import it before the function is called.
+    return {"set": os.environ.get(NAME), "threads": os.environ["OMP_NUM_THREADS"]}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_workers_get_the_variables(
+    tmp_path: Path, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Also one that the driver has, and one that polytrain sets by itself.
+    monkeypatch.setenv(NAME, "the driver's")
+    result = train.DataParallelTrainer(
+        reads_variables,
+        scaling_config=train.ScalingConfig(num_workers=num_workers),
+        run_config=train.RunConfig(
+            storage_path=tmp_path,
+            progress=False,
+            worker_runtime_env={"env_vars": {NAME: "the run's", "OMP_NUM_THREADS": "3"}},
+        ),
+    ).fit()
+    expected = {"set": "the run's", "threads": "3"}
+    assert result.return_values == (expected,) * max(1, num_workers)
+    assert os.environ[NAME] == "the driver's"
+
+
+MODULE = "import os\nNAME = os.environ.get('POLYTRAIN_TEST_VARIABLE')\n"
+
+IMPORTED_EARLY = """
+import polytrain as train
+from polytrain.testing.reference import Reference, ReferenceEngine
+from polytrain_plugins import Demand
+
+class Early(Reference):
+    def demand(self, job):
+        return Demand(preload=("reads_early",))
+
+def function():
+    import reads_early
+    return reads_early.NAME
+
+def fit(value):
+    return train.Trainer(
+        Early(), function, scaling_config=train.ScalingConfig(num_workers=1),
+        run_config=train.RunConfig(
+            storage_path="runs", progress=False,
+            worker_runtime_env={"env_vars": {"POLYTRAIN_TEST_VARIABLE": value}} if value else None,
+        ),
+    ).fit().return_value
+
+print("RETURNED", fit("one"), fit("two"), fit(None))
+"""
+
+
+def test_variables_are_set_before_modules_are_imported(tmp_path: Path) -> None:
+    (tmp_path / "reads_early.py").write_text(MODULE)
+    (tmp_path / "script.py").write_text(IMPORTED_EARLY)
+    environment = {**os.environ, NAME: "driver"}
+    run = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    # Runs of one process share what is imported, but not with other variables.
+    assert "RETURNED one two driver" in run.stdout, run.stderr
+
+
+BAD: list[tuple[Any, int, str]] = [
+    (["pip"], 2, "worker_runtime_env: it is a list"),
+    ({"env_vars": ["A=1"]}, 2, r"\['env_vars'\]: it is a list"),
+    ({"env_vars": {"A": 1}}, 2, r"'A' is 1, and variables are strings.*Write 'A': '1'"),
+    ({"env_vars": {"A=B": "1"}}, 0, "no environment can hold the variable 'A=B'"),
+    ({"pip": ["numpy"]}, 0, "'pip': num_workers=0 trains in this process"),
+    ({"env_var": {"A": "1"}}, 2, "Ray has no 'env_var'.*Did you mean 'env_vars'"),
+    ({"pip": 3}, 2, r"Ray refuses it: runtime_env\['pip'\] must be"),
+    ({"pip": ["a"], "conda": "b"}, 2, "Ray refuses it: .*cannot be specified at the same time"),
+    ({"working_dir": "/tmp"}, 2, r"'/tmp' isn't an address.*ray\.init\(runtime_env=…\)"),
+    ({"py_modules": [os]}, 2, "isn't an address"),
+]
+
+
+@pytest.mark.parametrize(("given", "num_workers", "what"), BAD, ids=[what for *_, what in BAD])
+def test_what_no_worker_can_get_is_refused(given: Any, num_workers: int, what: str) -> None:
+    with pytest.raises(train.InvalidJobError, match=f"(?s){what}"):
+        train.DataParallelTrainer(
+            reads_variables,
+            scaling_config=train.ScalingConfig(num_workers=num_workers),
+            run_config=train.RunConfig(worker_runtime_env=given),
+        )
+
+
+def test_what_only_ray_sets_up_is_refused_without_ray() -> None:
+    with pytest.raises(train.InvalidJobError, match="'pip': only Ray sets this up"):
+        train.DataParallelTrainer(
+            reads_variables,
+            scaling_config=train.ScalingConfig(num_workers=1, cluster="local"),
+            run_config=train.RunConfig(worker_runtime_env={"pip": ["numpy"]}),
+        )
+
+
+ON_RAY = """
+import sys
+import ray
+import polytrain as train
+
+def function():
+    import os
+    from code_of_the_run import VALUE
+    with open("data_of_the_run.txt") as file:
+        return VALUE, file.read(), os.environ["POLYTRAIN_TEST_VARIABLE"]
+
+ray.init(address="local", num_cpus=2, log_to_driver=False, logging_level=40)
+
+def fit(runtime_env):
+    return train.DataParallelTrainer(
+        function, scaling_config=train.ScalingConfig(num_workers=2),
+        run_config=train.RunConfig(
+            storage_path="runs", progress=False, worker_runtime_env=runtime_env
+        ),
+    ).fit()
+
+variables = {"POLYTRAIN_TEST_VARIABLE": "set"}
+print("RETURNED", fit({"working_dir": sys.argv[1], "env_vars": variables}).return_values)
+try:
+    fit({"working_dir": sys.argv[1] + "x.zip"})
+except train.TrainingFailedError as error:
+    print("TOLD", error.failures[0].kind, str(error).replace("\\n", " "))
+ray.shutdown()
+"""
+
+
+def test_ray_sets_up_the_files_of_workers(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:
+        archive.writestr("code/code_of_the_run.py", "VALUE = 7\n")
+        archive.writestr("code/data_of_the_run.txt", "rows")
+    (tmp_path / "script.py").write_text(ON_RAY)
+    run = subprocess.run(
+        [sys.executable, "script.py", f"file://{tmp_path / 'code.zip'}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    value = (7, "rows", "set")
+    assert f"RETURNED {(value, value)}" in run.stdout, run.stdout + run.stderr
+    # The failure of the setup ends the run at once, in Ray's own words.
+    [told] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
+    assert told.startswith("TOLD startup the runtime_env can't be set up: "), told
+    assert "x.zip" in told
