@@ -170,3 +170,23 @@ def test_only_the_process_that_was_launched_speaks_for_its_rank(
     errors = capfd.readouterr().err
     assert "RuntimeError: the child's own" in errors
     assert "which rank 0 has forked, has left the training function" in errors
+
+
+def stop_for_the_debugger() -> None:
+    breakpoint()
+    polytrain.report({"value": 1})
+
+
+def test_a_breakpoint_in_a_worker_process_says_how_to_debug(quiet: RunConfig) -> None:
+    with pytest.raises(TrainingFailedError, match=r"ScalingConfig\(num_workers=0\)"):
+        make_trainer("reference", stop_for_the_debugger, run_config=quiet).fit()
+
+
+def test_a_breakpoint_in_an_inline_run_opens_the_debugger(
+    quiet: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    monkeypatch.setattr("sys.breakpointhook", lambda: calls.append("opened"))
+    inline = ScalingConfig(num_workers=0)
+    make_trainer("reference", stop_for_the_debugger, scaling_config=inline, run_config=quiet).fit()
+    assert calls == ["opened"]

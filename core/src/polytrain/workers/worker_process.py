@@ -19,6 +19,7 @@ from polytrain.common.processes import die_with_parent
 from polytrain.common.return_values import Returned, encoded
 from polytrain.monitoring.progress_page import Stage, enter, reports, write_to
 from polytrain.monitoring.stacks import be_readable
+from polytrain.workers.breakpoints import explain_breakpoints
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
     Channel,
@@ -260,6 +261,7 @@ def run_and_exit(connection: socket.socket, page: int, data_descriptors: Sequenc
     try:
         write_to(page)
         be_readable(page)
+        explain_breakpoints()
         code = main(connection, data_descriptors)
         # Run the libraries' exit handlers. Skip the interpreter's own finalisation: frameworks
         # take seconds for it, and there is nothing to save.

@@ -1,0 +1,21 @@
+"""What `breakpoint()` does in a worker process, which has no terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+
+def explain_breakpoints() -> None:
+    """Let `breakpoint()` say how to debug, unless PYTHONBREAKPOINT says what it does."""
+    if not os.environ.get("PYTHONBREAKPOINT"):
+        sys.breakpointhook = _explain
+
+
+def _explain(*arguments: Any, **named: Any) -> NoReturn:
+    raise RuntimeError(
+        "breakpoint() needs a terminal, and a worker process has none. Train in this process with "
+        "ScalingConfig(num_workers=0), where breakpoints work, or let a debugger attach to one "
+        "rank: debugpy.listen(5678); debugpy.wait_for_client()"
+    )
