@@ -11,7 +11,7 @@ from tests.e2e import torch_runs
 from tests.e2e.torch_runs import equal
 from tests.sweeps import only_in_sweep
 
-from polytrain import CheckpointConfig, Result, RunConfig
+from polytrain import CheckpointConfig, Result, RunConfig, TrainingFailedError
 
 fit_with_library = partial(torch_runs.fit, libraries=("deepspeed", "polytrain_torch.deepspeed"))
 
@@ -98,3 +98,72 @@ def test_another_number_of_workers_goes_on(quiet: RunConfig, stage: int) -> None
     assert model.keys() == expected.keys()
     for name, tensor in model.items():
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=0)
+
+
+def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
+    import torch
+
+    from polytrain_torch.deepspeed import initialize, report
+
+    class Extra(torch.nn.Linear):
+        def get_extra_state(self) -> Any:
+            return 1
+
+        if config["part"] != "module":
+
+            def set_extra_state(self, state: Any) -> None:
+                """Nothing to keep."""
+
+    class Schedule(torch.optim.lr_scheduler.StepLR):
+        def load_state_dict(self, state_dict: Any) -> None:
+            if config["part"] == "schedule":
+                raise KeyError("counts")
+            super().load_state_dict(state_dict)
+
+    class Optimizer(torch.optim.SGD):
+        def load_state_dict(self, state_dict: Any) -> None:
+            if config["part"] == "optimizer":
+                raise KeyError("moments")
+            super().load_state_dict(state_dict)
+
+    model = torch.nn.Sequential(Extra(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    optimizer = Optimizer(model.parameters(), lr=0.1)
+    engine, *_ = initialize(
+        model=model,
+        optimizer=optimizer,
+        lr_scheduler=Schedule(optimizer, 1),
+        config={
+            "train_micro_batch_size_per_gpu": 4,
+            "zero_optimization": {"stage": config["stage"]},
+            "zero_allow_untested_optimizer": True,
+        },
+    )
+    for _ in range(2):
+        engine.backward(engine(torch.ones(4, 3)).sum())
+        engine.step()
+        report(engine, {"steps": engine.global_steps})
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("stage", "part", "told"),
+    [
+        only_in_sweep(0, "optimizer", "Optimizer: .*raised KeyError: 'moments'"),
+        only_in_sweep(0, None, None),
+        only_in_sweep(2, "module", "(?s)Sequential: .*_extra_state.*needs set_extra_state"),
+        only_in_sweep(2, None, None),
+        (3, "module", "(?s)Sequential: .*_extra_state.*needs set_extra_state"),
+        only_in_sweep(3, "schedule", "Schedule: .*raised KeyError: 'counts'"),
+        only_in_sweep(3, None, None),
+    ],
+)
+def test_what_can_be_saved_and_not_loaded_fails_at_the_first_report(
+    quiet: RunConfig, stage: int, part: str | None, told: str | None
+) -> None:
+    config = {"stage": stage, "part": part}
+    if told is None:
+        result = fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)
+        assert result.metrics == {"steps": 2}
+        return
+    with pytest.raises(TrainingFailedError, match=told):
+        fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)

@@ -191,6 +191,14 @@ def fits_unusually(config: dict[str, Any]) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=self.lr)
 
+    class Forgetful(torch.optim.SGD):
+        def load_state_dict(self, state_dict: Any) -> None:
+            raise KeyError("moments")
+
+    class Forgets(Module):
+        def configure_optimizers(self) -> Any:
+            return Forgetful(self.parameters(), lr=self.lr)
+
     def loader(rows: int) -> Any:
         return DataLoader(torch.arange(float(rows)) / rows, batch_size=4)
 
@@ -211,6 +219,8 @@ def fits_unusually(config: dict[str, Any]) -> None:
             torch.distributed.barrier()
             if context.get_world_rank() == 1 and context.get_attempt() == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
+        case "an optimizer":
+            fitted(Forgets(), loader(16))
         case "a path":
             fitted(Module(Path("words.txt")), loader(16))
         case "a finder":
@@ -229,6 +239,7 @@ def fit_unusually(quiet: RunConfig, tmp_path: Path, what: str) -> Result:
     ("what", "told"),
     [
         ("two fits", r"fit\(\) number 1.*number 2 saved .*own run"),
+        ("an optimizer", r"Forgetful: .*can't be loaded.*raised KeyError: 'moments'"),
         ("a path", r"PosixPath, which isn't plain data.*save_hyperparameters\(ignore="),
     ],
 )

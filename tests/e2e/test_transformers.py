@@ -225,3 +225,55 @@ def test_what_an_earlier_trainer_has_trained_is_not_taken_from_a_later_one(
         TrainingFailedError, match=r"train\(\) number 1 .* number 2 saved .*own run"
     ):
         fit_with_library(quiet, train_two, config, workers=1)
+
+
+def saves_what_it_cannot_load(config: dict[str, Any]) -> None:
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    from polytrain_torch.transformers import prepare_trainer
+
+    class Regression(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (super().forward(x)[:, 0] - labels).square().mean()}
+
+        def load_state_dict(self, state_dict: Any, *args: Any, **options: Any) -> Any:
+            if config["part"] == "model":
+                state_dict = {"weight": state_dict["kernel"]}
+            return super().load_state_dict(state_dict, *args, **options)
+
+    class Optimizer(torch.optim.SGD):
+        def load_state_dict(self, state_dict: Any) -> None:
+            # Accelerate itself loads the state of one that has none yet.
+            if config["part"] == "optimizer" and state_dict["state"]:
+                raise KeyError("moments")
+            super().load_state_dict(state_dict)
+
+    model = Regression(3, 1)
+    optimizer = Optimizer(model.parameters(), lr=0.1, momentum=0.9)
+    arguments = TrainingArguments(
+        output_dir=config["output"], max_steps=2, save_steps=1, report_to=[], disable_tqdm=True
+    )
+    rows = [{"x": torch.ones(3), "labels": torch.ones(())}] * 40
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    trainer = Trainer(model, arguments, train_dataset=rows, optimizers=(optimizer, schedule))
+    prepare_trainer(trainer).train()
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ("model", "Regression: .*raised KeyError: 'kernel'"),
+        ("optimizer", "Optimizer: .*raised KeyError: 'moments'"),
+        (None, None),
+    ],
+)
+def test_what_can_be_saved_and_not_loaded_fails_at_the_first_save(
+    quiet: RunConfig, tmp_path: Path, part: str | None, told: str | None
+) -> None:
+    config = {"output": str(tmp_path), "part": part}
+    if told is None:
+        assert fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1).checkpoint
+        return
+    with pytest.raises(TrainingFailedError, match=told):
+        fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)

@@ -308,6 +308,54 @@ def test_reading_back_touches_nothing(run: Run) -> None:
     run(train)
 
 
+@pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
+@pytest.mark.parametrize(
+    ("kind", "loads", "told"),
+    [
+        (torch.nn.Linear, True, None),
+        (Extra, True, "(?s)model: .*_extra_state.*needs set_extra_state"),
+        (torch.nn.Linear, False, "optimizer: .*raised KeyError: 'count'"),
+    ],
+)
+def test_sharded_parts_are_read_back_too(
+    tmp_path: Path, written_by: Any, kind: Any, loads: bool, told: str | None
+) -> None:
+    """Neither values nor the optimizer's groups are touched, and training continues."""
+
+    def train() -> None:
+        layers = torch.nn.Sequential(torch.nn.Linear(2, 2), kind(2, 2), torch.nn.BatchNorm1d(2))
+        model = prepare_model(layers, parallel_strategy="fsdp", sharded_layers=[layers[0]])
+        optimizer = Forgetful(model.parameters(), loads=loads)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
+
+        def step() -> list[torch.Tensor]:
+            model(torch.tensor([[1.0, 2.0], [3.0, 5.0]])).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return [each.full_tensor().clone() for each in model.parameters()]
+
+        before, groups = step(), optimizer.param_groups
+        state.report({"done": True})
+        assert optimizer.param_groups is groups
+        now = [each.full_tensor() for each in model.parameters()]
+        assert all(map(torch.equal, before, now))
+        assert not all(map(torch.equal, before, step()))
+
+    config = CheckpointConfig(written_by=written_by)
+    trainer = make_trainer(
+        "torch",
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, progress=False, checkpoint_config=config),
+    )
+    if told is None:
+        assert trainer.fit().metrics == {"done": True}
+        return
+    with pytest.raises(TrainingFailedError, match=told):
+        trainer.fit()
+
+
 def test_an_optimizer_of_two_sharded_models_is_refused(run: Run) -> None:
     def train() -> None:
         models = [prepare_model(layer(), parallel_strategy="fsdp") for _ in range(2)]

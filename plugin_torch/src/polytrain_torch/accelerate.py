@@ -10,7 +10,7 @@ With these two calls its `save_state` and `load_state` use the run's checkpoints
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, pa
 from polytrain_torch.engine import unwrapped
 from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.libraries import needed
-from polytrain_torch.read_back import copy_without_values, try_loading
+from polytrain_torch.read_back import Load, try_all
 from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("accelerate"):
@@ -97,28 +97,34 @@ _tried: WeakSet[Accelerator] = WeakSet()
 
 
 def _read_back(accelerator: Accelerator, directory: Path) -> None:
-    """Load what was saved into copies of the objects, as a restart would."""
-    if accelerator.distributed_type not in _SAVED_WHOLE:
-        return
-    models = [unwrapped(model) for model in accelerator._models]
-    optimizers = [each.optimizer for each in accelerator._optimizers]
-    schedulers = [each.scheduler for each in accelerator._schedulers]
+    """Load what was saved into copies of the objects, as a restart would.
+
+    Models and optimizers that are saved in shards are loaded by all ranks together, and not tried.
+    """
+    kind = accelerator.distributed_type
+    models = [unwrapped(model) for model in accelerator._models] if kind in _SAVED_WHOLE else []
+    optimizers = [each.optimizer for each in accelerator._optimizers] if models else []
+    # DeepSpeed saves its own.
+    has_schedulers = kind != DistributedType.DEEPSPEED
+    schedulers = [each.scheduler for each in accelerator._schedulers] if has_schedulers else []
     others = accelerator._custom_objects
-    everything = [*models, *optimizers, *schedulers, *others]
-    loads: list[tuple[Any, _Load]] = [
-        *((model, partial(_load_model, directory, number)) for number, model in enumerate(models)),
-        *_loads_of(optimizers, directory, OPTIMIZER_NAME),
-        *_loads_of(schedulers, directory, SCHEDULER_NAME),
-        *((each, partial(_load_other, directory, number)) for number, each in enumerate(others)),
-    ]
-    for part, into in loads:
-        kept = [each for each in everything if each is not part]
-        copied = copy_without_values(part, keeping=kept)
-        if copied is not None:
-            try_loading(type(part).__qualname__, partial(into, copied))
+    try_all(
+        [
+            *(
+                (model, partial(_load_model, directory, number))
+                for number, model in enumerate(models)
+            ),
+            *_loads_of(optimizers, directory, OPTIMIZER_NAME),
+            *_loads_of(schedulers, directory, SCHEDULER_NAME),
+            *(
+                (each, partial(_load_other, directory, number))
+                for number, each in enumerate(others)
+            ),
+        ]
+    )
 
 
-def _loads_of(parts: Sequence[Any], directory: Path, name: str) -> list[tuple[Any, _Load]]:
+def _loads_of(parts: Sequence[Any], directory: Path, name: str) -> list[tuple[Any, Load]]:
     return [
         (part, partial(_load_file, directory / f"{_numbered(name, number)}.bin"))
         for number, part in enumerate(parts)
@@ -147,8 +153,6 @@ def _load_model(directory: Path, number: int, copied: torch.nn.Module) -> None:
 def _numbered(name: str, number: int) -> str:
     return f"{name}_{number}" if number else name
 
-
-_Load = Callable[[Any], None]
 
 _SAVED_WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 """The others save shards, which all ranks load together."""

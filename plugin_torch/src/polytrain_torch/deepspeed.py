@@ -17,8 +17,10 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -30,6 +32,7 @@ from polytrain_torch.engine import DEEPSPEED
 from polytrain_torch.libraries import needed
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.rank_states import save_rank_states
+from polytrain_torch.read_back import try_all
 from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("deepspeed"):
@@ -81,6 +84,7 @@ def restore(engine: Any, checkpoint: Checkpoint | None = None) -> dict[str, Any]
             dist.barrier()
             engine.load_checkpoint(scratch, tag=DEEPSPEED)
     restore_random_states(directory)
+    _tried.add(engine)
     progress: dict[str, Any] = saved["progress"]
     return progress
 
@@ -96,15 +100,47 @@ def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
     Raises:
         TypeError: if a value isn't plain data, and couldn't be loaded safely.
         RuntimeError: if there are shards on several nodes, and only rank 0 writes checkpoints.
+        CheckpointError: what the first save has of the module, the scheduler or an optimizer
+            without ZeRO can't be loaded.
     """
     with directory_of_all() as directory:
         engine.save_checkpoint(directory, tag=DEEPSPEED, save_latest=False)
         if dist.get_rank() == 0:
+            if engine not in _tried:
+                _read_back(engine, directory / DEEPSPEED)
             saved = {"workers": dist.get_world_size(), "progress": progress}
             save_safely(saved, directory / _PROGRESS_FILE)
+        _tried.add(engine)
         with part_of(directory) as part:
             save_rank_states(part)
             polytrain.report(metrics, checkpoint_of(part))
+
+
+_tried: WeakSet[Any] = WeakSet()
+"""Engines whose first save has been read back, or that have loaded one."""
+
+
+def _read_back(engine: Any, directory: Path) -> None:
+    """Load rank 0's states into copies, as the engine would. ZeRO's shards are its own to load."""
+    file = min(directory.glob("*mp_rank_00_model_states.pt"))
+    saved = torch.load(file, map_location="cpu", mmap=True, weights_only=False)
+    states = {"lr_scheduler": saved["lr_scheduler"], "module": saved["module"]}
+    if not engine.zero_optimization():
+        states["optimizer"] = saved["optimizer"]
+    try_all(
+        [
+            (getattr(engine, name), partial(_load, engine, name, state))
+            for name, state in states.items()
+            if state
+        ]
+    )
+
+
+def _load(engine: Any, name: str, state: Any, copied: Any) -> None:
+    if name == "module" and engine.zero_optimization_partition_weights():
+        # The file has only the names of weights that are sharded.
+        state = {**state, **dict(copied.named_parameters(remove_duplicate=False))}
+    copied.load_state_dict(state)
 
 
 def load_model(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:

@@ -14,7 +14,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -25,10 +24,10 @@ from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
 from polytrain_torch.frozen import keep_frozen
 from polytrain_torch.libraries import needed
+from polytrain_torch.lightning_first_save import read_back, refuse_unsafe
 from polytrain_torch.node_group import gradient_group
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.rank_states import save_rank_states
-from polytrain_torch.read_back import copy_without_values, try_loading
 
 with needed("lightning"):
     import lightning
@@ -271,8 +270,8 @@ class _Reports(Callback):
             return
         self._saved_step = self._reported_step = trainer.global_step
         if not self._is_checked and not self.loads_anything:
-            _refuse_unsafe(saved)
-            _read_back(saved, trainer.lightning_module)
+            refuse_unsafe(saved)
+            read_back(saved, trainer)
             self._is_checked = True
         with part_of(saved, name=_CHECKPOINT) as part:
             save_rank_states(part)
@@ -384,30 +383,6 @@ def _checkpoint_of(fit: int) -> Path | None:
     # A checkpoint without this file may come from elsewhere.
     made_by = int(file.read_text()) if file.exists() else fit
     return directory if _fits.resumes(fit, made_by=made_by) else None
-
-
-def _refuse_unsafe(saved: Path) -> None:
-    """Raise an error at the save, not only when a restart loads the file."""
-    if not saved.is_file():
-        return
-    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(saved)
-    if unsafe:
-        raise TypeError(
-            f"The checkpoint holds {', '.join(sorted(unsafe))}, which isn't plain data: a restart "
-            "couldn't load it (weights_only). Leave it out, for example with "
-            "save_hyperparameters(ignore=[…]), allow it with torch.serialization.add_safe_globals, "
-            "or trust the run's checkpoints: fit(…, weights_only=False)."
-        )
-
-
-def _read_back(saved: Path, module: Any) -> None:
-    """Try to load the module's weights, as a restart would."""
-    copied = copy_without_values(module)
-    if not saved.is_file() or copied is None:
-        return
-    states = torch.load(saved, weights_only=True, map_location="cpu", mmap=True)
-    load = partial(copied.load_state_dict, states["state_dict"], strict=module.strict_loading)
-    try_loading(type(module).__qualname__, load)
 
 
 @cache

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
@@ -33,6 +36,49 @@ def copy_without_values(part: Any, *, keeping: Iterable[Any] = ()) -> Any:
             return copy.deepcopy(part, shared) if _is_copied_whole(part) else None
     except Exception:
         return None
+
+
+def whole_copies_without_values(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Unsharded copies of sharded models and of the optimizers that train them, as above.
+
+    Args:
+        parts: modules and optimizers. Those that can't be copied have no copy.
+    """
+    shared: dict[int, Any] = {}
+    copies: dict[str, Any] = {}
+    models = {name: each for name, each in parts.items() if isinstance(each, torch.nn.Module)}
+    with _WithoutValues():
+        # Models first: the copied optimizers train the parameters of the copied models.
+        for name, part in {**models, **parts}.items():
+            try:
+                is_model = name in models
+                copies[name] = (
+                    _copied_module(part, shared) if is_model else _copied_optimizer(part, shared)
+                )
+            except Exception:
+                continue
+    return copies
+
+
+def state_without_values(state: Any) -> Any:
+    """A state whose tensors are whole ones on the meta device."""
+    with _WithoutValues():
+        return copy.deepcopy(state)
+
+
+def _copied_module(module: torch.nn.Module, shared: dict[int, Any]) -> Any:
+    """A copy in which no part is FSDP's, whose modules refuse to be copied."""
+    sharded = [each for each in module.modules() if isinstance(each, FSDPModule)]
+    for each in sharded:
+        # FSDP has put a class of its own before the module's.
+        own = type(each).__bases__[-1]
+        shared[id(each)] = object.__new__(own)
+        # Its hooks are methods of what can't be copied.
+        state = each._get_fsdp_state()
+        shared[id(state)] = state
+    for each in sharded:
+        vars(shared[id(each)]).update(copy.deepcopy(vars(each), shared))
+    return copy.deepcopy(module, shared)
 
 
 def _is_custom_optimizer(part: Any) -> bool:
@@ -63,6 +109,26 @@ def _is_copied_whole(part: Any) -> bool:
 
 
 _OF_COPIES = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
+
+
+Load = Callable[[Any], Any]
+"""Loads what was saved of a part into a copy of it."""
+
+
+def try_all(loads: Sequence[tuple[Any, Load]]) -> None:
+    """Load what was saved into copies of parts, which share all other parts with them.
+
+    Args:
+        loads: parts, and what loads each. Parts that can't be copied aren't tried.
+
+    Raises:
+        CheckpointError: a part can't be loaded.
+    """
+    for part, load in loads:
+        others = [other for other, _ in loads if other is not part]
+        copied = copy_without_values(part, keeping=others)
+        if copied is not None:
+            try_loading(type(part).__qualname__, partial(load, copied))
 
 
 def try_loading(name: str, load: Callable[[], Any]) -> None:
@@ -100,9 +166,18 @@ class _WithoutValues(TorchFunctionMode):
     ) -> Any:
         if function is torch.Tensor.__deepcopy__:
             tensor, memo = args
-            copied = torch.empty_like(tensor, device="meta", requires_grad=tensor.requires_grad)
+            copied = _whole_without_values(tensor)
             memo[id(tensor)] = copied
             return copied
         if function is torch._C.TensorBase.clone:  # a parameter's copy is made by it
             return torch.empty_like(args[0], device="meta")
         return function(*args, **(kwargs or {}))
+
+
+def _whole_without_values(tensor: torch.Tensor) -> torch.Tensor:
+    trained = tensor.requires_grad
+    if not isinstance(tensor, DTensor):
+        return torch.empty_like(tensor, device="meta", requires_grad=trained)
+    copied = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return torch.nn.Parameter(copied, trained) if is_parameter else copied.requires_grad_(trained)

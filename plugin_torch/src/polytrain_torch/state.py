@@ -33,7 +33,12 @@ from polytrain_torch.engine import MODEL_FILE, unwrapped
 from polytrain_torch.meetings import meet
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.rank_states import save_rank_states
-from polytrain_torch.read_back import copy_without_values, try_loading
+from polytrain_torch.read_back import (
+    copy_without_values,
+    state_without_values,
+    try_loading,
+    whole_copies_without_values,
+)
 from polytrain_torch.safe_serialization import loaded, refuse_unsafe, save_safely
 from polytrain_torch.safe_sharded import SafeReader, load_sharded
 
@@ -115,18 +120,33 @@ class TrainingState:
         self._compare({*saved["parts"], *saved["sharded"]})
         return saved
 
-    def _read_back(self, directory: Path) -> None:
-        """Read the first checkpoint as a restart would, and load it into copies of the parts."""
+    def _read_back(self, directory: Path, sharded: Mapping[str, State]) -> None:
+        """Read the first checkpoint as a restart would, and load it into copies of the parts.
+
+        Args:
+            directory: of the checkpoint.
+            sharded: the states of sharded parts, of which it may have this rank's shards only.
+        """
         saved = self._read(directory)
+        if sharded:
+            SafeReader(directory).read_metadata()
         parts = {name: unwrapped(part) for name, part in self._parts.items()}
+        of_shards = whole_copies_without_values(
+            {name: part for name, part in parts.items() if _is_sharded(part)}
+        )
         trial = copy(self)
-        for name, state in saved["parts"].items():
+        for name, state in {**saved["parts"], **sharded}.items():
             others = [part for other, part in parts.items() if other != name]
-            copied = copy_without_values(parts[name], keeping=others)
-            if copied is None or _is_sharded(parts[name]):
-                continue
-            trial._parts = {**parts, name: copied}
-            try_loading(name, partial(trial._load, name, state))
+            if _is_sharded(parts[name]):
+                copies = of_shards
+                load = partial(trial._load_by_names, name, state_without_values(state))
+            else:
+                copied = copy_without_values(parts[name], keeping=others)
+                copies = {} if copied is None else {name: copied}
+                load = partial(trial._load, name, state)
+            if name in copies:
+                trial._parts = {**parts, **copies}
+                try_loading(name, load)
 
     def save(self, directory: str | Path, **progress: Any) -> None:
         """Write everything into a directory of this rank. All ranks call this.
@@ -145,8 +165,8 @@ class TrainingState:
         by_all = get_context().every_rank_writes()
         sharded = {name for name, part in self._parts.items() if by_all and _is_sharded(part)}
         whole = {name: self._state(name) for name in self._parts if name not in sharded}
+        states = {name: self._state_by_names(name) for name in sharded}
         if sharded:
-            states = {name: self._state_by_names(name) for name in sharded}
             refuse_unsafe(states)
             dcp.save(states, checkpoint_id=directory)
         save_rank_states(directory)
@@ -166,7 +186,7 @@ class TrainingState:
         )
         if not self._is_read_back:
             self._is_read_back = True
-            self._read_back(directory)
+            self._read_back(directory, states)
 
     def report(self, metrics: Mapping[str, Any], **progress: Any) -> None:
         """Report metrics with a checkpoint of all parts; see `polytrain.report`. All ranks call it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import torch.distributed as dist
 from polytrain import Checkpoint, get_checkpoint, report
 from polytrain.extension import Calls
 from polytrain_torch.checkpoint_parts import checkpoint_of, part_of
+from polytrain_torch.engine import unwrapped
 from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.libraries import needed
-from polytrain_torch.safe_serialization import refuse_unsafe_file
+from polytrain_torch.read_back import Load, try_all
+from polytrain_torch.safe_serialization import loaded, refuse_unsafe_file
 
 with needed("transformers"):
+    from safetensors.torch import load_file
     from transformers import Trainer, TrainerCallback
+    from transformers.utils import SAFE_WEIGHTS_NAME
 
 __all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
 
@@ -93,7 +98,7 @@ class ReportCallback(TrainerCallback):
         if not control.should_save:
             self._report(None)
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         """Report the checkpoint that has been saved."""
         if self._logged_step == state.global_step:
             # If the trainer keeps the best checkpoints, it decides after on_log has reported.
@@ -101,6 +106,8 @@ class ReportCallback(TrainerCallback):
         directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
         if not self._is_checked:
             _refuse_unsafe(directory)
+            if dist.get_rank() == 0:
+                _read_back(directory, **objects)
             self._is_checked = True
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
@@ -156,6 +163,30 @@ def _refuse_unsafe(directory: Path) -> None:
     for name in ("optimizer.pt", "scheduler.pt", "scaler.pt"):
         if (directory / name).exists():
             refuse_unsafe_file(directory / name)
+
+
+def _read_back(
+    directory: Path, *, model: Any = None, optimizer: Any = None, lr_scheduler: Any = None, **_: Any
+) -> None:
+    """Load the files that hold whole states into copies, as a restart would."""
+    loads: list[tuple[Any, Load]] = []
+    weights = directory / SAFE_WEIGHTS_NAME
+    if weights.exists():
+        # Of tied weights the file has one only.
+        loads.append(
+            (unwrapped(model), lambda copied: copied.load_state_dict(load_file(weights), False))
+        )
+    parts = {"optimizer.pt": optimizer, "scheduler.pt": lr_scheduler}
+    for name, part in parts.items():
+        if (directory / name).exists():
+            # Accelerate wraps them.
+            own = getattr(part, "optimizer" if part is optimizer else "scheduler", part)
+            loads.append((own, partial(_load_file, directory / name)))
+    try_all(loads)
+
+
+def _load_file(file: Path, copied: Any) -> None:
+    copied.load_state_dict(loaded(file))
 
 
 def _is_resumed_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
