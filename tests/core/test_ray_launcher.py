@@ -8,18 +8,22 @@ import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.errors import FailureKind
+from polytrain.common.ray_state import free_resources
 from polytrain.storage.location import Location
-from polytrain.testing.processes import title
+from polytrain.testing.processes import eventually, title
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
 from polytrain.workers.processes.client import ZygoteSpec
+
+if TYPE_CHECKING:
+    from polytrain.workers.ray_launcher import RayAgentLauncher
 
 
 @pytest.fixture
@@ -76,14 +80,22 @@ def spec_in(tmp_path: Path, *, kill_timeout_s: float) -> AgentSpec:
     )
 
 
+def launcher_of(
+    spec: AgentSpec, resources: dict[str, float], mailbox: queue.SimpleQueue[Delivery]
+) -> RayAgentLauncher:
+    from polytrain.workers.ray_launcher import RayAgentLauncher
+
+    return RayAgentLauncher(
+        spec=spec, resources=resources, spread=False, shares_hosts=True, mailbox=mailbox
+    )
+
+
 @pytest.mark.usefixtures("ray_here")
 def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(tmp_path: Path) -> None:
     """Its rank would be waited for without end."""
-    from polytrain.workers.ray_launcher import RayAgentLauncher
-
     spec = spec_in(tmp_path, kill_timeout_s=60)
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-    launcher = RayAgentLauncher(spec=spec, resources={"CPU": 1}, spread=False, mailbox=mailbox)
+    launcher = launcher_of(spec, {"CPU": 1}, mailbox)
     agent_handle = launcher.ask()
     try:
         next_of(mailbox, Arrived)
@@ -100,11 +112,9 @@ def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(tmp_path: Path) -> No
 @pytest.mark.usefixtures("ray_here")
 def test_an_agent_whose_process_is_stopped_is_not_waited_for(tmp_path: Path) -> None:
     """Its attempt would never end. Ray doesn't take it for dead."""
-    from polytrain.workers.ray_launcher import RayAgentLauncher
-
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     spec = spec_in(tmp_path, kill_timeout_s=1.0)
-    launcher = RayAgentLauncher(spec=spec, resources={"CPU": 2}, spread=False, mailbox=mailbox)
+    launcher = launcher_of(spec, {"CPU": 2}, mailbox)
     stopped = launcher.ask()
     next_of(mailbox, Arrived)
     [agent] = hosts()
@@ -128,11 +138,9 @@ def test_an_agent_whose_process_is_stopped_is_not_waited_for(tmp_path: Path) -> 
 
 @pytest.mark.usefixtures("ray_here")
 def test_one_actor_serves_the_workers_of_a_node(tmp_path: Path) -> None:
-    from polytrain.workers.ray_launcher import RayAgentLauncher
-
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     spec = spec_in(tmp_path, kill_timeout_s=60)
-    launcher = RayAgentLauncher(spec=spec, resources={"CPU": 1}, spread=False, mailbox=mailbox)
+    launcher = launcher_of(spec, {"CPU": 1}, mailbox)
     launcher.reserve(2, "PACK")
     try:
         first, second = launcher.ask(bundle=0), launcher.ask(bundle=1)
@@ -151,14 +159,50 @@ def test_one_actor_serves_the_workers_of_a_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_here")
+def test_agents_without_the_runs_bundles_share_an_actor_too(tmp_path: Path) -> None:
+    """As those of an elastic run. Each reserves its resources, and frees them when it ends."""
+    total = 2
+    assert eventually(lambda: free_cpus() == total)
+    mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    spec = spec_in(tmp_path, kill_timeout_s=60)
+    launcher = launcher_of(spec, {"CPU": 1}, mailbox)
+    try:
+        asked = [launcher.ask() for _ in range(total + 1)]
+        arrived = arrivals(mailbox, total)
+        [host] = hosts()
+        assert free_cpus() == 0
+        [waiting] = set(asked) - arrived
+        # The resources of one are those of the next. The first has started the node's zygote.
+        first = min(arrived, key=lambda agent_handle: agent_handle.number)
+        launcher.dismiss(first)
+        arrived.remove(first)
+        assert arrivals(mailbox, 1) == {waiting}
+        # What waits is dismissed, too.
+        launcher.dismiss(launcher.ask())
+        host.kill()
+        lost = {each.agent_handle for each in losses(mailbox, total)}
+        assert lost == {*arrived, waiting}
+        for agent_handle in lost:
+            launcher.dismiss(agent_handle)
+        assert eventually(lambda: free_cpus() == total)
+        launcher.ask()
+        assert len(arrivals(mailbox, 1)) == 1
+    finally:
+        launcher.close(10)
+    assert eventually(lambda: free_cpus() == total)
+
+
+def free_cpus() -> float:
+    return free_resources().get("CPU", 0.0)
+
+
+@pytest.mark.usefixtures("ray_here")
 def test_workers_with_devices_have_actors_of_their_own(tmp_path: Path) -> None:
     """Only an actor in a worker's bundle learns which devices it has."""
-    from polytrain.workers.ray_launcher import RayAgentLauncher
-
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     spec = spec_in(tmp_path, kill_timeout_s=60)
     resources = {"CPU": 1, "device": 1}
-    launcher = RayAgentLauncher(spec=spec, resources=resources, spread=False, mailbox=mailbox)
+    launcher = launcher_of(spec, resources, mailbox)
     launcher.reserve(2, "PACK")
     try:
         asked = {launcher.ask(bundle=0), launcher.ask(bundle=1)}

@@ -82,6 +82,42 @@ def test_a_run_grows_to_all_that_came_at_its_next_checkpoint() -> None:
     assert nodes(pool) == ["a", "a", "b", "b"]
 
 
+def test_an_elastic_run_that_lost_all_takes_those_that_come_together() -> None:
+    cluster = FakeCluster(a=3)
+    pool = cluster.pool((1, 8))
+    begin(pool, cluster)
+    cluster.lose_node(pool, "a")
+    cluster.nodes["b"] = 3
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.settle(pool)
+    assert cluster.sizes() == [3, 3]
+
+
+def test_an_elastic_run_waits_for_others_no_longer_than_they_take_together() -> None:
+    cluster = FakeCluster(a=3)
+    pool = cluster.pool((1, 8))
+    begin(pool, cluster)
+    cluster.lose_node(pool, "a")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.now = 5.0
+    cluster.nodes["b"] = 2
+    cluster.settle(pool)
+    assert cluster.sizes() == [3]
+    assert pool.deadline == 5.5
+    cluster.now = 5.5
+    pool.look_at_the_clock()
+    assert cluster.sizes() == [3, 2]
+
+
+def test_an_elastic_run_with_enough_agents_waits_for_nobody() -> None:
+    cluster = FakeCluster(a=1, b=2)
+    pool = cluster.pool((1, 8))
+    begin(pool, cluster)
+    cluster.lose_node(pool, "b")
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    assert cluster.sizes() == [3, 1]
+
+
 def test_a_run_of_its_greatest_size_has_nothing_to_gain() -> None:
     cluster = FakeCluster(a=8)
     pool = cluster.pool((1, 4), standby=1)
@@ -130,6 +166,8 @@ def test_fewer_than_the_least_are_no_run() -> None:
     assert cluster.sizes() == [3]
     cluster.nodes["c"] = 1
     cluster.settle(pool)
+    cluster.now = 0.5
+    pool.look_at_the_clock()
     assert cluster.sizes() == [3, 2]
 
 

@@ -47,7 +47,7 @@ class FakeZygotes:
     def kill(self, attempt: int) -> None:
         """The process hangs in the kernel."""
 
-    async def close(self) -> None:
+    def close(self) -> None:
         self.theirs.close()
 
 

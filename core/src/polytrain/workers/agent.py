@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -288,9 +289,13 @@ class Agent:
                 kill_session(worker.pid)
             self._ended(worker, f"its zygote died{why and ': '}{why}".strip(), killed=False)
 
-    async def end(self) -> None:
-        """Release everything: the process of this agent lives on."""
-        await self._zygotes.close()
+    async def end(self) -> subprocess.Popen[bytes] | None:
+        """Release everything: the process of this agent lives on.
+
+        Returns:
+            The node's zygote if this agent started it. It lives while other agents use it.
+        """
+        zygote = self._zygotes.close()
         if self._scratch is not None:
             self._scratch.release()
         self._parts.close()
@@ -298,6 +303,7 @@ class Agent:
             self._worker.close()
             self._worker = None
         await self._data.release()
+        return zygote
 
     @property
     def _rank(self) -> int:

@@ -7,6 +7,7 @@ On one machine the host is a part of the driver (`local_launcher`); on Ray it is
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +59,8 @@ class AgentHost:
         self._tell = tell
         self._agents: dict[int, Agent] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
+        self._zygotes: list[subprocess.Popen[bytes]] = []
+        """Those that agents started which have ended. Other agents may still use them."""
 
     def start(self, number: int) -> None:
         """Start an agent of this number."""
@@ -88,11 +91,15 @@ class AgentHost:
         agent = self._agents.pop(number, None)
         if agent is not None:
             self._serving.pop(number).cancel()
-            await agent.end()
+            started = await agent.end()
+            if started is not None:
+                self._zygotes.append(started)
 
     async def end_all(self) -> None:
-        """End all agents."""
+        """End all agents, and wait for the end of the zygotes that they started."""
         await asyncio.gather(*map(self.end, list(self._agents)), return_exceptions=True)
+        for zygote in self._zygotes:
+            await asyncio.to_thread(zygote.wait)
 
     async def _serve(self, number: int, agent: Agent) -> None:
         self._tell(number, (Ready(place=await agent.place()),))

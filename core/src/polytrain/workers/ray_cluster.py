@@ -47,6 +47,7 @@ class RayCluster:
             spec=spec,
             resources=scaling.resources,
             spread=scaling.placement_strategy == "SPREAD",
+            shares_hosts=scaling.standby == 0,
             mailbox=mailbox,
         )
 

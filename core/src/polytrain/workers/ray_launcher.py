@@ -3,16 +3,16 @@
 Ray reserves a bundle of resources per worker, as it would for actors. One actor without resources
 of its own then serves all bundles of a node, because starting a process takes Ray much longer than
 starting an agent. Where workers have accelerators, each agent has an actor in its bundle: only that
-actor learns from Ray which devices are the bundle's. So has an agent outside of the reservation.
+actor learns from Ray which devices are the bundle's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import queue
-import secrets
 import threading
 import time
 from collections import defaultdict
@@ -23,16 +23,18 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
+from polytrain.common.ray_state import is_worker_process
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Delivery, Gone, delivery
 from polytrain.workers.loop_thread import LoopThread
+from polytrain.workers.ray_bundles import AgentBundles
 from polytrain.workers.ray_host import RayHost
 from polytrain.workers.ray_losses import why_gone
-from polytrain.workers.ray_reservation import Reservation
+from polytrain.workers.ray_reservation import not_on
 
 logger = logging.getLogger(__name__)
 
@@ -41,15 +43,13 @@ _HostActor = ray.remote(RayHost)
 _CONCURRENT_CALLS = 100_000
 """Each agent has several at once: `leave`, for one, waits for the worker process."""
 
-_NODE_ID_LABEL = "ray.io/node-id"
-
 _SHARED = {"CPU", "memory"}
 """Resources of which a worker needs an amount, not a certain device."""
 
-_WAIT_S = 1
-"""Seconds to wait for Ray to place bundles, before a look at whether that is still wanted."""
+_FIRST_PAUSE_S = 0.005
+"""Seconds after a request until the second look at where Ray has placed it; then twice as many."""
 
-_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 1.0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -76,25 +76,33 @@ class RayAgentLauncher:
     spread: bool
     """Whether to prefer different nodes for agents outside of bundles."""
 
+    shares_hosts: bool
+    """Whether agents outside of bundles share hosts. A standby is to survive the host of a rank."""
+
     mailbox: queue.SimpleQueue[Delivery]
-    _reservation: Reservation | None = None
+    _bundles: AgentBundles = field(init=False)
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _hosts: dict[int, _Host] = field(default_factory=dict)
     """Each agent's host, by the agent's number."""
 
     _unplaced: dict[int, AgentHandle] = field(default_factory=dict)
-    """Requested agents in bundles that aren't placed yet, by number."""
+    """Requested agents whose bundles aren't placed yet, by number."""
 
     _placer: threading.Thread | None = None
     _loop: LoopThread = field(default_factory=lambda: LoopThread("polytrain-hosts"))
     _listeners: list[Future[None]] = field(default_factory=list)
-    _is_closed: threading.Event = field(default_factory=threading.Event)
+    _is_requested: threading.Event = field(default_factory=threading.Event)
+    """Set by a request, and by the end: the placer looks at once."""
+
+    _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._bundles = AgentBundles(resources=self.resources)
 
     def reserve(self, bundles: int, strategy: str) -> None:
         """Reserve room for this number of agents, all or nothing."""
-        name = f"polytrain-{secrets.token_hex(8)}"
-        self._reservation = Reservation(name, self.resources, bundles, strategy)
+        self._bundles.reserve(bundles, strategy)
 
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
         """Request an agent, which later arrives or is lost.
@@ -107,7 +115,8 @@ class RayAgentLauncher:
         agent_handle = AgentHandle(number=number, bundle=bundle)
         # The placer adds hosts, too.
         with self._lock:
-            if bundle is not None and self.resources.keys() <= _SHARED:
+            if self._is_served_by_host(bundle):
+                self._bundles.request(number, bundle=bundle, avoid=avoid)
                 self._unplaced[number] = agent_handle
                 self._have_placer()
             else:
@@ -132,7 +141,8 @@ class RayAgentLauncher:
         """End an agent, and its host with its last agent."""
         number = agent_handle.number
         with self._lock:
-            self._unplaced.pop(number, None)
+            if self._unplaced.pop(number, None) is not None:
+                self._bundles.release(number)
             host = self._hosts.pop(number, None)
             if host is None:
                 return
@@ -140,8 +150,26 @@ class RayAgentLauncher:
             if host.is_gone or not host.agents:
                 host.is_gone = True
                 ray.kill(host.actor)
+                self._bundles.release(number)
             else:
-                host.actor.end.remote(number)
+                ended = host.actor.end.remote(number)
+                self._loop.submit(self._release_after(ended, number))
+
+    def _is_served_by_host(self, bundle: int | None) -> bool:
+        """Whether an agent shares its node's host, with a bundle that Ray has placed."""
+        if not self.resources.keys() <= _SHARED:
+            return False
+        # Ray spreads actors over nodes, but not groups of one bundle. And if this process may be
+        # killed while its job continues, each group would need a guard.
+        can_share = self.shares_hosts and not (self.spread or is_worker_process())
+        return bundle is not None or can_share
+
+    async def _release_after(self, ended: Any, number: int) -> None:
+        """Free an agent's bundle once it has ended."""
+        # What ends with its host holds nothing any more.
+        with contextlib.suppress(RayError):
+            await ended
+        await asyncio.to_thread(self._bundles.release, number)
 
     def close(self, timeout_s: float) -> None:
         """End all agents, and release their resources.
@@ -149,7 +177,8 @@ class RayAgentLauncher:
         Args:
             timeout_s: seconds to wait for Ray to confirm it.
         """
-        self._is_closed.set()
+        self._is_closed = True
+        self._is_requested.set()
         deadline = time.monotonic() + timeout_s
         # It may be ending by itself.
         placer = self._placer
@@ -164,8 +193,7 @@ class RayAgentLauncher:
         # Killed actors hold their resources until their streams end.
         listening = wait(self._listeners, max(0.0, deadline - time.monotonic())).not_done
         self._loop.close()
-        if self._reservation is not None:
-            self._reservation.free()
+        self._bundles.free()
         if listening:
             logger.warning("Ray has not confirmed the end of all agents; they were killed.")
 
@@ -217,21 +245,16 @@ class RayAgentLauncher:
             "resources": resources,
         }
         if bundle is not None:
-            options["scheduling_strategy"] = self._in_bundle(bundle)
+            options["scheduling_strategy"] = self._bundles.in_group(bundle)
         elif self.spread:
             options["scheduling_strategy"] = "SPREAD"
         if bundle is None and avoid:
-            options["label_selector"] = {_NODE_ID_LABEL: f"!in({','.join(sorted(avoid))})"}
+            options["label_selector"] = not_on(avoid)
         return options
-
-    def _in_bundle(self, bundle: int) -> PlacementGroupSchedulingStrategy:
-        assert self._reservation is not None
-        return PlacementGroupSchedulingStrategy(
-            placement_group=self._reservation.group, placement_group_bundle_index=bundle
-        )
 
     def _have_placer(self) -> None:
         """Have a thread that places requested agents, unless there is one. The lock is held."""
+        self._is_requested.set()
         if self._placer is None or not self._placer.is_alive():
             self._placer = threading.Thread(
                 target=self._place_agents, name="polytrain-placer", daemon=True
@@ -239,15 +262,16 @@ class RayAgentLauncher:
             self._placer.start()
 
     def _place_agents(self) -> None:
-        """Give each requested agent to its node's host, once Ray has placed the bundles."""
-        assert self._reservation is not None
-        while not self._is_closed.is_set():
-            nodes = self._reservation.nodes(within_s=_WAIT_S)
+        """Give each requested agent to its node's host, once Ray has placed its bundle."""
+        pause_s = _FIRST_PAUSE_S
+        while not self._is_closed:
+            with self._lock:
+                requested = list(self._unplaced)
+            nodes = self._bundles.placed(requested)
             with self._lock:
                 by_node: dict[str, dict[int, AgentHandle]] = defaultdict(dict)
-                for number, agent_handle in list(self._unplaced.items()):
-                    assert agent_handle.bundle is not None
-                    if node := nodes.get(agent_handle.bundle):
+                for number, node in nodes.items():
+                    if number in self._unplaced:
                         by_node[node][number] = self._unplaced.pop(number)
                 for node, agents in by_node.items():
                     self._start_agents(node, agents)
@@ -255,8 +279,12 @@ class RayAgentLauncher:
                     # Under the lock: the next request starts another thread.
                     self._placer = None
                     return
-            # Ray is about to place the bundles of a lost node anew.
-            self._is_closed.wait(_PAUSE_S)
+            # The agents of an elastic run may be requested for as long as it trains.
+            if self._is_requested.wait(pause_s):
+                self._is_requested.clear()
+                pause_s = _FIRST_PAUSE_S
+            else:
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _start_agents(self, node: str, agents: dict[int, AgentHandle]) -> None:
         for host in self._hosts.values():
@@ -265,10 +293,8 @@ class RayAgentLauncher:
                 self._hosts.update(dict.fromkeys(agents, host))
                 host.actor.start.remote(list(agents))
                 return
-        bundle = next(iter(agents.values())).bundle
-        assert bundle is not None
-        options = {"num_cpus": 0, "scheduling_strategy": self._in_bundle(bundle)}
-        self._start_host(options, agents, node=node)
+        on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+        self._start_host({"num_cpus": 0, "scheduling_strategy": on_node}, agents, node=node)
 
     def _start_host(
         self,

@@ -10,7 +10,7 @@ import contextlib
 import os
 import select
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,14 @@ from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
     placement_group,
-    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.common.processes import started_at
-from polytrain.common.ray_state import death_of_node, is_worker_process, living_nodes
+from polytrain.common.ray_state import death_of_node, is_worker_process
+
+_NODE_ID_LABEL = "ray.io/node-id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,39 +59,45 @@ class _Owner:
 class Reservation:
     """Room for a number of agents, all or nothing."""
 
-    def __init__(self, name: str, resources: Mapping[str, float], count: int, strategy: str):
+    def __init__(
+        self,
+        name: str,
+        resources: Mapping[str, float],
+        count: int,
+        strategy: str,
+        *,
+        avoid: Iterable[str] = (),
+    ):
         """
         Args:
             name: unique in the cluster.
             resources: those of one agent.
             count: number of agents.
             strategy: Ray's placement strategy.
+            avoid: nodes that get no agent.
         """
         # Before there is a group: this process may be killed at any time.
         self._guard = _started_guard(name) if is_worker_process() else None
         bundles = [dict(resources)] * count
-        self.group: PlacementGroup = placement_group(bundles, strategy=strategy, name=name)
-
-    def nodes(self, *, within_s: int) -> dict[int, str]:
-        """Return the node of each bundle, by bundle, as soon as Ray has placed them.
-
-        Bundles of a lost node are left out until Ray has placed them anew.
-
-        Args:
-            within_s: whole seconds, as Ray takes them; nothing is returned after this time.
-        """
-        if not self.group.wait(within_s):
-            return {}
-        table: dict[str, Any] = placement_group_table(self.group)
-        nodes: dict[int, str] = table.get("bundles_to_node_id", {})
-        alive = living_nodes()
-        return {bundle: node for bundle, node in nodes.items() if node in alive}
+        labels = not_on(avoid)
+        self.group: PlacementGroup = placement_group(
+            bundles,
+            strategy=strategy,
+            name=name,
+            bundle_label_selector=[labels] * count if labels else None,
+        )
 
     def free(self) -> None:
         """Free the group."""
         remove_placement_group(self.group)
         if self._guard is not None:
             ray.kill(self._guard)
+
+
+def not_on(nodes: Iterable[str]) -> dict[str, str]:
+    """Return the label selector that excludes nodes; empty if there are none."""
+    names = ",".join(sorted(nodes))
+    return {_NODE_ID_LABEL: f"!in({names})"} if names else {}
 
 
 class ReservationGuard:

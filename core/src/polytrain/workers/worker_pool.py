@@ -34,6 +34,10 @@ _SETBACKS = 3
 """Agents that may be lost before one arrives; at least the number of workers."""
 
 
+_SETTLE_S = 0.5
+"""Seconds after an arrival for which an elastic run waits for others. They start together."""
+
+
 class Cluster(Protocol):
     """The nodes for agents."""
 
@@ -68,6 +72,8 @@ class _Placing:
     """When to log that resources are missing; None once that is logged."""
 
     give_up_at: float
+    settled_at: float | None = None
+    """When to take those that have arrived; None if no others are waited for."""
 
 
 class WorkerPool:
@@ -143,7 +149,9 @@ class WorkerPool:
     def deadline(self) -> float | None:
         """The time at which to call `look_at_the_clock` again."""
         placing = self._placing
-        return None if placing is None else placing.notice_at or placing.give_up_at
+        if placing is None:
+            return None
+        return placing.settled_at or placing.notice_at or placing.give_up_at
 
     def arrived(self, agent_handle: AgentHandle, place: NodeAddress) -> None:
         """Note that an agent has arrived."""
@@ -164,11 +172,21 @@ class WorkerPool:
             return
         self._spares.append(agent_handle)
         if self._placing is not None:
-            self._staff()
+            if self._is_worth_waiting(len(self.here)):
+                self._placing.settled_at = self._clock() + _SETTLE_S
+            else:
+                self._staff()
         else:
             growth = self._sizes.growth(size=len(self.ranked), up=len(self.here))
             if growth is not None:
                 self._tell(DrainWanted(purpose=Purpose.RESIZE, reason=growth.reason))
+
+    def _is_worth_waiting(self, up: int) -> bool:
+        """Whether an elastic run that has lost too many agents may soon have more than the least.
+
+        It would be smaller until its next checkpoint.
+        """
+        return bool(self.ranked and self._coming) and self._sizes.least <= up < len(self.ranked)
 
     def _reject(self, agent_handle: AgentHandle, reason: str) -> None:
         """Reject a node: end the run if workers are missing, otherwise request another agent."""
@@ -216,6 +234,11 @@ class WorkerPool:
         placing, now = self._placing, self._clock()
         if placing is None:
             return
+        if placing.settled_at is not None and now >= placing.settled_at:
+            placing.settled_at = None
+            self._staff()
+            if self._placing is None:
+                return
         if placing.notice_at is not None and now >= placing.notice_at:
             placing.notice_at = None
             # Place the workers that have arrived by now.

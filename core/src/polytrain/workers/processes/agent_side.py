@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -93,14 +94,19 @@ class Zygotes:
                     ["preload", list(modules), dict(variables), dict(environment), directory]
                 )
 
-    async def close(self) -> None:
-        """Disconnect, which ends this agent's worker processes. The starter waits for its end."""
-        loop = asyncio.get_running_loop()
-        for zygote in (self._preloaded, self._node):
+    def close(self) -> subprocess.Popen[bytes] | None:
+        """Disconnect, which ends this agent's worker processes.
+
+        Returns:
+            The node's zygote if this agent started it. It lives while other agents use it.
+        """
+        node = self._node
+        for zygote in (self._preloaded, node):
             if zygote is not None:
-                loop.remove_reader(zygote.connection.socket)
-                await loop.run_in_executor(None, zygote.connection.close)
+                asyncio.get_running_loop().remove_reader(zygote.connection.socket)
+                zygote.connection.leave()
         self._node = self._preloaded = None
+        return node.connection.detach() if node is not None else None
 
     def _connected(self) -> _Connection:
         if self._node is None:

@@ -1,0 +1,105 @@
+"""The resources that Ray reserves for agents: bundles of the run's group, or of one for each agent.
+
+A run of a fixed size reserves all of its bundles at once. An agent beyond them, on standby or of an
+elastic run, has a group of one bundle, which Ray places when there is room.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.util.placement_group import placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from polytrain.common.ray_state import living_nodes
+from polytrain.workers.ray_reservation import Reservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bundle:
+    """An agent's bundle."""
+
+    reservation: Reservation
+    index: int
+    is_own: bool
+    """Whether the group has no other bundle."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentBundles:
+    """The bundles of a run's agents. Its methods may be called from any thread."""
+
+    resources: Mapping[str, float]
+    """Those of one agent."""
+
+    _name: str = field(default_factory=lambda: f"polytrain-{secrets.token_hex(8)}")
+    _group: Reservation | None = None
+    """The run's."""
+
+    _bundles: dict[int, _Bundle] = field(default_factory=dict)
+    """By the agent's number."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def reserve(self, count: int, strategy: str) -> None:
+        """Reserve the bundles of a run of a fixed size, all or nothing."""
+        self._group = Reservation(self._name, self.resources, count, strategy)
+
+    def in_group(self, bundle: int) -> PlacementGroupSchedulingStrategy:
+        """Return the strategy that places an actor in a bundle of the run's group."""
+        assert self._group is not None
+        return PlacementGroupSchedulingStrategy(
+            placement_group=self._group.group, placement_group_bundle_index=bundle
+        )
+
+    def request(self, number: int, *, bundle: int | None, avoid: Iterable[str]) -> None:
+        """Assign a bundle to an agent.
+
+        Args:
+            number: the agent's.
+            bundle: one of the run's group; None for a group of its own.
+            avoid: nodes on which its own group isn't placed.
+        """
+        if bundle is not None:
+            assert self._group is not None
+            found = _Bundle(reservation=self._group, index=bundle, is_own=False)
+        else:
+            name = f"{self._name}-{number}"
+            own = Reservation(name, self.resources, 1, "PACK", avoid=avoid)
+            found = _Bundle(reservation=own, index=0, is_own=True)
+        with self._lock:
+            self._bundles[number] = found
+
+    def placed(self, numbers: Iterable[int]) -> dict[int, str]:
+        """Return the nodes of those of these agents whose bundles Ray has placed.
+
+        Bundles of a lost node are left out until Ray has placed them anew.
+        """
+        with self._lock:
+            wanted = {number: self._bundles.get(number) for number in numbers}
+        table: dict[str, dict[str, Any]] = placement_group_table()
+        nodes = {}
+        for number, bundle in wanted.items():
+            group = table.get(bundle.reservation.group.id.hex(), {}) if bundle else {}
+            if bundle and group.get("state") == "CREATED":
+                nodes[number] = group["bundles_to_node_id"].get(bundle.index)
+        alive = living_nodes() if nodes else {}
+        return {number: node for number, node in nodes.items() if node in alive}
+
+    def release(self, number: int) -> None:
+        """Free an agent's own group, if it has one. The run's group is kept for the next agent."""
+        with self._lock:
+            bundle = self._bundles.pop(number, None)
+        if bundle is not None and bundle.is_own:
+            bundle.reservation.free()
+
+    def free(self) -> None:
+        """Free all groups."""
+        for number in list(self._bundles):
+            self.release(number)
+        if self._group is not None:
+            self._group.free()
