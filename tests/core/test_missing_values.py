@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.common.data_errors import ReadError
+from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.sources.arrays import tensors_of
 from polytrain.testing.shards import shard_of
 
@@ -264,3 +265,110 @@ def test_missing_values_that_nobody_knew_of_are_an_error(tmp_path: Path) -> None
     assert next(batches)["x"].dtype == np.int64
     with pytest.raises(ReadError, match=r"'x'.* without a value"):
         list(batches)
+
+
+LISTS = {
+    "lists": pa.list_(pa.int64()),
+    "large lists": pa.large_list(pa.int64()),
+    "lists of a fixed size": pa.list_(pa.int64(), 2),
+}
+NUMBERS = [[1, 2], [3, 4], [5, 6], [7, 8], [9, None], [1, 2]]
+
+
+def json_lines(directory: Path, columns: pa.Table) -> Any:
+    lines = map(json.dumps, columns.to_pylist())
+    (directory / "a.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return directory
+
+
+def types_and_values(batches: list[Any]) -> tuple[set[str], list[Any]]:
+    """The types of the arrays of lists, and what is in them."""
+    rows = [row for batch in batches for row in batch]
+    return {str(row.dtype) for row in rows}, [row.tolist() for row in rows]
+
+
+@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize("format", ["numpy", "pandas"])
+@pytest.mark.parametrize("source", [table, in_chunks, arrow_file, json_lines, hugging_face])
+def test_numbers_that_lists_lack_give_all_lists_one_type(
+    source: Callable[[Path, pa.Table], Any], format: str, kind: str, tmp_path: Path
+) -> None:
+    batches = batches_of(source, pa.array(NUMBERS, LISTS[kind]), tmp_path, format=format)
+    types, values = types_and_values(batches)
+    assert types == {"float64"}
+    expected = [[NAN if number is None else float(number) for number in row] for row in NUMBERS]
+    assert repr(values) == repr(expected)
+
+
+@pytest.mark.parametrize("source", [table, arrow_file, json_lines])
+def test_truth_values_that_lists_lack(
+    source: Callable[[Path, pa.Table], Any], tmp_path: Path
+) -> None:
+    rows = [[True, False], [True, True], [False, True], [True, None], [None, True], [True, True]]
+    types, values = types_and_values(batches_of(source, pa.array(rows), tmp_path))
+    assert types == {"object"}
+    assert values == rows
+
+
+def test_a_fixed_size_tells_what_a_parquet_file_lacks(tmp_path: Path) -> None:
+    """A footer counts missing lists and missing numbers together."""
+    kind = LISTS["lists of a fixed size"]
+    batches = batches_of(parquet, pa.array(NUMBERS, kind), tmp_path)
+    assert types_and_values(batches)[0] == {"float64"}
+    rows = [[1, 2], [3, 4], None, [5, 6], [7, 8], None]
+    batches = batches_of(parquet, pa.array(rows, kind), tmp_path)
+    assert {batch.dtype.name for batch in batches} == {"object"}
+    assert {str(row.dtype) for batch in batches for row in batch if row is not None} == {"int64"}
+
+
+def test_numbers_that_lists_in_a_parquet_file_lack_are_an_error(tmp_path: Path) -> None:
+    """Its footer says as much of lists that are empty: those stay whole numbers."""
+    empty = pa.array([[1], [], None, [2], [], [3]])
+    batches = batches_of(parquet, empty, tmp_path)
+    assert {str(row.dtype) for batch in batches for row in batch if row is not None} == {"int64"}
+    column = pa.array(NUMBERS)
+    with pytest.raises(ReadError, match=r"lists.*'x'.* without a value.*format=\"arrow\""):
+        batches_of(parquet, column, tmp_path)
+    assert batches_of(parquet, column, tmp_path, format="arrow")[4].to_pylist() == [[9, None]]
+
+
+@pytest.mark.parametrize("source", [table, arrow_file, json_lines, polars])
+@pytest.mark.parametrize("config", [{}, {"transform": dict}])
+@pytest.mark.parametrize("format", ["numpy", "pandas"])
+def test_whole_numbers_in_lists_are_not_rounded_for_a_missing_one(
+    source: Callable[[Path, pa.Table], Any], config: Any, format: str, tmp_path: Path
+) -> None:
+    column = pa.array([[2**53 + 1, None], *NUMBERS[1:]])
+    with pytest.raises((ReadError, SourceError), match="9007199254740993"):
+        batches_of(source, column, tmp_path, format=format, **config)
+
+
+@pytest.mark.parametrize("format", ["numpy", "pandas"])
+def test_whole_numbers_within_structs_are_as_they_are(format: str, tmp_path: Path) -> None:
+    structs = [{"n": 2**53 + 1}, {"n": None}, {"n": 2}, None, {"n": 3}, {"n": 4}]
+    maps = pa.array(
+        [[("n", 2**53 + 1), ("m", None)], *([[]] * 5)], pa.map_(pa.string(), pa.int64())
+    )
+    found = [
+        row
+        for batch in batches_of(table, pa.array(structs), tmp_path, format=format)
+        for row in batch
+    ]
+    assert found == structs
+    lists = [[{"n": 2**53 + 1}, {"n": None}], *([[]] * 5)]
+    [first, *_] = batches_of(table, pa.array(lists), tmp_path, format=format)
+    assert list(first[0]) == lists[0]
+    [first, *_] = batches_of(table, maps, tmp_path, format=format)
+    assert list(first[0]) == [("n", 2**53 + 1), ("m", None)]
+
+
+@pytest.mark.parametrize("source", [table, arrow_file])
+def test_rows_without_a_list_of_a_fixed_size(
+    source: Callable[[Path, pa.Table], Any], tmp_path: Path
+) -> None:
+    column = pa.array([[1, 2], [3, 4], [5, 6], [7, 8], None, [1, 2]], pa.list_(pa.int64(), 2))
+    batches = batches_of(source, column, tmp_path)
+    assert [batch.dtype.name for batch in batches] == ["object"] * 6
+    assert batches[4][0] is None
+    assert batches[0][0].tolist() == [1, 2]
+    assert batches[0][0].flags.writeable

@@ -172,6 +172,7 @@ KEPT: dict[str, tuple[Any, list[Any]]] = {
     "a masked array without a mask": (np.ma.array([1, 2, 3]), [1, 2, 3]),
     "a masked matrix without a mask": (np.ma.array([[1], [2]]), [[1], [2]]),
     "a masked row of whole numbers": (np.ma.array([2**53 + 1, 2], mask=[0, 1]), [2**53 + 1, None]),
+    "a masked number in a list": ([1, np.ma.masked, 3], [1, None, 3]),
     "whole numbers and none": ([2**53 + 1, None], [2**53 + 1, None]),
     "whole numbers and fractions": ([1, 0.5, 2**53], [1.0, 0.5, 2.0**53]),
     "large floats": ([1e300, 0.5], [1e300, 0.5]),
@@ -210,6 +211,11 @@ CHANGED: dict[str, tuple[Any, str]] = {
     ),
     "more than 64 bits": ([2**64, 1], "'x' can't become a column"),
     "masks in rows": (np.ma.array(np.ones((2, 2)), mask=[[0, 1], [0, 0]]), "'x' .*masked"),
+    "masks in a list of rows": (
+        [np.ma.array([1, 2], mask=[0, 1]), np.ma.array([3, 4])],
+        "'x' .*masked",
+    ),
+    "masks in rows that differ": ([np.ma.array([1, 2], mask=[0, 1]), [3]], "'x' .*masked"),
     "more than double precision": (np.ones((2, 2), dtype=np.longdouble), "'x' can't become"),
 }
 

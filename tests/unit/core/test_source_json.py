@@ -162,6 +162,7 @@ def test_dicts_are_rows(as_iterator: bool) -> None:
         ([[1, 2], [3, 4]], TENSOR),
         ([None, [1, 2], [3]], pa.large_list(pa.int64())),
         ([None, 1, 2.5], pa.float64()),
+        ([1, np.ma.masked], pa.int64()),
     ],
 )
 @pytest.mark.parametrize("at_once", [1, 100])
@@ -173,6 +174,12 @@ def test_types_are_found_from_all_dicts(
     assert found.schema.types == [kind]
 
 
+@pytest.mark.parametrize("masked", [np.ma.masked, np.ma.array(5, mask=True)])
+def test_masked_numbers_are_missing(masked: Any) -> None:
+    found = read(describe("train", [{"x": 1}, {"x": masked}]))
+    assert found.to_pydict() == {"x": [1, None]}
+
+
 @pytest.mark.parametrize(
     ("rows", "told"),
     [
@@ -180,6 +187,7 @@ def test_types_are_found_from_all_dicts(
         ([{"x": 1}, {"x": "a"}], "'x'"),
         ([{"x": True}, {"x": 1}], "'x'"),
         ([{"x": 2**53 + 1}, {"x": 0.5}], "'x'.*9007199254740993"),
+        ([{"x": np.ma.array([1, 2], mask=[0, 1])}, {"x": [1, 2]}], "'x'.*masked"),
         ([{}, {}], "no rows"),
     ],
 )

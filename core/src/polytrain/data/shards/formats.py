@@ -10,8 +10,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from polytrain.common.data_errors import ReadError
-from polytrain.data.shards.lists import is_list_of_numbers, joined, lists_to_numpy, objects
-from polytrain.data.sources.missing import decides_type, has_missing, may_be_missing
+from polytrain.data.shards.lists import (
+    joined,
+    lists_by_row,
+    lists_by_type,
+    lists_to_numpy,
+    objects,
+    with_numbers,
+    with_objects,
+)
+from polytrain.data.sources.missing import (
+    decides_type,
+    decides_type_in_lists,
+    has_fixed_shape,
+    has_missing,
+    innermost,
+    is_list_of_numbers,
+    lacks_numbers,
+    may_be_missing,
+    may_lack_numbers,
+    numbers_in,
+)
 
 
 def to_format(table: pa.Table, batch_format: str) -> Any:
@@ -55,17 +74,44 @@ def column_to_numpy(column: pa.ChunkedArray, field: pa.Field | None = None) -> n
         array = column.to_numpy()
         return array
     if is_list_of_numbers(kind):
-        return lists_to_numpy(column)
+        return lists_of_numbers(column, field)
+    if _holds_fields(kind):
+        # As Python's values: Arrow would round whole numbers beside missing ones.
+        return objects(column.to_pylist())
     if decides_type(kind):
-        missing = has_missing(column) if field is None else _missing(column, field)
-        name = "" if field is None else field.name
+        missing = _missing(column, field)
         if isinstance(kind, pa.FixedShapeTensorType):
             return _tensors(column, missing=missing)
-        return _scalars(column, name, missing=missing)
+        return _scalars(column, field, missing=missing)
     if pa.types.is_dictionary(kind):
         return _categories(column)
     array = column.to_numpy()
     return array
+
+
+def lists_of_numbers(
+    column: pa.ChunkedArray, field: pa.Field | None = None, *, by_type: bool = False
+) -> np.ndarray[Any, Any]:
+    """A column of lists as `column_to_numpy` has it.
+
+    Args:
+        column: some of its rows.
+        field: as there.
+        by_type: only lists of a fixed size become one array, whatever the others' shapes are.
+
+    Raises:
+        ReadError: as there.
+    """
+    kind = column.type
+    lacks = decides_type_in_lists(kind) and _lacks_numbers(column, field)
+    if lacks and pa.types.is_integer(innermost(kind)):
+        column = _floats(column, field)
+    array: np.ndarray[Any, Any]
+    if decides_type(kind) and _missing(column, field):
+        array = lists_by_row(column)
+    else:
+        array = lists_by_type(column) if by_type else lists_to_numpy(column)
+    return with_objects(array) if lacks and pa.types.is_boolean(innermost(kind)) else array
 
 
 def batch_of(parts: Sequence[np.ndarray[Any, Any]], kind: pa.DataType) -> np.ndarray[Any, Any]:
@@ -73,21 +119,23 @@ def batch_of(parts: Sequence[np.ndarray[Any, Any]], kind: pa.DataType) -> np.nda
 
     A shard's memory is shared and can't be written to, which torch warns about; a batch can.
     """
+    is_tensor = isinstance(kind, pa.FixedShapeTensorType) or (
+        is_list_of_numbers(kind) and has_fixed_shape(kind)
+    )
+    if is_tensor and parts[0].dtype == object:
+        # Rows are missing somewhere, so that no batch is one array.
+        return objects([None if row is None else row.copy() for part in parts for row in part])
     if is_list_of_numbers(kind):
         return joined(parts, own=True)
-    if isinstance(kind, pa.FixedShapeTensorType) and parts[0].dtype == object:
-        return objects([None if row is None else row.copy() for part in parts for row in part])
     return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
 
 
 def _to_pandas(table: pa.Table) -> Any:
     truths, arrays = [], {}
     for index, field in enumerate(table.schema):
-        if isinstance(field.type, pa.FixedShapeTensorType) or (
-            pa.types.is_fixed_size_list(field.type) and is_list_of_numbers(field.type)
-        ):
+        if isinstance(field.type, pa.FixedShapeTensorType) or _has_own_frames(table, index):
             # Arrow would give pandas tensors without their shape, and lists as floats if the table
-            # has a row without one.
+            # has a row without one, or a list without a number.
             rows = column_to_numpy(table.column(index), field)
             arrays[index] = objects([None if row is None else row.copy() for row in rows])
             table = table.set_column(index, field.name, pa.nulls(table.num_rows))
@@ -97,10 +145,11 @@ def _to_pandas(table: pa.Table) -> Any:
         column = table.column(index)
         missing = _missing(column, field)
         if missing and pa.types.is_integer(field.type):
-            table = table.set_column(index, field.name, _floats(column, field.name))
+            table = table.set_column(index, field.name, _floats(column, field))
         elif missing and pa.types.is_boolean(field.type):
             truths.append(index)
-    frame = table.to_pandas()
+    # Numbers within structs, which otherwise would be floats.
+    frame = table.to_pandas(integer_object_nulls=True)
     for index in truths:
         frame.isetitem(index, frame.iloc[:, index].astype(object))
     for index, rows in arrays.items():
@@ -108,39 +157,73 @@ def _to_pandas(table: pa.Table) -> Any:
     return frame
 
 
-def _missing(column: pa.ChunkedArray, field: pa.Field) -> bool:
+def _has_own_frames(table: pa.Table, index: int) -> bool:
+    field = table.schema.field(index)
+    return is_list_of_numbers(field.type) and (
+        pa.types.is_fixed_size_list(field.type)
+        or may_lack_numbers(field)
+        or (decides_type_in_lists(field.type) and lacks_numbers(table.column(index)))
+    )
+
+
+def _missing(column: pa.ChunkedArray, field: pa.Field | None) -> bool:
     """Whether values are missing in the data set; where nothing says so, none must be here."""
-    if may_be_missing(field):
+    if field is not None and may_be_missing(field):
         return True
     if has_missing(column):
-        raise ReadError(
-            f"the column {field.name!r} of type {field.type} has rows without a value. The data "
-            "didn't say so when the run began, and earlier batches may already have had another "
-            "type. Fill in the values where the data are written, write the column as float64, or "
-            'read batches with format="arrow"'
-        )
+        if field is not None:
+            raise _unknown(f"the column {field.name!r} of type {field.type} has rows")
+        return True
     return False
 
 
-def _scalars(column: pa.ChunkedArray, name: str, *, missing: bool) -> np.ndarray[Any, Any]:
+def _lacks_numbers(column: pa.ChunkedArray, field: pa.Field | None) -> bool:
+    """The same of the lists of a column."""
+    if field is not None and may_lack_numbers(field):
+        return True
+    if lacks_numbers(column):
+        if field is not None:
+            raise _unknown(f"the lists of the column {field.name!r} have places")
+        return True
+    return False
+
+
+def _unknown(what: str) -> ReadError:
+    return ReadError(
+        f"{what} without a value. The data didn't say so when the run began, and earlier batches "
+        "may already have had another type. Fill in the values where the data are written, write "
+        'float64, or read batches with format="arrow"'
+    )
+
+
+def _holds_fields(kind: pa.DataType) -> bool:
+    """Whether values are structs or maps, or lists of them."""
+    numbers = innermost(kind)
+    return bool(pa.types.is_struct(numbers) or pa.types.is_map(numbers))
+
+
+def _scalars(
+    column: pa.ChunkedArray, field: pa.Field | None, *, missing: bool
+) -> np.ndarray[Any, Any]:
     """Whole numbers or truth values."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if missing and pa.types.is_integer(column.type):
-        column = _floats(column, name)
+        column = _floats(column, field)
     array: np.ndarray[Any, Any] = column.to_numpy()
     return array.astype(object) if missing and array.dtype == bool else array
 
 
-def _floats(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Whole numbers of which some are missing."""
+def _floats(column: pa.ChunkedArray, field: pa.Field | None) -> pa.ChunkedArray:
+    """Whole numbers, or lists of them, of which some are missing."""
     try:
-        return column.cast(pa.float64())
+        return column.cast(with_numbers(column.type, pa.float64()))
     except pa.ArrowInvalid as error:
-        extremes = pc.min_max(column).as_py()
-        largest = max(extremes.values(), key=abs)
+        numbers = pa.chunked_array([numbers_in(chunk) for chunk in column.chunks])
+        largest = max(pc.min_max(numbers).as_py().values(), key=abs)
+        name = "" if field is None else f" {field.name!r}"
         raise ReadError(
-            f"the column {name!r} lacks values, so that its whole numbers become float64, which "
+            f"the column{name} lacks values, so that its whole numbers become float64, which "
             f"would round {largest}. Fill the missing values in, write the column as a string, or "
             'read batches with format="arrow"'
         ) from error

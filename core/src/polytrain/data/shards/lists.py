@@ -9,12 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polytrain.data.sources.missing import has_fixed_shape, is_list
+
 Array = np.ndarray[Any, Any]
-
-
-def is_list_of_numbers(kind: pa.DataType) -> bool:
-    """Whether values of a type are lists, nested to any depth, of numbers or booleans."""
-    return _is_list(kind) and _is_number(_innermost(kind))
 
 
 def lists_to_numpy(column: pa.ChunkedArray) -> Array:
@@ -29,10 +26,28 @@ def lists_by_type(column: pa.ChunkedArray) -> Array:
         `(rows, size, …)` for lists of a fixed size; otherwise `(rows,)` objects: an array for each
         list, None for a missing one.
     """
-    if _is_fixed(column.type) and not column.null_count:
-        return lists_to_numpy(column)
-    rows = [row for chunk in column.chunks for row in _rows(chunk)]
-    return objects(rows)
+    return lists_to_numpy(column) if has_fixed_shape(column.type) else lists_by_row(column)
+
+
+def lists_by_row(column: pa.ChunkedArray) -> Array:
+    """`(rows,)` objects: an array for each list, None for a missing one."""
+    return objects([row for chunk in column.chunks for row in _rows(chunk)])
+
+
+def with_numbers(kind: pa.DataType, numbers: pa.DataType) -> pa.DataType:
+    """The type of the same lists of other numbers."""
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(with_numbers(kind.value_type, numbers), kind.list_size)
+    if pa.types.is_large_list(kind):
+        return pa.large_list(with_numbers(kind.value_type, numbers))
+    return pa.list_(with_numbers(kind.value_type, numbers)) if is_list(kind) else numbers
+
+
+def with_objects(array: Array) -> Array:
+    """An array of lists whose numbers are objects, among which None has a place."""
+    if array.dtype != object:
+        return array.astype(object)
+    return objects([None if row is None else row.astype(object) for row in array])
 
 
 def joined(parts: Sequence[Array], *, own: bool) -> Array:
@@ -87,7 +102,7 @@ def _stacked_or_rows(array: pa.Array) -> Array:
 
 def _stacked(array: pa.Array) -> Array | None:
     """Lists of one shape as one array; None if they differ, or one is missing."""
-    if not _is_list(array.type):
+    if not is_list(array.type):
         return _numbers(array)
     if array.null_count:
         return None
@@ -111,7 +126,7 @@ def _rows(array: pa.Array) -> list[Any]:
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     stops = np.cumsum(lengths, dtype=np.int64)
     items = array.flatten()  # without what missing lists may hold
-    values = _rows(items) if _is_list(items.type) else _numbers(items)
+    values = _rows(items) if is_list(items.type) else _numbers(items)
     there = array.is_valid().to_pylist()
     found = []
     for stop, length, is_there in zip(stops.tolist(), lengths.tolist(), there, strict=True):
@@ -125,24 +140,3 @@ def _rows(array: pa.Array) -> list[Any]:
 def _numbers(array: pa.Array) -> Array:
     numbers: Array = array.to_numpy(zero_copy_only=False)
     return numbers
-
-
-def _is_fixed(kind: pa.DataType) -> bool:
-    """Whether the type alone says that all lists have one shape."""
-    return not _is_list(kind) or (pa.types.is_fixed_size_list(kind) and _is_fixed(kind.value_type))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
-def _innermost(kind: pa.DataType) -> pa.DataType:
-    return _innermost(kind.value_type) if _is_list(kind) else kind
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    )

@@ -45,6 +45,8 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
             f"{name!r} is a sparse matrix, which batches have no form for",
             "Pass an array: matrix.toarray()",
         )
+    if isinstance(value, list | tuple):
+        value = _without_masks(name, value)
     try:
         found = _of_one_dimension(value)
         if found is not None:
@@ -52,13 +54,11 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
         # A tensor that has a gradient refuses to become an array.
         array = np.asarray(value.detach() if hasattr(value, "detach") else value)
         if array.dtype.kind == "f" and isinstance(value, list | tuple):
-            _check_exact(value, array)
+            check_exact(value, array)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if array.ndim == 1:
             return pa.array(array)
-        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-            what = f"{name!r} has masked values in its rows, and a tensor has no place for them"
-            raise SourceError(what, "Fill them in: array.filled(0)")
+        _refuse_masks(name, value)
         if array.ndim and array.size and array.dtype.kind in "iufb":
             return tensors_of(array)
     except (pa.ArrowException, TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -70,6 +70,27 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
         # A column of no tensors: Arrow can't make one from an empty array.
         return pa.array([], pa.null())
     raise SourceError(f"{name!r} has rows without values: its shape is {array.shape}", _REMEDY)
+
+
+def is_masked_number(value: Any) -> bool:
+    """Whether this is a missing number of a masked array."""
+    return isinstance(value, np.ma.MaskedArray) and value.ndim == 0 and np.ma.is_masked(value)
+
+
+def _without_masks(name: str, rows: Sequence[Any]) -> Sequence[Any]:
+    """The rows with None for masked ones: NumPy would make an array of what is behind masks."""
+    if not any(isinstance(row, np.ma.MaskedArray) for row in rows):
+        return rows
+    found = [None if is_masked_number(row) else row for row in rows]
+    for row in found:
+        _refuse_masks(name, row)
+    return found
+
+
+def _refuse_masks(name: str, value: Any) -> None:
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        what = f"{name!r} has masked values in its rows, and a tensor has no place for them"
+        raise SourceError(what, "Fill them in: array.filled(0)")
 
 
 def _of_one_dimension(value: Any) -> pa.Array | pa.ChunkedArray | None:
@@ -89,8 +110,12 @@ def _of_one_dimension(value: Any) -> pa.Array | pa.ChunkedArray | None:
     return None
 
 
-def _check_exact(value: Any, array: np.ndarray[Any, Any]) -> None:
-    """Refuse Python's numbers if a whole one among them is rounded in the array of floats."""
+def check_exact(value: Any, array: np.ndarray[Any, Any]) -> None:
+    """Refuse numbers if a whole one among them is rounded in the array of floats.
+
+    Raises:
+        ValueError: one is.
+    """
     if not (np.abs(array) >= _EXACT).any():
         return
     for number in np.asarray(value, dtype=object).flat:
@@ -124,7 +149,7 @@ def _ragged(value: Any) -> pa.Array | None:
     if kind.kind == "f":
         for given, row in zip(value, rows, strict=True):
             if row is not None:
-                _check_exact(given, row)
+                check_exact(given, row)
     return nested_lists(rows, dimensions.pop(), pa.from_numpy_dtype(kind))
 
 

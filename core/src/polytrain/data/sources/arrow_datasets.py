@@ -10,7 +10,7 @@ import pyarrow.fs as pafs
 
 from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources import parquet_files
-from polytrain.data.sources.missing import noted
+from polytrain.data.sources.missing import Missing, noted
 from polytrain.data.sources.pieces import Pieces
 from polytrain.data.sources.ray_tensors import plain_schema
 from polytrain.data.sources.schemas import bare, chosen, subschema, unified_type
@@ -50,7 +50,7 @@ def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:
         return None
     local = isinstance(dataset.filesystem, pafs.LocalFileSystem)
     described: list[tuple[parquet_files.ParquetFile, Mapping[str, Any]]] = []
-    missing: set[str] = set()
+    missing: set[Missing] = set()
     try:
         fragments = list(dataset.get_fragments())
     except ValueError:

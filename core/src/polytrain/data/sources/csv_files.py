@@ -16,6 +16,7 @@ from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.csv_types import ColumnFacts, candidate, first_rounded, typed_block
 from polytrain.data.sources.expansion import format_of
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
+from polytrain.data.sources.missing import Missing
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.sources.schemas import columns_to_count, conformed, refuse_repeated, subschema
 from polytrain.data.sources.streamed_rows import cut
@@ -74,7 +75,7 @@ class CsvFile:
     schema: pa.Schema
     rows: int
     block: int
-    missing: frozenset[str]
+    missing: frozenset[Missing]
     """Columns in which values are missing."""
 
     large: frozenset[str]

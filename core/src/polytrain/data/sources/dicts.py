@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line
-from polytrain.data.sources.arrays import column_of
+from polytrain.data.sources.arrays import column_of, is_masked_number
 from polytrain.data.sources.schemas import conformed, unified_type
 
 _AT_ONCE = 10_000
@@ -61,14 +61,16 @@ def _column(name: str, values: list[Any]) -> pa.Array | pa.ChunkedArray:
     if any(isinstance(value, list | tuple) or getattr(value, "shape", ()) for value in values):
         return column_of(name, values)
     try:
-        # Arrays and tensors of one number, which Arrow doesn't take for numbers.
-        values = [
-            value.item() if hasattr(value, "shape") and not isinstance(value, np.generic) else value
-            for value in values
-        ]
-        return pa.array(values)
+        return pa.array([*map(_number, values)])
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SourceError(f"{name!r} can't become a column: {one_line(error)}", _REMEDY) from error
+
+
+def _number(value: Any) -> Any:
+    """Arrays and tensors of one number as what Arrow takes for numbers."""
+    if is_masked_number(value):
+        return None
+    return value.item() if hasattr(value, "shape") and not isinstance(value, np.generic) else value
 
 
 def _schema(tables: Sequence[pa.Table]) -> pa.Schema:

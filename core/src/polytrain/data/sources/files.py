@@ -11,7 +11,7 @@ import pyarrow as pa
 from polytrain.common.data_errors import SourceError
 from polytrain.data.sources import csv_files, ipc_files, json_files, parquet_files
 from polytrain.data.sources.expansion import FoundFile, expand, partition_types
-from polytrain.data.sources.missing import noted
+from polytrain.data.sources.missing import Missing, noted
 from polytrain.data.sources.pieces import Piece, Pieces
 from polytrain.data.sources.schemas import bare, chosen, subschema, unified_type
 
@@ -35,7 +35,7 @@ class DescribedFile(Protocol):
         """How many it has."""
 
     @property
-    def missing(self) -> frozenset[str]:
+    def missing(self) -> frozenset[Missing]:
         """Columns in which values are missing, as far as that is known."""
 
     def pieces(self, schema: pa.Schema, constants: Mapping[str, Any]) -> Iterable[Piece]:

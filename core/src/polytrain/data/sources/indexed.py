@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line, raised_at
-from polytrain.data.sources.arrays import column_of, tensors_of
+from polytrain.data.sources.arrays import check_exact, column_of, tensors_of
 from polytrain.data.sources.pieces import Piece, Pieces
 from polytrain.data.sources.schemas import chosen, subschema
 
@@ -149,6 +149,8 @@ def _numeric(value: Any) -> np.ndarray[Any, Any]:
     if hasattr(value, "detach"):
         # A tensor that has a gradient refuses to become an array.
         value = value.detach()
+    if np.ma.is_masked(value):
+        raise TypeError("it has masked values, which no array of numbers has a place for")
     array = np.asarray(value)
     if array.dtype.kind not in "iufb":
         raise TypeError(f"its type is {array.dtype}, its shape {array.shape}")
@@ -184,14 +186,24 @@ class _Kind:
                 array = _numeric(value)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise ReadError(
-                    f"{where}: {type(value).__qualname__}, where the first item has {self}"
+                    f"{where}: {type(value).__qualname__}, where the first item has {self}: "
+                    f"{one_line(error)}"
                 ) from error
             if array.shape == self.shape and np.can_cast(
                 array.dtype, self.dtype or array.dtype, "safe"
             ):
-                return array
+                return self._exactly(array, where)
             found = f"{array.dtype} of shape {array.shape}"
         raise ReadError(f"{where}: {found}, where the first item has {self}")
+
+    def _exactly(self, array: np.ndarray[Any, Any], where: str) -> np.ndarray[Any, Any]:
+        """The array, if none of its whole numbers is rounded."""
+        if self.dtype is not None and self.dtype.kind == "f" and array.dtype.kind in "iu":
+            try:
+                check_exact(array, array.astype(self.dtype))
+            except ValueError as error:
+                raise ReadError(f"{where}: {one_line(error)}") from error
+        return array
 
     def column(self, values: list[Any], kind: pa.DataType) -> pa.Array:
         """Checked values as a column."""

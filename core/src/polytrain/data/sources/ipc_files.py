@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
-from polytrain.data.sources.missing import found_missing
+from polytrain.data.sources.missing import Missing, found_missing
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.sources.ray_tensors import plain_columns
 from polytrain.data.sources.schemas import (
@@ -72,7 +72,7 @@ class IpcFile:
     batches: tuple[int, ...]
     """Rows of each."""
 
-    missing: frozenset[str]
+    missing: frozenset[Missing]
     """Columns in which values are missing."""
 
     version: FileVersion
@@ -117,7 +117,7 @@ def described(
             names = file.schema.names
         refuse_repeated(names, repr(place))
         wanted = columns_to_count(columns, names, elsewhere=elsewhere, of=repr(place))
-        missing: set[str] = set()
+        missing: set[Missing] = set()
         rows = []
         with _opened(place, wanted) as file:
             schema = _plain(pa.Table.from_batches([], file.schema)).schema

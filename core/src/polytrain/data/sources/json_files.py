@@ -19,7 +19,7 @@ import pyarrow.json as pajson
 from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.csv_types import EXACT
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
-from polytrain.data.sources.missing import found_missing
+from polytrain.data.sources.missing import Missing, found_missing
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.sources.schemas import columns_to_count, conformed, subschema, unified_type
 from polytrain.data.sources.streamed_rows import cut
@@ -77,7 +77,7 @@ class JsonFile:
     place: str
     schema: pa.Schema
     rows: int
-    missing: frozenset[str]
+    missing: frozenset[Missing]
     """Columns in which values are missing."""
 
     large: frozenset[str]
@@ -147,7 +147,7 @@ class _Facts:
 
     def __init__(self, place: str) -> None:
         self._place = place
-        self._found: set[str] = set()
+        self._found: set[Missing] = set()
         self._rows_with: Counter[str] = Counter()
         self.rows = 0
         self.types: dict[str, pa.DataType] = {}
@@ -173,7 +173,7 @@ class _Facts:
                 self.large.add(found.name)
 
     @property
-    def missing(self) -> set[str]:
+    def missing(self) -> set[Missing]:
         """Columns in which values are missing: a key may be, in any line."""
         return self._found | {name for name in self.types if self._rows_with[name] < self.rows}
 

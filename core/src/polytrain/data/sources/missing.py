@@ -2,26 +2,52 @@
 
 NumPy has no missing whole number, truth value or tensor: an array of them has another type where a
 value is missing. Which batches hold such a row is chance, so the whole column is noted in the
-schema, and has that type in all batches.
+schema, and has that type in all batches. The same goes for numbers that lists lack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-_NOTE = (b"polytrain.missing", b"true")
+_ROWS = b"polytrain.missing"
+_NUMBERS = b"polytrain.missing_in_lists"
+_TRUE = b"true"
 
 
-def noted(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
-    """The schema, with a note at the columns of these names that values are missing there."""
-    return pa.schema([_noted(field) if field.name in names else field for field in schema])
+class InLists(NamedTuple):
+    """The lists of a column lack numbers."""
+
+    column: str
+
+
+Missing: TypeAlias = str | InLists
+"""A column in which values are missing, or in whose lists they are."""
+
+
+def noted(schema: pa.Schema, missing: Collection[Missing]) -> pa.Schema:
+    """The schema, with notes at these columns of what is missing there."""
+    fields = []
+    for field in schema:
+        notes = dict(field.metadata or {})
+        if field.name in missing:
+            notes[_ROWS] = _TRUE
+        if InLists(field.name) in missing:
+            notes[_NUMBERS] = _TRUE
+        fields.append(field.with_metadata(notes) if notes else field)
+    return pa.schema(fields)
 
 
 def may_be_missing(field: pa.Field) -> bool:
-    """Whether a column has such a note."""
-    return (field.metadata or {}).get(_NOTE[0]) == _NOTE[1]
+    """Whether a column has a note that values are missing."""
+    return (field.metadata or {}).get(_ROWS) == _TRUE
+
+
+def may_lack_numbers(field: pa.Field) -> bool:
+    """Whether a column has a note that its lists lack numbers."""
+    return (field.metadata or {}).get(_NUMBERS) == _TRUE
 
 
 def decides_type(kind: pa.DataType) -> bool:
@@ -29,19 +55,51 @@ def decides_type(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         return decides_type(kind.value_type)
     return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_boolean(kind)
+        _is_whole_or_truth(kind)
         or isinstance(kind, pa.FixedShapeTensorType)
+        or (is_list_of_numbers(kind) and has_fixed_shape(kind))
     )
 
 
-def found_missing(table: pa.Table) -> set[str]:
-    """The columns of a table in which values are missing, of those where it makes a difference."""
-    return {
-        field.name
-        for field, column in zip(table.schema, table.columns, strict=True)
-        if (decides_type(field.type) or pa.types.is_null(field.type)) and has_missing(column)
-    }
+def decides_type_in_lists(kind: pa.DataType) -> bool:
+    """Whether arrays of these lists have another type if they lack a number."""
+    return is_list(kind) and _is_whole_or_truth(innermost(kind))
+
+
+def is_list_of_numbers(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists, nested to any depth, of numbers or booleans."""
+    numbers = innermost(kind)
+    return is_list(kind) and bool(_is_whole_or_truth(numbers) or pa.types.is_floating(numbers))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists."""
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )
+
+
+def has_fixed_shape(kind: pa.DataType) -> bool:
+    """Whether the type alone says that all lists have one shape."""
+    return not is_list(kind) or (
+        pa.types.is_fixed_size_list(kind) and has_fixed_shape(kind.value_type)
+    )
+
+
+def innermost(kind: pa.DataType) -> pa.DataType:
+    """The type of what is in lists, nested to any depth."""
+    return innermost(kind.value_type) if is_list(kind) else kind
+
+
+def found_missing(table: pa.Table) -> set[Missing]:
+    """What is missing in a table, as far as it makes a difference."""
+    found: set[Missing] = set()
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if (decides_type(field.type) or pa.types.is_null(field.type)) and has_missing(column):
+            found.add(field.name)
+        if decides_type_in_lists(field.type) and lacks_numbers(column):
+            found.add(InLists(field.name))
+    return found
 
 
 def has_missing(column: pa.ChunkedArray) -> bool:
@@ -53,5 +111,15 @@ def has_missing(column: pa.ChunkedArray) -> bool:
     )
 
 
-def _noted(field: pa.Field) -> pa.Field:
-    return field.with_metadata({**(field.metadata or {}), _NOTE[0]: _NOTE[1]})
+def lacks_numbers(column: pa.ChunkedArray) -> bool:
+    """Whether lists, nested to any depth, lack a number."""
+    return any(numbers_in(chunk).null_count for chunk in column.chunks)
+
+
+def numbers_in(array: pa.Array) -> pa.Array:
+    """The numbers of lists, nested to any depth, without what missing lists may hold."""
+    return numbers_in(array.flatten()) if is_list(array.type) else array
+
+
+def _is_whole_or_truth(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind))

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
-from polytrain.data.sources.missing import decides_type
+from polytrain.data.sources.missing import InLists, Missing, decides_type, is_list
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.sources.ray_tensors import plain_columns, plain_schema
 from polytrain.data.sources.schemas import bare, conformed, refuse_repeated, subschema
@@ -110,8 +110,8 @@ class ParquetFile:
     row_groups: tuple[int, ...]
     """Rows of each."""
 
-    missing: frozenset[str] = frozenset()
-    """Columns in which values are missing, as far as the footer tells."""
+    missing: frozenset[Missing] = frozenset()
+    """What is missing, as far as the footer tells."""
 
     filesystem: Any = None
     version: FileVersion = UNKNOWN
@@ -170,29 +170,49 @@ def described(
         place=place,
         schema=own,
         row_groups=groups,
-        missing=_missing(metadata, {field.name for field in wanted if decides_type(field.type)}),
+        missing=_missing(
+            metadata, {field.name: field.type for field in wanted if decides_type(field.type)}
+        ),
         filesystem=filesystem,
         version=version,
     )
 
 
-def _missing(metadata: Any, names: set[str]) -> frozenset[str]:
-    """Those of these columns of which the footer says that values are missing."""
+def _missing(metadata: Any, types: Mapping[str, pa.DataType]) -> frozenset[Missing]:
+    """What the footer says that is missing in the columns of these types."""
     # Tensors are lists in the file, and lie one level down.
     leaves = [metadata.schema.column(leaf).path for leaf in range(metadata.num_columns)]
     owners = {
-        leaf: path if path in names else path.split(".")[0] for leaf, path in enumerate(leaves)
+        leaf: path if path in types else path.split(".")[0] for leaf, path in enumerate(leaves)
     }
-    unseen = {leaf: name for leaf, name in owners.items() if name in names}
-    found: set[str] = set()
+    unseen = {leaf: name for leaf, name in owners.items() if name in types}
+    found: set[Missing] = set()
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         for leaf, name in list(unseen.items()):
             statistics = group.column(leaf).statistics
-            if statistics is not None and statistics.has_null_count and statistics.null_count:
+            if statistics is None or not statistics.has_null_count or not statistics.null_count:
+                continue
+            if is_list(types[name]):
+                found.update(_missing_lists(name, types[name], group.num_rows, group.column(leaf)))
+            else:
                 found.add(name)
                 del unseen[leaf]
     return frozenset(found)
+
+
+def _missing_lists(name: str, kind: pa.DataType, rows: int, chunk: Any) -> Iterator[Missing]:
+    """Whether lists of a fixed size are missing, or lack numbers: the footer counts both as one."""
+    size = kind.list_size
+    if size == 1 or is_list(kind.value_type):
+        yield from (name, InLists(name))
+        return
+    # A missing list is one value, any other one as many as it has numbers.
+    lists = (rows * size - chunk.num_values) // (size - 1)
+    if lists:
+        yield name
+    if chunk.statistics.null_count > lists:
+        yield InLists(name)
 
 
 def _own_columns(schema: pa.Schema) -> pa.Schema:

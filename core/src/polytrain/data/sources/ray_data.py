@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError
-from polytrain.data.sources.missing import found_missing, noted
+from polytrain.data.sources.missing import Missing, found_missing, noted
 from polytrain.data.sources.pieces import Piece, Pieces, selected
 from polytrain.data.sources.ray_tensors import plain_columns, refuse_objects
 from polytrain.data.sources.schemas import bare, chosen, conformed, subschema, unified_type
@@ -103,6 +103,6 @@ def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.S
     return pa.schema(types.items())
 
 
-def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema, set[str]]:
+def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema, set[Missing]]:
     plain = plain_columns(table.slice(0, 1)) if table.num_rows else table
     return table.num_rows, bare(plain.schema), found_missing(table)

@@ -11,10 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.common.data_errors import ReadError, SourceError, TransformError, raised_at
-from polytrain.data.shards.formats import column_to_numpy, empty_table
-from polytrain.data.shards.lists import is_list_of_numbers, lists_by_type
+from polytrain.data.shards.formats import column_to_numpy, empty_table, lists_of_numbers
 from polytrain.data.sources.arrays import table_of
-from polytrain.data.sources.missing import decides_type, found_missing, noted
+from polytrain.data.sources.missing import (
+    decides_type,
+    found_missing,
+    is_list_of_numbers,
+    noted,
+)
 from polytrain.data.sources.pieces import Piece, Pieces, selected
 from polytrain.data.sources.schemas import exactly
 
@@ -168,7 +172,7 @@ def _array(column: pa.ChunkedArray, field: pa.Field) -> np.ndarray[Any, Any]:
     # Lists have a form that doesn't depend on which rows are read together: so does what the
     # function returns, which must have one type.
     if is_list_of_numbers(column.type):
-        return lists_by_type(column)
+        return lists_of_numbers(column, field, by_type=True)
     return column_to_numpy(column, field)
 
 
