@@ -1,13 +1,15 @@
-"""The backend: options of the process group."""
+"""The backend: options of the process group, or of a script that makes its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polytrain_plugins import Backend, Capabilities, Demand, Device, Job, Problem, timeout_problems
+from polytrain_torch.script_options import has_script, script_of, script_problems
 
 if TYPE_CHECKING:
     from polytrain_torch.engine import TorchEngine
@@ -30,13 +32,15 @@ _GROUPS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "ccl", "fake")
 
 @dataclass(frozen=True, kw_only=True)
 class Torch(Backend):
-    """A training function with a `torch.distributed` process group."""
+    """A training function with a `torch.distributed` process group, or a script of `torchrun`."""
 
     name: ClassVar[str] = "torch"
     contract_version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities(devices=frozenset({Device.CPU, Device.GPU}))
     requires: ClassVar[dict[str, str]] = {"torch": "pip install 'polytrain[torch]'"}
-    mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"process_group", "timeout_s"})
+    mutable_on_resume: ClassVar[frozenset[str]] = frozenset(
+        {"process_group", "timeout_s", "script", "module", "args"}
+    )
 
     process_group: str | None = None
     """Backend of the process group: "nccl", "gloo" or any other that torch knows; by default nccl
@@ -45,8 +49,19 @@ class Torch(Backend):
     timeout_s: float = 1800.0
     """Seconds after which a collective operation fails if a peer doesn't join it."""
 
+    script: str | os.PathLike[str] | None = None
+    """A Python file that every worker runs in place of a training function, as under `torchrun`. It
+    calls `torch.distributed.init_process_group()` itself, or a library that does."""
+
+    module: str | None = None
+    """A module that every worker runs, as `python -m` does, in place of a script."""
+
+    args: Sequence[str | os.PathLike[str]] = ()
+    """What the script finds in `sys.argv[1:]`."""
+
     def problems(self, job: Job) -> Iterable[Problem]:
         yield from timeout_problems(timeout_s=self.timeout_s)
+        yield from script_problems(self, job)
         yield from _misspelt_group(self.process_group)
         if self.process_group == "nccl" and not job.use_gpu:
             yield Problem(
@@ -65,7 +80,14 @@ class Torch(Backend):
             preload=_PRELOAD,
         )
 
+    def program(self, *, max_failures: int) -> Callable[[], None] | None:
+        return script_of(self, max_failures=max_failures)
+
     def engine(self) -> TorchEngine:
+        if has_script(self):
+            from polytrain_torch.script_engine import ScriptEngine
+
+            return ScriptEngine(self)
         from polytrain_torch.engine import TorchEngine
 
         return TorchEngine(self)

@@ -36,11 +36,20 @@ def own_device(world: World) -> torch.device | None:
             f"use_gpu is True, and torch {torch.__version__} on {world.me.host} is built for CPUs "
             "only. Install a build of torch for GPUs there, or use use_gpu=False."
         )
-    visible, index = seen_by(world)
-    if visible is not None:
-        os.environ[_VISIBLE] = visible
+    index = show_gpus(world)
     torch.cuda.set_device(index)
     return torch.device("cuda", index)
+
+
+def show_gpus(world: World) -> int:
+    """Make the GPUs of all workers of the node visible; return the index of this worker's (first).
+
+    CUDA must not have been used before in this process.
+    """
+    visible, index = seen_by(world)
+    if visible is not None and world.me.gpus:
+        os.environ[_VISIBLE] = visible
+    return index
 
 
 def seen_by(world: World) -> tuple[str | None, int]:

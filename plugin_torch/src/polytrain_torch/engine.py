@@ -56,7 +56,7 @@ class TorchEngine(Engine[Any]):
     """One rank of torch's process group."""
 
     def __init__(self, options: Torch) -> None:
-        self._timeout = timedelta(seconds=options.timeout_s)
+        self.timeout = timedelta(seconds=options.timeout_s)
         self._process_group = options.process_group
         self._store: TCPStore | None = None
 
@@ -67,39 +67,50 @@ class TorchEngine(Engine[Any]):
             return
         # Port 0: the system chooses a free port, and the store listens on it from now on.
         self._store = TCPStore(
-            me.host, 0, is_master=True, wait_for_workers=False, timeout=self._timeout
+            me.host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout
         )
         yield Offer(host=me.host, port=self._store.port, details=offered(me))
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
-        me, leader = world.me, world.leader
-        assert leader.host is not None
-        assert leader.port is not None
-        connected = partial(
-            TCPStore, leader.host, leader.port, is_master=False, timeout=self._timeout
-        )
-        store = self._store or connected()
+        me = world.me
+        store = self.store(world)
         device = own_device(world)
-        with changed_environment(_variables(world)):
+        with changed_environment(variables(world)):
             dist.init_process_group(
                 backend=self._process_group or ("nccl" if me.gpus else "gloo"),
                 store=store,
                 rank=me.rank,
                 world_size=world.size,
-                timeout=self._timeout,
+                timeout=self.timeout,
                 device_id=device,
             )
             share_seed(store)
             try:
-                with held(store, connected, timeout_s=self._timeout.total_seconds()):
+                connected = partial(self._connected, world)
+                with held(store, connected, timeout_s=self.timeout.total_seconds()):
                     yield
             finally:
                 # The training function may have destroyed it.
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 forget_group()
-                self._store = None
+                self.close()
+
+    def store(self, world: World) -> TCPStore:
+        """The store of the attempt, which rank 0 serves."""
+        return self._store or self._connected(world)
+
+    def _connected(self, world: World) -> TCPStore:
+        """Another connection to the store."""
+        leader = world.leader
+        assert leader.host is not None
+        assert leader.port is not None
+        return TCPStore(leader.host, leader.port, is_master=False, timeout=self.timeout)
+
+    def close(self) -> None:
+        """Stop serving the store."""
+        self._store = None
 
     def sum_over_ranks(self, values: Sequence[int], world: World) -> list[int]:
         sums = torch.tensor(values, dtype=torch.int64, device=current_device())
@@ -258,7 +269,7 @@ def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def _variables(world: World) -> dict[str, str]:
+def variables(world: World) -> dict[str, str]:
     """The variables that `torchrun` sets, for libraries that read them."""
     me, leader = world.me, world.leader
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -80,6 +80,16 @@ class Backend(ABC):
     def demand(self, job: Job) -> Demand:
         """What each worker's process needs. Nothing by default."""
         return Demand()
+
+    def program(self, *, max_failures: int) -> Callable[[], Any] | None:
+        """What workers run in place of a training function, if the options name it: a script.
+
+        None by default. Never raises: `problems` says what is wrong with the options.
+
+        Args:
+            max_failures: the most failures after which the run restarts; below 0 for any number.
+        """
+        return None
 
     @abstractmethod
     def engine(self) -> Engine[Any]:

@@ -85,6 +85,21 @@ class Request:
             validation=validation_config,
         )
 
+    def with_program(self, backend: Backend) -> Request:
+        """The request with what the backend's options name in place of a training function.
+
+        A program is restarted after every failure. One that reports nothing has no steps, by which
+        an error that comes again can be told from one that passes.
+        """
+        failures = self.run.failure_config
+        program = backend.program(max_failures=failures.max_failures)
+        if program is None:
+            return self
+        if failures.retry_user_errors == "unless_repeated":
+            failures = replace(failures, retry_user_errors=True)
+        run = replace(self.run, failure_config=failures)
+        return replace(self, training_function=program, run=run)
+
 
 def checked(
     backend: Backend | None, request: Request
@@ -96,7 +111,8 @@ def checked(
         request: everything else.
     """
     problems = list(config_problems(request.scaling, request.run))
-    problems += frequency_problems(request.run, request.training_function)
+    program = None if backend is None else backend.program(max_failures=0)
+    problems += frequency_problems(request.run, request.training_function or program)
     problems += observers_problems(getattr(request.run, "observers", ()))
     wrong_validation = tuple(validation_problems(request.validation))
     if wrong_validation:

@@ -100,7 +100,7 @@ class Trainer:
     Args:
         backend: the framework and its options, for example `XGBoost(params=…)`.
         train_loop_per_worker: the training function; every worker calls it. If omitted, the
-            backend trains from its options, if it can.
+            backend trains from its options, if it can, or runs the script that they name.
         train_loop_config: what the training function is called with. If omitted, a function that
             needs an argument is called with an empty dict, any other without arguments.
         datasets: data by name: files, tables, frames, arrays, data sets of other libraries. Every
@@ -146,6 +146,7 @@ class Trainer:
         )
         self._datasets, problems = checked(backend, self._request)
         _raise_if_any(problems)
+        self._request = self._request.with_program(backend)
 
     def fit(self, *, resume: Literal["auto", "never"] = "auto") -> Result:
         """Train, and return the result.

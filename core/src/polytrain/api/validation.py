@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import inspect
@@ -14,7 +15,15 @@ from polytrain.common.config import ScalingConfig
 from polytrain.common.constraints import wrong_type
 from polytrain.common.plain_values import is_whole
 from polytrain.policy.scaling import Fit, largest_fit
-from polytrain_plugins import Backend, Device, Job, Problem
+from polytrain_plugins import (
+    Backend,
+    Device,
+    Job,
+    Problem,
+    RegistryError,
+    backend_names,
+    load_backend,
+)
 
 
 def unknown_options(
@@ -32,11 +41,24 @@ def unknown_options(
         if name not in known:
             nearest = difflib.get_close_matches(name, [*known, *others], n=1)
             remedy = f"Did you mean {nearest[0]!r}? " if nearest else ""
+            other = None if nearest else _backend_with(name)
+            if other is not None:
+                remedy = f"The {other} backend has it: make_trainer({other!r}, {name}=…). "
             yield Problem(
                 field=name,
                 what=f"the {cls.name} backend has no such option",
                 remedy=f"{remedy}It has: {', '.join(known) or 'none'}",
             )
+
+
+def _backend_with(option: str) -> str | None:
+    """The name of an installed backend that has an option, if it is only one."""
+    found = []
+    for name in backend_names():
+        with contextlib.suppress(RegistryError):
+            if option in _option_fields(load_backend(name)):
+                found.append(name)
+    return found[0] if len(found) == 1 else None
 
 
 def missing_options(cls: type[Backend], options: Mapping[str, Any]) -> Iterator[Problem]:
@@ -54,7 +76,8 @@ def _option_fields(cls: type[Backend]) -> dict[str, Field[Any]]:
 def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[Problem]:
     """What is wrong with the training function, or with its absence."""
     if function is None:
-        if not backend.capabilities.declarative:
+        program = backend.program(max_failures=0)
+        if not backend.capabilities.declarative and program is None:
             yield Problem(
                 field="train_loop_per_worker",
                 what=f"the {backend.name} backend doesn't declare 'declarative': it can't train "

@@ -1,0 +1,136 @@
+"""A script that makes its own process group, run as `torchrun` runs it.
+
+The driver reads the script, so that every node and every attempt runs the same text.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import runpy
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from polytrain import get_context
+from polytrain.extension import scratch_directory
+from polytrain_plugins import changed_environment
+
+
+class ScriptFailedError(RuntimeError):
+    """The script has ended with an exit code that isn't 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What workers run in place of a training function: a script, or a module with `python -m`."""
+
+    name: str
+    """The script's path, or the module's name, as the user gave it."""
+
+    path: Path | None
+    """The script; None for a module."""
+
+    source: bytes
+    """The script's text; empty for a module."""
+
+    directory: str
+    """What is first in `sys.path`: the script's directory, or for a module the working directory.
+    """
+
+    args: tuple[str, ...]
+    max_restarts: int
+    """The most restarts of a run; below 0 for any number."""
+
+    def __call__(self) -> None:
+        """Run it to its end.
+
+        Raises:
+            ScriptFailedError: it ended with an exit code other than 0.
+        """
+        with (
+            changed_environment(_torchrun_variables(self.max_restarts)),
+            _first_in_path(self.directory),
+        ):
+            try:
+                if self.path is None:
+                    self._run_module()
+                else:
+                    self._run_file(self.path)
+            except SystemExit as exit:
+                if exit.code not in (None, 0):
+                    raise ScriptFailedError(
+                        f"{self.name} exited with the code {exit.code}"
+                        if isinstance(exit.code, int)
+                        else f"{self.name} exited: {exit.code}"
+                    ) from exit
+
+    def _run_file(self, path: Path) -> None:
+        # Not by runpy: it would read the file again, and drop the script's globals at the end,
+        # which functions that run at the exit of the process may need.
+        module = ModuleType("__main__")
+        module.__file__ = str(path)
+        module.__builtins__ = __builtins__  # type: ignore[attr-defined]  # as Python does
+        text = self.source.decode(errors="replace")
+        # For tracebacks: the file may be missing on this node, or have changed.
+        linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
+        with _arguments([self.name, *self.args]), _main(module):
+            exec(compile(self.source, str(path), "exec"), module.__dict__)
+
+    def _run_module(self) -> None:
+        with _arguments([self.name, *self.args]):
+            runpy.run_module(self.name, run_name="__main__", alter_sys=True)
+
+
+def _torchrun_variables(max_restarts: int) -> dict[str, str]:
+    """The variables that torchrun sets, besides those of every attempt (see `engine`)."""
+    context = get_context()
+    me = context.world.me
+    return {
+        "GROUP_WORLD_SIZE": str(me.node_count),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(me.rank),
+        "ROLE_WORLD_SIZE": str(me.world_size),
+        "TORCHELASTIC_RESTART_COUNT": str(context.get_attempt()),
+        "TORCHELASTIC_MAX_RESTARTS": str(max_restarts if max_restarts >= 0 else sys.maxsize),
+        "TORCHELASTIC_RUN_ID": context.get_experiment_name(),
+        # Rank 0 of the attempt serves the store at MASTER_PORT already: all ranks connect to it.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # Where a function that torch's `record` decorates writes its exception.
+        "TORCHELASTIC_ERROR_FILE": str(scratch_directory() / "error.json"),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+@contextmanager
+def _arguments(argv: Sequence[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [*argv]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _first_in_path(directory: str) -> Iterator[None]:
+    before = [*sys.path]
+    sys.path.insert(0, directory)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@contextmanager
+def _main(module: ModuleType) -> Iterator[None]:
+    """Make a module the main one, where pickle looks for the script's classes."""
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = before
