@@ -85,7 +85,7 @@ def _destroyed_groups_kept() -> Iterator[None]:
         _kept.extend(world.pg_map)
         number = world.group_count
         destroy(group)
-        # torch counts from 0 again, and the next group would find this one's addresses in the store.
+        # torch counts from 0 again: the next group would find this one's addresses in the store.
         world.group_count = number
 
     modules: tuple[Any, ...] = (dist, distributed_c10d)
