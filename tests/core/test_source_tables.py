@@ -76,6 +76,15 @@ def test_views_become_what_every_library_reads(kind: str) -> None:
     source.pieces[0].read(0, 3).to_pandas()
 
 
+@pytest.mark.parametrize("values", [["a", "b"], [1, None]])
+def test_run_lengths_become_what_every_library_reads(values: list[Any], tmp_path: Path) -> None:
+    column = pa.RunEndEncodedArray.from_arrays([2, 3], pa.array(values))
+    with pa.ipc.new_file(tmp_path / "a.arrow", pa.schema({"x": column.type})) as file:
+        file.write_table(pa.table({"x": column}))
+    for data in (pa.table({"x": column}), tmp_path):
+        assert shard_of(data).to_arrow().column("x").to_pylist() == [values[0], *values]
+
+
 def test_strings_of_polars() -> None:
     source = describe("train", pl.DataFrame({"s": ["a", "b"], "c": ["x", "y"]}))
     assert "view" not in str(source.schema)
@@ -377,6 +386,23 @@ def test_notes_of_pandas_that_are_none(tmp_path: Path, notes: str) -> None:
     table = pa.table({"x": [1]}).replace_schema_metadata({"pandas": notes})
     pq.write_table(table, tmp_path / "a.parquet")
     assert describe("train", tmp_path).info.columns == ("x",)
+    for data in (table, tmp_path):
+        [frame] = shard_of(data).iter_batches(format="pandas")
+        assert frame.to_dict("list") == {"x": [1]}
+
+
+@pytest.mark.parametrize("index", [pd.Index([5, 6]), pd.Index(["a", "b"], name="key")])
+def test_an_index_of_pandas_is_the_same_in_memory_and_in_files(tmp_path: Path, index: Any) -> None:
+    """An index without a name is no column, and one with a name is one like all others."""
+    table = pa.Table.from_pandas(pd.DataFrame({"x": [1, 2]}, index=index))
+    pq.write_table(table, tmp_path / "a.parquet")
+    names = ["x"] if index.name is None else ["x", "key"]
+    for data in (table, tmp_path, pads.dataset(tmp_path), pads.dataset(table)):
+        shard = shard_of(data)
+        assert shard.schema.names == names
+        [frame] = shard.iter_batches(format="pandas")
+        assert frame.columns.tolist() == names
+        assert frame.index.tolist() == [0, 1]
 
 
 def test_the_home_of_nobody() -> None:

@@ -337,6 +337,8 @@ def with_function(tmp: Path) -> Any:
 class Tensor:
     """What torch's own looks like from outside."""
 
+    dtype = "torch.float32"
+
     def __len__(self) -> int:
         return 1
 
@@ -345,6 +347,16 @@ class Tensor:
 
 
 Tensor.__module__ = "torch"
+
+
+class Loader:
+    """What torch's own loaders and iterable data sets look like from outside."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("it may have no end")
+
+
+Loader.__module__ = "torch.utils.data.dataloader"
 
 REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no match": (lambda tmp: f"{tmp}/nothing-*.parquet", "no file matches .*nothing-"),
@@ -379,11 +391,13 @@ REFUSED: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a failing query": (failing_query, "LazyFrame can't be collected"),
     "a number": (lambda tmp: 42, "builtins.int is not a data set"),
-    "an empty list": (lambda tmp: [], "not a data set"),
-    "a list of numbers": (lambda tmp: [1, 2], "not a data set"),
+    "an empty list": (lambda tmp: [], "the list is empty"),
+    "a list of numbers": (lambda tmp: [1, 2], "item 0 is a int, not a dict"),
+    "a set of numbers": (lambda tmp: {1, 2}, "item 0 is a int, not a dict"),
     "a series": (lambda tmp: pd.Series([1]), "Series is not a data set"),
     "a polars series": (lambda tmp: pl.Series([1]), "Series is not a data set"),
     "an array": (lambda tmp: np.ones((2, 2)), "ndarray is not a data set"),
+    "a data loader": (lambda tmp: Loader(), "Loader is not a data set"),
     "an Arrow array": (lambda tmp: pa.array([1]), "Int64Array is not a data set"),
     "Arrow arrays": (lambda tmp: pa.chunked_array([[1]]), "ChunkedArray is not a data set"),
     "a tensor": (lambda tmp: Tensor(), "Tensor is not a data set"),
@@ -412,6 +426,13 @@ def test_what_is_no_data_set_is_refused_with_the_reason(case: str, tmp_path: Pat
         ("a.json", "rename it to .jsonl"),
         ("shard-0.tar", "ray.data.read_webdataset"),
         ("cat/1.jpg", "ImageFolder"),
+        ("cat/1.webp", "ImageFolder"),
+        ("shard-0.tgz", "ray.data.read_webdataset"),
+        ("a.tfrecord", "ray.data.read_tfrecords"),
+        ("a.npy", "np.load"),
+        ("a.txt", "ray.data.read_text"),
+        ("a.xlsx", "pandas.read_excel"),
+        ("a.arrows", "pyarrow.ipc.open_stream"),
     ],
 )
 def test_files_of_other_formats_have_another_way(name: str, way: str, tmp_path: Path) -> None:
@@ -421,6 +442,21 @@ def test_files_of_other_formats_have_another_way(name: str, way: str, tmp_path: 
         with pytest.raises(SourceError) as caught:
             describe("train", place)
         assert way in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("make", "way"),
+    [
+        (lambda: np.ones(3), '{"x": …}'),
+        (lambda: pd.Series([1]), '{"x": …}'),
+        (lambda: Tensor(), '{"x": …}'),
+        (lambda: Loader(), "prepare_data_loader"),
+    ],
+)
+def test_what_is_one_column_or_a_loader_has_another_way(make: Callable[[], Any], way: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        describe("train", make())
+    assert way in caught.value.remedy
 
 
 def test_an_error_survives_pickling_with_its_cause(tmp_path: Path) -> None:

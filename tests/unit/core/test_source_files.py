@@ -124,13 +124,28 @@ def test_copies_beside_the_files_are_no_data(tmp_path: Path, pattern: str) -> No
     assert read(describe("train", f"{tmp_path}/{pattern}")) == {"x": [1]}
 
 
-@pytest.mark.parametrize("ending", ["gz", "bz2", "zst", "lz4", "GZ"])
+@pytest.mark.parametrize("ending", ["gz", "bz2", "zst", "lz4", "br", "GZ"])
 def test_compressed_files_have_two_endings(tmp_path: Path, ending: str) -> None:
-    codec = {"gz": "gzip", "zst": "zstd"}.get(ending.lower(), ending)
+    codec = {"gz": "gzip", "zst": "zstd", "br": "brotli"}.get(ending.lower(), ending)
     with pa.CompressedOutputStream(str(tmp_path / f"a.csv.{ending.lower()}"), codec) as file:
         file.write(b"x\n1\n")
     (tmp_path / f"a.csv.{ending.lower()}").rename(tmp_path / f"a.csv.{ending}")
-    assert len(expand(str(tmp_path))) == 1
+    assert read(describe("train", tmp_path)) == {"x": [1]}
+
+
+@pytest.mark.parametrize("pattern", ["", "*", "a.csv*"])
+@pytest.mark.parametrize("first", ["a.csv", "a.csv.bz2"])
+def test_a_file_and_its_compressed_copy_are_refused(
+    tmp_path: Path, pattern: str, first: str
+) -> None:
+    """As `gzip --keep` leaves them: the same rows twice."""
+    for name in (first, "a.csv.gz"):
+        with pa.output_stream(str(tmp_path / name)) as file:
+            file.write(b"x\n1\n")
+    with pytest.raises(SourceError, match=r"a\.csv.*' and '.*a\.csv\.gz'.*twice"):
+        describe("train", f"{tmp_path}/{pattern}")
+    both = [str(tmp_path / first), str(tmp_path / "a.csv.gz")]
+    assert read(describe("train", both)) == {"x": [1, 1]}, "whoever names both means both"
 
 
 @pytest.mark.parametrize("pattern", ["", "*", "a.*"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,16 @@ def test_types_are_found_from_all_dicts(
     monkeypatch.setattr(dicts, "_AT_ONCE", at_once)
     found = read(describe("train", [{"x": value} for value in values]))
     assert found.schema.types == [kind]
+
+
+class Rows:
+    def __iter__(self) -> Iterator[Any]:
+        return some({"x": 1}, {"x": 2})
+
+
+@pytest.mark.parametrize("rows", [Rows(), deque(Rows()), {1: {"x": 1}, 2: {"x": 2}}.values()])
+def test_whatever_gives_dicts_is_read(rows: Any) -> None:
+    assert read(describe("train", rows)).to_pydict() == {"x": [1, 2]}
 
 
 @pytest.mark.parametrize("masked", [np.ma.masked, np.ma.array(5, mask=True)])

@@ -13,7 +13,7 @@ from polytrain.data.sources import parquet_files
 from polytrain.data.sources.missing import Missing, noted
 from polytrain.data.sources.pieces import Pieces
 from polytrain.data.sources.ray_tensors import plain_schema
-from polytrain.data.sources.schemas import bare, chosen, subschema, unified_type
+from polytrain.data.sources.schemas import bare, chosen, own_columns, subschema, unified_type
 from polytrain.data.sources.tables import from_table
 
 
@@ -28,7 +28,8 @@ def from_arrow_dataset(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     Raises:
         SourceError: it can't be read.
     """
-    names = dataset.schema.names if columns is None else chosen(columns, dataset.schema.names)
+    own = own_columns(dataset.schema)
+    names = own if columns is None else chosen(columns, own)
     try:
         pieces = _row_groups(dataset, bare(plain_schema(subschema(dataset.schema, names))))
         if pieces is None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line
+from polytrain.data.sources.compression import open_decompressed
 from polytrain.data.sources.csv_types import ColumnFacts, candidate, first_rounded, typed_block
 from polytrain.data.sources.expansion import format_of
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
@@ -226,7 +227,7 @@ def _stream(
     """The file's rows, with these columns alone; a type of None is inferred from a first block."""
     where = find(place)
     with (
-        where.filesystem.open_input_stream(where.path) as source,
+        open_decompressed(where) as source,
         pacsv.open_csv(
             source,
             read_options=pacsv.ReadOptions(block_size=block),
@@ -277,7 +278,7 @@ def _explained(place: str, error: Exception | None) -> tuple[str, str]:
 def _lines(place: str) -> Iterator[io.TextIOWrapper]:
     where = find(place)
     with (
-        where.filesystem.open_input_stream(where.path) as source,
+        open_decompressed(where) as source,
         io.TextIOWrapper(source, "utf-8-sig", errors="surrogateescape", newline="") as lines,
     ):
         yield lines

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.arrow_datasets import from_arrow_dataset, is_arrow_dataset
-from polytrain.data.sources.dicts import are_dicts, table_of_dicts
+from polytrain.data.sources.dicts import are_dicts, gives_rows, is_of_torch, table_of_dicts
 from polytrain.data.sources.files import from_places
 from polytrain.data.sources.indexed import from_items, is_map_style
 from polytrain.data.sources.pieces import Piece, Pieces
@@ -69,9 +69,9 @@ def describe(
         name: the data set's name.
         data: a path, an address, a glob, a directory or a list of them, of Parquet, CSV, TSV,
             JSON Lines or Arrow files; a pandas or polars frame; an Arrow table, or anything that
-            gives Arrow tables; a dict of arrays of equal length; a list or iterator of dicts; a
-            Hugging Face, pyarrow or Ray dataset; or an object that gives items by number, such as
-            PyTorch's map-style `Dataset`.
+            gives Arrow tables; a dict of arrays of equal length; dicts, in a list or whatever
+            gives them; a Hugging Face, pyarrow or Ray dataset; or an object that gives items by
+            number, such as PyTorch's map-style `Dataset`.
         columns: which columns, in which order; all by default.
         transform: applied wherever rows are read: takes a dict of column name to array, of
             consecutive rows, and returns such a dict of as many rows. With a parameter `rng` it is
@@ -138,7 +138,9 @@ def _info(name: str, schema: pa.Schema, num_rows: int | None) -> DatasetInfo:
 def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
     if is_place(data):
         return from_places([str(data)], columns, listed=False)
-    if isinstance(data, list | tuple) and data and all(map(is_place, data)):
+    if isinstance(data, list | tuple) and not data:
+        raise SourceError("the list is empty", "If it is from a glob, check the glob's path")
+    if isinstance(data, list | tuple) and all(map(is_place, data)):
         return from_places([str(place) for place in data], columns, listed=True)
     if are_dicts(data):
         return from_table(table_of_dicts(data), columns)
@@ -151,10 +153,23 @@ def _found(data: Any, columns: Sequence[str] | None) -> Pieces:
         return table
     if is_map_style(data):
         return from_items(data, columns)
+    if gives_rows(data):
+        return from_table(table_of_dicts(data), columns)
     kind = type(data)
-    raise SourceError(
-        f"{kind.__module__}.{kind.__qualname__} is not a data set",
+    raise SourceError(f"{kind.__module__}.{kind.__qualname__} is not a data set", _way(data))
+
+
+def _way(data: Any) -> str:
+    """How to pass what is not a data set."""
+    if hasattr(data, "dtype") or isinstance(data, pa.Array | pa.ChunkedArray):
+        return 'Give it a name: {"x": …}'
+    if is_of_torch(data):
+        return (
+            "Make it in the training function, and pass it, or a DataLoader over it, through "
+            "polytrain_torch.prepare_data_loader"
+        )
+    return (
         "Pass a path or glob of Parquet, CSV, TSV, JSON Lines or Arrow files, a pandas or polars "
         "DataFrame, an Arrow table, a dict of arrays, a list of dicts, a Hugging Face or Ray "
-        "dataset, or an object with __getitem__ and __len__",
+        "dataset, or an object with __getitem__ and __len__"
     )

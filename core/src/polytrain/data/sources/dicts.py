@@ -26,6 +26,22 @@ def are_dicts(data: Any) -> bool:
     return isinstance(data, Iterator) and not hasattr(data, "__arrow_c_stream__")
 
 
+def gives_rows(data: Any) -> bool:
+    """Whether this may be a collection of dicts, if it is no other data set.
+
+    Arrays aren't, and neither are torch's loaders and iterable data sets, which may have no end.
+    """
+    if not isinstance(data, Iterable) or isinstance(data, Mapping | str | bytes | bytearray):
+        return False
+    is_column = hasattr(data, "dtype") or isinstance(data, pa.Array | pa.ChunkedArray)
+    return not is_column and not is_of_torch(data)
+
+
+def is_of_torch(data: Any) -> bool:
+    """Whether this is one of torch's classes, or made from one."""
+    return any(kind.__module__.partition(".")[0] == "torch" for kind in type(data).__mro__)
+
+
 def table_of_dicts(rows: Iterable[Any]) -> pa.Table:
     """The rows as one table. What a dict lacks is missing.
 

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from polytrain.common.data_errors import SourceError, one_line
+from polytrain.data.sources.compression import without_compression
 from polytrain.storage.filesystems import OPTIONS, ResolvedPath, find
 
 _MAGIC = re.compile(r"[*?[]")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_COMPRESSIONS = {".gz", ".bz2", ".zst", ".lz4", ".br"}
 _FORMATS = {
     ".parquet": "parquet",
     ".pq": "parquet",
@@ -37,9 +37,18 @@ _WAYS = {
     ".orc": "Pass pyarrow.dataset.dataset(path, format='orc')",
     ".json": "If it has an object in each line, rename it to .jsonl. If it is a list of objects, "
     "pass json.load(file)",
-    ".tar": "Pass ray.data.read_webdataset(path), or a map-style data set over extracted files",
+    ".arrows": "Pass pyarrow.ipc.open_stream(path)",
+    ".tfrecord": "Pass ray.data.read_tfrecords(path)",
+    ".txt": "Pass ray.data.read_text(path)",
+    ".npy": 'Pass {"x": np.load(path)}',
+    ".npz": "Pass dict(np.load(path))",
+    ".xlsx": "Pass pandas.read_excel(path)",
     **dict.fromkeys(
-        (".jpg", ".jpeg", ".png"),
+        (".tar", ".tgz"),
+        "Pass ray.data.read_webdataset(path), or a map-style data set over extracted files",
+    ),
+    **dict.fromkeys(
+        (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
         "Pass a map-style data set, such as torchvision.datasets.ImageFolder(directory, "
         "transform=…), or ray.data.read_images(path)",
     ),
@@ -80,8 +89,7 @@ def format_of(place: str) -> str | None:
 
 def _ending(place: str) -> str:
     name = OPTIONS.sub("", place) if "://" in place else place
-    stem, ending = os.path.splitext(name.lower())
-    return os.path.splitext(stem)[1] if ending in _COMPRESSIONS else ending
+    return os.path.splitext(without_compression(name.lower()))[1]
 
 
 def _way(place: str, otherwise: str) -> str:
@@ -127,6 +135,7 @@ def expand(place: str, *, listed: bool = False) -> list[FoundFile]:
     if not data:
         raise SourceError(*_nothing_found(place, found, info.type))
     _check_one_format(place, data)
+    _check_no_copies(place, data)
     return data
 
 
@@ -158,6 +167,20 @@ def _check_one_format(place: str, files: Sequence[FoundFile]) -> None:
             + " and ".join(map(repr, sorted(firsts.values()))),
             "Name those that are meant, as with a glob that ends with *.parquet, or pass a list",
         )
+
+
+def _check_no_copies(place: str, files: Sequence[FoundFile]) -> None:
+    """Refuse a file beside its compressed copy."""
+    found: dict[str, str] = {}
+    for file in files:
+        name = without_compression(file.place)
+        if name in found:
+            raise SourceError(
+                f"{place!r} stands for {found[name]!r} and {file.place!r}, which may well be the "
+                "same rows twice",
+                "Remove one of them, or pass a list of the files that are meant",
+            )
+        found[name] = file.place
 
 
 def _without_runs(files: Sequence[FoundFile]) -> list[FoundFile]:

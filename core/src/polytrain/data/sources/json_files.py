@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pajson
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line
+from polytrain.data.sources.compression import open_decompressed
 from polytrain.data.sources.csv_types import EXACT
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
 from polytrain.data.sources.missing import Missing, found_missing
@@ -182,7 +183,7 @@ def _blocks(place: str) -> Iterator[bytes]:
     """The file in parts that consist of whole lines."""
     where = find(place)
     held: list[bytes] = []
-    with where.filesystem.open_input_stream(where.path) as source:
+    with open_decompressed(where) as source:
         while read := source.read(_BLOCK):
             end = read.rfind(b"\n") + 1
             if end:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +17,13 @@ from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unch
 from polytrain.data.sources.missing import InLists, Missing, decides_type, is_list
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.sources.ray_tensors import plain_columns, plain_schema
-from polytrain.data.sources.schemas import bare, conformed, refuse_repeated, subschema
+from polytrain.data.sources.schemas import (
+    bare,
+    conformed,
+    own_columns,
+    refuse_repeated,
+    subschema,
+)
 from polytrain.storage.filesystems import ResolvedPath, find
 
 _BATCH_ROWS = 1 << 16
@@ -164,7 +168,7 @@ def described(
             f"{place!r} can't be read: {one_line(error)}", "Replace or remove it"
         ) from error
     refuse_repeated(schema.names, repr(place))
-    own = _own_columns(schema)
+    own = bare(plain_schema(subschema(schema, own_columns(schema))))
     wanted = [field for field in own if columns is None or field.name in columns]
     return ParquetFile(
         place=place,
@@ -213,22 +217,6 @@ def _missing_lists(name: str, kind: pa.DataType, rows: int, chunk: Any) -> Itera
         yield name
     if chunk.statistics.null_count > lists:
         yield InLists(name)
-
-
-def _own_columns(schema: pa.Schema) -> pa.Schema:
-    """The columns without those that pandas adds for an index that has no name."""
-    try:
-        columns = json.loads((schema.metadata or {})[b"pandas"])["index_columns"]
-    except (KeyError, TypeError, ValueError):
-        # None, or not as pandas writes them.
-        columns = ()
-    added = {
-        name
-        for name in (columns if isinstance(columns, list) else ())
-        if isinstance(name, str) and re.fullmatch(r"__index_level_\d+__", name)
-    }
-    own = subschema(schema, [name for name in schema.names if name not in added])
-    return bare(plain_schema(own))
 
 
 def _rows(file: Any, row_group: int, rows: range, columns: list[str]) -> Iterator[pa.Table]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -84,6 +86,21 @@ def refuse_repeated(names: Sequence[str], where: str) -> None:
 def subschema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     """The schema of these columns alone."""
     return pa.schema([schema.field(name) for name in names])
+
+
+def own_columns(schema: pa.Schema) -> list[str]:
+    """The columns without those that pandas adds for an index that has no name."""
+    try:
+        columns = json.loads((schema.metadata or {})[b"pandas"])["index_columns"]
+    except (KeyError, TypeError, ValueError):
+        # None, or not as pandas writes them.
+        columns = ()
+    added = {
+        name
+        for name in (columns if isinstance(columns, list) else ())
+        if isinstance(name, str) and re.fullmatch(r"__index_level_\d+__", name)
+    }
+    return [name for name in schema.names if name not in added]
 
 
 def bare(schema: pa.Schema) -> pa.Schema:

@@ -14,7 +14,7 @@ from polytrain.data.sources.arrays import table_of
 from polytrain.data.sources.missing import found_missing, noted
 from polytrain.data.sources.pieces import Pieces, TablePiece
 from polytrain.data.sources.ray_tensors import plain_columns
-from polytrain.data.sources.schemas import chosen, refuse_repeated
+from polytrain.data.sources.schemas import chosen, own_columns, refuse_repeated
 from polytrain.data.sources.views import without_views
 
 
@@ -31,6 +31,8 @@ def from_memory(data: Any, columns: Sequence[str] | None) -> Pieces | None:
 def from_table(table: pa.Table, columns: Sequence[str] | None) -> Pieces:
     """A table as a data set of one piece."""
     refuse_repeated(table.column_names, "the table")
+    # What pandas notes of an index: Arrow would take its column out of a frame again.
+    table = table.select(own_columns(table.schema)).replace_schema_metadata(None)
     if columns is not None:
         table = table.select(chosen(columns, table.column_names))
     table = widened(without_views(plain_columns(table)))

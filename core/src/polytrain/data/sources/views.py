@@ -1,4 +1,4 @@
-"""Columns of Arrow's view types, which parts of Arrow and other libraries can't read yet."""
+"""Columns of views and of run lengths, which parts of Arrow and other libraries can't read."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         return pa.large_string()
     if kind == pa.binary_view():
         return pa.large_binary()
+    if pa.types.is_run_end_encoded(kind):
+        return _plain(kind.value_type)
     if _is_view(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         item = _plain(kind.value_type)
         if item == kind.value_type and not _is_view(kind):
@@ -54,6 +56,8 @@ def _converted(array: pa.Array) -> pa.Array:
     kind = array.type
     if not _has_views(kind):
         return array
+    if pa.types.is_run_end_encoded(kind):
+        return _converted(pc.run_end_decode(array))
     if pa.types.is_struct(kind):
         plain = _plain(kind)
         fields = [plain.field(number) for number in range(plain.num_fields)]
