@@ -1,4 +1,4 @@
-"""The example of each library, as by its command: it learns, and survives a death."""
+"""The examples, as by their commands: they print what their page says, and survive a death."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+SHOWN = dict(
+    re.findall(
+        r"^\*\*`(\w+\.py)`\*\*:.*?```\n(.*?)```",
+        (ROOT / "docs/examples.md").read_text(),
+        flags=re.MULTILINE | re.DOTALL,
+    )
+)
+"""Example to its output on the page."""
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +44,31 @@ def test_an_example_learns_although_a_worker_is_killed(
     assert told, output
     # Somebody who guesses recognises 10 %.
     assert float(told[1]) > 85
+
+
+def masked(output: str) -> str:
+    """With each number replaced: its last digits depend on versions of libraries."""
+    return re.sub(r"\d+(\.\d+)?", "N", output)
+
+
+@pytest.mark.parametrize("name", sorted(SHOWN))
+def test_an_example_prints_what_its_page_shows(
+    name: str,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert f"\npython examples/{name}\n" in (EXAMPLES / name).read_text()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    monkeypatch.syspath_prepend(EXAMPLES)
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    printed = [line for line in capsys.readouterr().out.splitlines() if "(rank " not in line]
+    assert masked("\n".join(printed)) == masked(SHOWN[name].strip())
+
+
+def test_every_example_is_on_the_page() -> None:
+    page = (ROOT / "docs/examples.md").read_text()
+    scripts = {path.name for path in EXAMPLES.glob("*.py")}
+    parts_of_others = {"digits.py", "demo.py", "single_process.py", "training_functions.py"}
+    assert [name for name in scripts - parts_of_others if f"`{name}`" not in page] == []
