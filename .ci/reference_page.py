@@ -24,7 +24,7 @@ PACKAGES = {
 }
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "Everywhere": ("polytrain",),
+    "Everywhere": ("polytrain", "polytrain.collective"),
     "torch": (
         "polytrain_torch",
         "polytrain_torch.lightning",

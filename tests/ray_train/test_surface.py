@@ -15,7 +15,6 @@ from polytrain.common.ray_arguments import (
     CHECKPOINT,
     DATA,
     FAILURE,
-    REPORT,
     RUN,
     SCALING,
     VALIDATION,
@@ -62,9 +61,6 @@ CONFIGS = {"ScalingConfig": SCALING, "DataConfig": DATA, "FailureConfig": FAILUR
     "ValidationTaskConfig": VALIDATION_TASK,
 }
 
-FUNCTIONS = {"report": REPORT}
-"""Arguments of functions that only Ray Train has."""
-
 # In a process of its own: it imports every framework, and Ray.
 COMPARES = """
 import inspect, json, sys
@@ -87,7 +83,15 @@ for name in getattr(theirs, "__all__", ()):
         names[name] = "" if getattr(ours, name) is not None else "None"
     except AttributeError as error:
         names[name] = str(error)
-print("FOUND", json.dumps([names, parameters(theirs), parameters(ours)]))
+methods = {}
+for name in ("Checkpoint", "Result", "TrainContext", "UserCallback"):
+    for method in dir(getattr(theirs, name, None)):
+        if not method.startswith("_") and hasattr(theirs, name):
+            try:
+                getattr(getattr(ours, name), method)
+            except AttributeError as error:
+                methods[f"{name}.{method}"] = str(error)
+print("FOUND", json.dumps([names, parameters(theirs), parameters(ours), methods]))
 """
 
 
@@ -96,8 +100,9 @@ def compared(module: str) -> list[dict[str, Any]]:
     """What a module of Ray Train and its counterpart have.
 
     Returns:
-        Its public names, each with the error that polytrain's counterpart raises for it; and the
-        parameters of what is in `CALLED`, in both: name, whether it is positional, default.
+        Its public names, each with the error that polytrain's counterpart raises for it; the
+        parameters of what is in `CALLED`, in both: name, whether it is positional, default; and
+        the methods of its classes that polytrain's don't have, with their errors.
     """
     ours = module.replace("ray.train", "polytrain")
     run = subprocess.run(
@@ -114,7 +119,7 @@ def compared(module: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("theirs", "ours"), MODULES.items())
 def test_each_name_is_here_or_has_a_sentence(theirs: str, ours: str) -> None:
-    found, _, _ = compared(theirs)
+    found, *_ = compared(theirs)
     assert found
     lacking = {name: error for name, error in found.items() if error}
     sentences = {name: error for name, error in lacking.items() if "no counterpart of" in error}
@@ -123,9 +128,15 @@ def test_each_name_is_here_or_has_a_sentence(theirs: str, ours: str) -> None:
     assert not (found.keys() - lacking.keys()) & ABSENT.get(ours, {}).keys()
 
 
+def test_each_method_is_here_or_has_a_sentence() -> None:
+    *_, lacking = compared("ray.train")
+    assert {name for name, error in lacking.items() if "no counterpart of" not in error} == set()
+    assert "TrainContext.get_metadata" in lacking
+
+
 @pytest.mark.parametrize(("module", "names"), CALLED.items())
 def test_it_is_called_as_in_ray_train(module: str, names: tuple[str, ...]) -> None:
-    _, theirs, ours = compared(module)
+    _, theirs, ours, _ = compared(module)
     for name in names:
         if name in CONFIGS:
             order, absent = CONFIGS[name]["order"], CONFIGS[name]["absent"]
@@ -134,8 +145,6 @@ def test_it_is_called_as_in_ray_train(module: str, names: tuple[str, ...]) -> No
             continue
         own = {each: (place, default) for place, (each, _, default) in enumerate(ours[name])}
         for place, (each, is_positional, default) in enumerate(theirs[name]):
-            if each in FUNCTIONS.get(name, {}):
-                continue
             assert each in own, f"{name}({each}=)"
             assert own[each][1] in (default, "None"), f"{name}({each}=)"
             assert not is_positional or own[each][0] == place, f"{name}({each}=)"

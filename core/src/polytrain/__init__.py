@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         ValidationFn,
         ValidationTaskConfig,
     )
+    from polytrain.workers.checkpoint_handling import CheckpointUploadMode
     from polytrain.workers.context import Context, TrainContext
     from polytrain.workers.worker_api import (
         checkpoint_requested,
@@ -55,6 +56,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointError",
+    "CheckpointUploadMode",
     "Context",
     "DataConfig",
     "DataParallelTrainer",
@@ -116,6 +118,7 @@ _HOMES = {
     "polytrain.api.framework_trainers": ("DataParallelTrainer",),
     "polytrain.api.result": ("Result",),
     "polytrain.api.trainer": ("Trainer", "make_trainer"),
+    "polytrain.workers.checkpoint_handling": ("CheckpointUploadMode",),
     "polytrain.workers.context": ("Context", "TrainContext"),
     "polytrain.workers.worker_api": (
         "checkpoint_requested",

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from polytrain.api.framework_configs import (
     FrameworkConfig,
@@ -19,19 +19,12 @@ from polytrain.api.trainer import Trainer
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.common.constraints import wrong_type
-from polytrain.common.doors import missing
+from polytrain.common.doors import RayTrainClass
 from polytrain.common.validation_config import ValidationConfig
 from polytrain_plugins import InvalidJobError, Problem, load_backend
 
 
-class _TrainerType(type):
-    """Answers for methods that only Ray Train's trainers have."""
-
-    def __getattr__(cls, name: str) -> Any:
-        raise missing("polytrain.DataParallelTrainer", name)
-
-
-class DataParallelTrainer(Trainer, metaclass=_TrainerType):
+class DataParallelTrainer(Trainer, metaclass=RayTrainClass):
     """Trains with a training function, with the arguments of Ray Train's trainer of this name.
 
     Args:
@@ -52,6 +45,8 @@ class DataParallelTrainer(Trainer, metaclass=_TrainerType):
         InvalidJobError: if anything is wrong with the arguments; it lists every problem.
         UnknownBackendError: if the framework's plugin isn't installed.
     """
+
+    _theirs: ClassVar[str] = "DataParallelTrainer"
 
     def __init__(
         self,

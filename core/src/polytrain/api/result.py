@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from polytrain.api.prediction import predicted
 from polytrain.api.returns import Returns
@@ -14,6 +14,7 @@ from polytrain.checkpoint.manager import with_validations
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore, Found
 from polytrain.common.config import CheckpointConfig
+from polytrain.common.doors import RayTrainClass, missing
 from polytrain.common.errors import CheckpointError, RunNotFoundError, TrainingFailedError
 from polytrain.policy.retention import badness, ranked
 from polytrain.run.fit import Run, RunOutcome
@@ -29,8 +30,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(metaclass=RayTrainClass):
     """The outcome of `Trainer.fit`."""
+
+    _theirs: ClassVar[str] = "Result"
 
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """The last report of rank 0."""
@@ -66,6 +69,9 @@ class Result:
     backend: Backend | None = field(default=None, repr=False)
     returned: Returns = field(default_factory=Returns, repr=False)
     """What training functions returned, encoded: read `return_value` instead."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing("polytrain.Result", name)
 
     @classmethod
     def from_path(
@@ -227,7 +233,7 @@ class Result:
         Raises:
             OSError: the storage can't be reached.
         """
-        return Location.of(self.path, self.storage_filesystem).arrow_filesystem()
+        return Location.of(self.path, self.storage_filesystem).on_filesystem()[0]
 
     def _kept(self, wanted: Checkpoint | Literal["best", "newest"]) -> tuple[Backend, Checkpoint]:
         checkpoint = self._chosen(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,9 @@ class StagedPart:
     checkpoint: int
     """The checkpoint's number in the run."""
 
-    staged: Path
+    staged: Path | None
+    """The staging directory; None if the rank has written its files to the storage itself."""
+
     stamps: Stamps
     step: int
     """The rank's last reported step."""
@@ -55,7 +58,7 @@ def misplaced_part(part: StagedPart, *, scratch: Path, near: Path | None) -> Fai
     """
     name = directory_name(part.checkpoint, part.attempt_id)
     roots = [root for root in (scratch, near) if root is not None]
-    if part.staged in [staged_in(root, name, part.rank) for root in roots]:
+    if part.staged is None or part.staged in [staged_in(root, name, part.rank) for root in roots]:
         return None
     message = f"it staged its part of {name} in {part.staged}, which is outside the run"
     failure = Failure(kind=FailureKind.STORAGE, rank=part.rank, message=message)
@@ -75,9 +78,13 @@ def stored_part(
     attempt = part.attempt_id.attempt
     try:
         directory = directory_name(part.checkpoint, part.attempt_id)
-        files = store.store_part(
-            directory, part.rank, part.staged, part.stamps, stored_already=stored_already or {}
-        )
+        known = stored_already or {}
+        if part.staged is None:
+            files = store.find_part(directory, part.rank, stored_already=known)
+        else:
+            files = store.store_part(
+                directory, part.rank, part.staged, part.stamps, stored_already=known
+            )
     except SnapshotChangedError as error:
         return PartVoid(
             attempt=attempt, rank=part.rank, checkpoint=part.checkpoint, reason=str(error)
@@ -100,6 +107,12 @@ def stored_part(
         files=files,
         validation=part.validation,
     )
+
+
+def clear_staged(part: StagedPart) -> None:
+    """Delete what a rank has staged."""
+    if part.staged is not None:
+        shutil.rmtree(part.staged, ignore_errors=True)
 
 
 def storage_message(error: Exception, location: Location) -> str:

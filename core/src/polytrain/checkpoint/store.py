@@ -157,6 +157,41 @@ class CheckpointStore:
                 stored.append(StoredFile(name=name, size=status.st_size, sha256=digest, rank=rank))
         return tuple(stored)
 
+    def find_part(
+        self, directory: str, rank: int, *, stored_already: Mapping[str, str] = _NOTHING
+    ) -> tuple[StoredFile, ...]:
+        """Read and hash the files that a training function has written to a checkpoint's directory.
+
+        Args:
+            directory: the checkpoint's directory.
+            rank: the rank that reported them.
+            stored_already: files of rank 0's part, which aren't read again.
+
+        Raises:
+            CheckpointError: there are none, or one has the manifest's name.
+            OSError: the storage failed.
+        """
+        sizes = self._sizes(directory)
+        if not sizes:
+            place = self.location_of(directory).address
+            raise CheckpointError(
+                f"Rank {rank} has reported what it has written to {place}, which has no files."
+            )
+        if MANIFEST_NAME in sizes:
+            raise CheckpointError(
+                f"A checkpoint's manifest is called {MANIFEST_NAME}; give your file another name."
+            )
+        return tuple(
+            StoredFile(
+                name=name,
+                size=size,
+                sha256=self._storage.digest(f"{_CHECKPOINTS}/{directory}/{name}"),
+                rank=rank,
+            )
+            for name, size in sorted(sizes.items())
+            if name not in stored_already
+        )
+
     def commit(self, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
         """Write the manifest, if its files are stored.
 

@@ -60,30 +60,6 @@ def takes_ray_arguments(
     return decorate
 
 
-def check_other_arguments(
-    function: str, given: Mapping[str, Any], absent: Mapping[str, Absent]
-) -> None:
-    """Accept what changes nothing, of the arguments that a function doesn't have.
-
-    Args:
-        function: its name.
-        given: what was passed by names that it doesn't know.
-        absent: arguments that only Ray Train has.
-
-    Raises:
-        TypeError: an argument is unknown, or only Ray Train has it; the message has the remedy.
-    """
-    for name, value in given.items():
-        found = absent.get(name)
-        if found is None:
-            raise TypeError(f"{function}() has no argument {name!r}.")
-        if value is not None and value != found.default:
-            raise TypeError(
-                f"{function}() has no counterpart of Ray Train's argument {name!r}, which is "
-                f"{value!r}. {found.instead}."
-            )
-
-
 def _form_problems(
     cls: str, order: tuple[str, ...], given: tuple[Any, ...], named: Mapping[str, Any]
 ) -> Iterator[Problem]:

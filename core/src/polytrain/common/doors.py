@@ -104,3 +104,15 @@ def _is_import_statement(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_name in ("get", "_of_plugin", "__getattr__"):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name == "_handle_fromlist"
+
+
+class RayTrainClass(type):
+    """The type of a class of Ray Train's: answers for what only Ray Train's class has."""
+
+    _theirs: str
+    """Its name there."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name == "_theirs":
+            raise AttributeError(name)
+        raise missing(f"polytrain.{cls._theirs}", name)

@@ -145,20 +145,3 @@ DATA: dict[str, Any] = {
 VALIDATION: dict[str, Any] = {"order": ("fn", "task_config", "ray_remote_kwargs"), "absent": {}}
 
 VALIDATION_TASK: dict[str, Any] = {"order": ("fn_kwargs", "timeout_s"), "absent": {}}
-
-REPORT: dict[str, Absent] = {
-    "checkpoint_dir_name": Absent(
-        instead="polytrain numbers checkpoints; put a name of your own into the metrics"
-    ),
-    "checkpoint_upload_mode": Absent(
-        instead='Use upload="sync" or upload="async". For files that the function has stored '
-        "itself, report their path as a metric"
-    ),
-    "delete_local_checkpoint_after_upload": Absent(
-        default=False,
-        instead="Delete the directory yourself: report() has taken its files when it returns",
-    ),
-    "checkpoint_upload_fn": Absent(
-        instead="Leave it out: polytrain stores the files in RunConfig.storage_path"
-    ),
-}

@@ -19,8 +19,6 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "BackendConfig": "a framework is a polytrain_plugins.Backend here: see "
         "docs/writing-a-backend.md",
         "CheckpointConsistencyMode": _REPORTED,
-        "CheckpointUploadMode": 'report(…, upload="sync" | "async") says whether a report waits; '
-        "files that the training function has stored elsewhere go into its metrics as a path",
         "ControllerError": _WORKER_ERRORS,
         "LoggingConfig": 'use logging.getLogger("polytrain").setLevel(…)',
         "NCCLHangError": _WORKER_ERRORS,
@@ -36,6 +34,17 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "get_preemption_info": "checkpoint_requested() says that a worker's node goes away soon",
         "horovod": "Ray Train has removed it; use polytrain.torch",
         "v2": "polytrain has one version of its trainers: polytrain.torch, polytrain.xgboost, …",
+    },
+    "polytrain.Result": {
+        "config": "Ray Train has removed it; the script has what it passed as train_loop_config",
+    },
+    "polytrain.TrainContext": {
+        "get_metadata": "Ray Train has removed it; pass values in train_loop_config",
+        "get_trial_dir": "get_context().get_storage().experiment_fs_path is the run's directory",
+        "get_trial_id": "get_context().get_experiment_name() names the run",
+        "get_trial_name": "get_context().get_experiment_name() names the run",
+        "get_trial_resources": "ScalingConfig has the resources of a worker; pass what the "
+        "function needs in train_loop_config",
     },
     "polytrain.DataParallelTrainer": {
         "can_restore": "fit() resumes a run of the same RunConfig(name=…) and storage_path",

@@ -81,19 +81,15 @@ class Location:
         # Arrow takes a while to import.
         from polytrain.storage.remote import RemoteStorage
 
-        filesystem, path = self._on_filesystem()
+        filesystem, path = self.on_filesystem()
         return RemoteStorage(filesystem, path, root=self.address, retry_s=self.retry_s)
 
-    def arrow_filesystem(self) -> Any:
-        """The `pyarrow.fs.FileSystem` that it is on.
+    def on_filesystem(self) -> tuple[Any, str]:
+        """The `pyarrow.fs.FileSystem` that it is on, and the path on that.
 
         Raises:
             OSError: the address is unknown or can't be reached; the message says why.
         """
-        return self._on_filesystem()[0]
-
-    def _on_filesystem(self) -> tuple[Any, str]:
-        """The file system, and the path on it."""
         from polytrain.storage.remote import arrow_filesystem
 
         if self.filesystem is not None:

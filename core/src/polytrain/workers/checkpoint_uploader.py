@@ -65,7 +65,7 @@ class CheckpointUploader:
 
     def give(
         self,
-        write: Write,
+        write: Write | None,
         *,
         source: Path | None = None,
         step: int,
@@ -78,7 +78,7 @@ class CheckpointUploader:
         """Stage a checkpoint, and pass it to the agent.
 
         Args:
-            write: writes the files.
+            write: writes the files; None if they are in the checkpoint's directory already.
             source: the directory that they come from; None for new files.
             step: the last reported step.
             metrics: the metrics of that step.
@@ -95,22 +95,13 @@ class CheckpointUploader:
         with self._stalling():
             self._wait(at_most=self._max_in_flight - 1)
             number = self._next
-            staging = self._stagings.new(
-                directory_name(number, self._attempt), self._rank, source=source
-            )
-            try:
-                stamps = write(staging)
-            except OSError as error:
-                if is_full(error):
-                    shutil.rmtree(staging, ignore_errors=True)
-                    raise _no_room(error, staging) from error
-                raise
+            staging, stamps = ("", {}) if write is None else self._staged(write, source)
             self._next += 1
             self._newest = number
             self._in_flight.add(number)
             staged = staged_message(
                 number,
-                str(staging),
+                staging,
                 stamps,
                 step,
                 metrics,
@@ -123,6 +114,22 @@ class CheckpointUploader:
             self._channel.send(*with_it(), staged)
             if waits:
                 self._wait(at_most=0)
+
+    @property
+    def next_directory(self) -> str:
+        """Name of the next checkpoint's directory."""
+        return directory_name(self._next, self._attempt)
+
+    def _staged(self, write: Write, source: Path | None) -> tuple[str, Stamps]:
+        """Write the files into a new directory; return its path, and the files' stamps."""
+        staging = self._stagings.new(self.next_directory, self._rank, source=source)
+        try:
+            return str(staging), write(staging)
+        except OSError as error:
+            if is_full(error):
+                shutil.rmtree(staging, ignore_errors=True)
+                raise _no_room(error, staging) from error
+            raise
 
     def newest(self) -> str | None:
         """Wait for all uploads, and return the directory of the last checkpoint.

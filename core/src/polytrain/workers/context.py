@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+from polytrain.common.doors import RayTrainClass, missing
+from polytrain.workers.run_storage import RunStorage
 from polytrain_plugins import CheckpointKind, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class Context(metaclass=RayTrainClass):
     """This process's place in the run. The getters have the names of Ray Train's context."""
+
+    _theirs: ClassVar[str] = "TrainContext"
 
     run_name: str
     world: World
     checkpoint_kind: CheckpointKind
+    storage: RunStorage = field(repr=False)
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing("polytrain.TrainContext", name)
 
     def get_world_rank(self) -> int:
         """Rank of this process among all workers, from 0."""
@@ -42,6 +51,10 @@ class Context:
     def get_attempt(self) -> int:
         """Number of earlier attempts, from 0."""
         return self.world.attempt
+
+    def get_storage(self) -> RunStorage:
+        """The run's directory in the storage, for a function that writes to it directly."""
+        return self.storage
 
     def every_rank_writes(self) -> bool:
         """Whether a checkpoint has a part of every rank, not only of rank 0."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
 
-from polytrain.checkpoint.parts import stored_part
+from polytrain.checkpoint.parts import clear_staged, stored_part
 from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.checkpoint.store import CheckpointStore
@@ -167,7 +166,7 @@ class InlineGroup:
         if message[0] == "staged":
             part = to_part(message, attempt_id=order.attempt_id, rank=0)
             handle(stored_part(self._store, part))
-            shutil.rmtree(part.staged, ignore_errors=True)
+            clear_staged(part)
         if self._killed and message[0] != "raised":
             raise ConnectionClosedError("the attempt has been ended")
 

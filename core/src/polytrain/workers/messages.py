@@ -223,7 +223,7 @@ def staged_message(
     validation: Mapping[str, Any] | None = None,
     waits: bool,
 ) -> Message:
-    """The rank's complete part of this checkpoint is in this directory."""
+    """The rank's complete part of this checkpoint is in this directory; "" if it is stored."""
     plain = [dict(stamps), step, dict(metrics), dict(positions)]
     return ["staged", checkpoint, staged, *plain, validation, waits]
 
@@ -274,7 +274,7 @@ def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart
         attempt_id=attempt_id,
         rank=rank,
         checkpoint=checkpoint,
-        staged=Path(staged),
+        staged=Path(staged) if staged else None,
         stamps=stamps,
         step=step,
         metrics=metrics,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from polytrain.checkpoint.parts import StagedPart, stored_part
+from polytrain.checkpoint.parts import StagedPart, clear_staged, stored_part
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.workers.group import Happening
 
@@ -77,13 +77,13 @@ class PartStorer:
     ) -> None:
         stored_already = await rank_0
         if stored_already is None:
-            shutil.rmtree(part.staged, ignore_errors=True)
+            clear_staged(part)
             return
         event = await asyncio.get_running_loop().run_in_executor(
             self._thread, stored_part, self._store, part, stored_already
         )
-        if self._store.location.is_local:
-            shutil.rmtree(part.staged, ignore_errors=True)
+        if self._store.location.is_local or part.staged is None:
+            clear_staged(part)
         else:
             self._copies[part.checkpoint] = part.staged
         self._tell(event)

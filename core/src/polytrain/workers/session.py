@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
 from polytrain.common.errors import CheckpointError, NotInWorkerError
 from polytrain.common.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.monitoring.progress_page import beat
+from polytrain.storage.location import Location
+from polytrain.storage.names import expect_inside
+from polytrain.workers.checkpoint_handling import CheckpointHandling
 from polytrain.workers.checkpoint_uploader import CheckpointUploader, Write
 from polytrain.workers.context import Context
 from polytrain.workers.job import LaunchOrder, WorkerJob
@@ -26,6 +32,7 @@ from polytrain.workers.messages import (
     saves_on_request_message,
 )
 from polytrain.workers.metrics import plain_metrics
+from polytrain.workers.run_storage import RunStorage
 from polytrain_plugins import CheckpointKind, Engine, World
 
 if TYPE_CHECKING:
@@ -64,9 +71,6 @@ class WorkerSession:
         """
         self.world = world
         self.checkpoint = Path(order.start.path) if order.start.path else None
-        self.context = Context(
-            run_name=job.run_name, world=world, checkpoint_kind=job.checkpoint_kind
-        )
         self._job = job
         self._engine = engine
         self._shards = shards
@@ -81,6 +85,15 @@ class WorkerSession:
             job=job, order=order, rank=world.me.rank, channel=channel, scratch=scratch
         )
         self._snapshots = Snapshots()
+        self.context = Context(
+            run_name=job.run_name,
+            world=world,
+            checkpoint_kind=job.checkpoint_kind,
+            storage=RunStorage(
+                location=job.checkpoints.parent,
+                next_directory=lambda: job.checkpoints.below(self._uploader.next_directory),
+            ),
+        )
         self._step = order.start.step
         self._saved_step = order.start.step if order.start.own else None
         self._last_metrics: Mapping[str, Any] = {}
@@ -115,34 +128,80 @@ class WorkerSession:
         self,
         metrics: Mapping[str, Any],
         checkpoint: Checkpoint | None,
-        upload: Literal["async", "sync"] | None,
+        handling: CheckpointHandling,
         validation: bool | ValidationTaskConfig = False,
     ) -> None:
         """Report from a training function; see `worker_api.report`."""
         beat()
         self._expect_own_process("report()")
         plain = plain_metrics(metrics)
-        if upload not in (None, "async", "sync"):
-            raise ValueError(f"upload={upload!r} is unknown: pass 'async' or 'sync'.")
-        source = _directory_of(checkpoint)
         wanted = validation_of_report(
-            validation, has_checkpoint=source is not None, validates=self._job.validates
+            validation, has_checkpoint=checkpoint is not None, validates=self._job.validates
         )
+        if checkpoint is None:
+            with self._lock:
+                self._step, self._last_metrics = self._step + 1, plain
+                self._channel.send(*self._reported())
+            return
+        _expect_checkpoint(checkpoint)
+        to_delete = self._own_directory(checkpoint) if handling.deletes else None
+        if self._writes and handling.upload_function is not None:
+            name = handling.name or self._uploader.next_directory
+            stored = handling.upload_function(checkpoint, name)
+            self._report_checkpoint(plain, _returned(stored), handling, wanted)
+        else:
+            self._report_checkpoint(plain, checkpoint, handling, wanted)
+        if to_delete is not None:
+            # What is staged of its files has other names.
+            shutil.rmtree(to_delete, ignore_errors=True)
+
+    def _report_checkpoint(
+        self,
+        metrics: Mapping[str, Any],
+        checkpoint: Checkpoint,
+        handling: CheckpointHandling,
+        validation: Mapping[str, Any] | None,
+    ) -> None:
+        write, source = self._write_of(checkpoint)
+        upload = handling.upload
+        waits = self._job.waits_for_commit if upload is None else upload == "sync"
         with self._lock:
-            self._step, self._last_metrics = self._step + 1, plain
-            if source is not None and self._writes:
-                waits = self._job.waits_for_commit if upload is None else upload == "sync"
-                self._give(
-                    lambda to: self._snapshots.take(source, to),
-                    source=source,
-                    validation=wanted,
-                    with_it=self._reported,
-                    waits=waits,
-                )
-                return
-            self._channel.send(*self._reported())
-            if source is not None:
+            self._step, self._last_metrics = self._step + 1, metrics
+            if not self._writes:
+                self._channel.send(*self._reported())
                 self._reported_ignored = True
+                return
+            self._give(
+                write, source=source, validation=validation, with_it=self._reported, waits=waits
+            )
+
+    def _own_directory(self, checkpoint: Checkpoint) -> Path:
+        """The reported directory, which is deleted afterwards."""
+        place = Location.of(checkpoint.path, checkpoint.filesystem)
+        if not place.is_local or self.context.storage.is_next(checkpoint):
+            raise ValueError(
+                "delete_local_checkpoint_after_upload deletes a directory outside of the storage, "
+                f"and {checkpoint.path!r} isn't one: leave it out."
+            )
+        return Path(place.address)
+
+    def _write_of(self, checkpoint: Checkpoint) -> tuple[Write | None, Path | None]:
+        """How a reported checkpoint's files are staged, and the directory that they are in.
+
+        None and None if they are in the storage, where they belong.
+        """
+        if self.context.storage.is_next(checkpoint):
+            return None, None
+        place = Location.of(checkpoint.path, checkpoint.filesystem)
+        if not place.is_local:
+            return partial(_fetch, place), None
+        source = Path(place.address)
+        if not source.is_dir():
+            raise CheckpointError(
+                f"There is no directory {checkpoint.path!r} to make a checkpoint of. "
+                "Report it before it is deleted."
+            )
+        return (lambda to: self._snapshots.take(source, to)), source
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """Return this rank's last checkpoint, or the one that the attempt started from."""
@@ -253,7 +312,7 @@ class WorkerSession:
 
     def _give(
         self,
-        write: Write,
+        write: Write | None,
         *,
         source: Path | None = None,
         validation: Mapping[str, Any] | None,
@@ -280,19 +339,32 @@ class WorkerSession:
             self._uploader.stop()
 
 
-def _directory_of(checkpoint: Any) -> Path | None:
-    if checkpoint is None:
-        return None
+def _expect_checkpoint(checkpoint: Any) -> None:
     if not isinstance(checkpoint, Checkpoint):
         kind = type(checkpoint)
         raise TypeError(
             f"report takes a polytrain.Checkpoint, not {kind.__module__}.{kind.__qualname__}. "
             "Pass polytrain.Checkpoint.from_directory(path)."
         )
-    directory = Path(checkpoint.path)
-    if not directory.is_dir():
-        raise CheckpointError(
-            f"There is no directory {checkpoint.path!r} to make a checkpoint of. "
-            "Report it before it is deleted."
+
+
+def _returned(stored: Any) -> Checkpoint:
+    if not isinstance(stored, Checkpoint):
+        raise TypeError(
+            "checkpoint_upload_fn must return the polytrain.Checkpoint that it has stored; it "
+            f"returned a {type(stored).__name__}."
         )
-    return directory
+    return stored
+
+
+def _fetch(place: Location, target: Path) -> Stamps:
+    """Copy a reported checkpoint from wherever it is into its staging directory."""
+    storage = place.open()
+    names = [name for name in storage.list("") if name != MANIFEST_NAME]
+    if not names:
+        raise CheckpointError(f"There are no files in {place.address} to make a checkpoint of.")
+    for name in names:
+        file = target / expect_inside(name)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        storage.get(name, file)
+    return {}

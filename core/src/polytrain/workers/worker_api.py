@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.common.call_forms import check_other_arguments
 from polytrain.common.errors import NotInWorkerError
-from polytrain.common.ray_arguments import REPORT
 from polytrain.common.validation_config import ValidationTaskConfig
 from polytrain.monitoring.progress_page import beat
+from polytrain.workers.checkpoint_handling import DEFAULT, CheckpointUploadMode, handling_of
 from polytrain.workers.context import Context
 from polytrain.workers.session import WorkerSession
 
@@ -38,10 +37,10 @@ def current_session(session: WorkerSession) -> Iterator[None]:
 def report(
     metrics: Mapping[str, Any],
     checkpoint: Checkpoint | None = None,
-    checkpoint_dir_name: Any = None,
-    checkpoint_upload_mode: Any = None,
-    delete_local_checkpoint_after_upload: Any = None,
-    checkpoint_upload_fn: Any = None,
+    checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode | None = None,
+    delete_local_checkpoint_after_upload: bool | None = None,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
     validation: bool | ValidationTaskConfig = False,
     *,
     upload: Literal["async", "sync"] | None = None,
@@ -56,33 +55,44 @@ def report(
     Args:
         metrics: names to numbers, strings, or lists and dicts of them. Arrays and tensors of one
             element count as numbers. `Result.metrics` and `Result.history` hold rank 0's.
-        checkpoint: `Checkpoint.from_directory(path)`. The files of all ranks that pass one make
-            one directory, unless `CheckpointConfig.written_by` says otherwise. If the state is the
-            same on every rank, pass it on rank 0 only.
-        checkpoint_dir_name: of Ray Train; leave out what changes something, here and in the
-            next three.
-        checkpoint_upload_mode: as above.
-        delete_local_checkpoint_after_upload: as above.
-        checkpoint_upload_fn: as above.
+        checkpoint: `Checkpoint.from_directory(path)`, or files at any address. The files of all
+            ranks that pass one make one directory, unless `CheckpointConfig.written_by` says
+            otherwise. If the state is the same on every rank, pass it on rank 0 only.
+        checkpoint_dir_name: a name for `checkpoint_upload_fn`; the directory has a number.
+        checkpoint_upload_mode: ASYNC and SYNC are those of `upload`; with NO_UPLOAD the training
+            function has written the files to the storage itself, see `CheckpointUploadMode`.
+        delete_local_checkpoint_after_upload: whether to delete the reported directory once its
+            files are taken. By default only if the mode is given as ASYNC, as in Ray Train.
+        checkpoint_upload_fn: called with the checkpoint and a name before this returns; stores the
+            files, at best in `get_context().get_storage().build_checkpoint_path_from_name(name)`,
+            and returns the stored `Checkpoint`.
         validation: whether the trainer's `validation_config` validates the checkpoint, or how.
         upload: "sync" waits until the checkpoint is committed; `CheckpointConfig.upload` by
             default.
 
     Raises:
         TypeError: a metric has another type, or another argument isn't accepted.
-        ValueError: `upload` is neither "sync" nor "async"; or a validation is wanted without a
+        ValueError: an option is unknown or contradicts another; or a validation is wanted without a
             checkpoint, without a `validation_config`, or with arguments that JSON can't hold.
         CheckpointError: the checkpoint's directory doesn't exist, or the disk has no room.
         NotInWorkerError: outside a training function, or in a child process of it.
     """
-    others = {
-        "checkpoint_dir_name": checkpoint_dir_name,
-        "checkpoint_upload_mode": checkpoint_upload_mode,
-        "delete_local_checkpoint_after_upload": delete_local_checkpoint_after_upload,
-        "checkpoint_upload_fn": checkpoint_upload_fn,
-    }
-    check_other_arguments("report", others, REPORT)
-    _session("report").report_from_function(metrics, checkpoint, upload, validation)
+    handling = DEFAULT
+    if not (
+        upload is None
+        and checkpoint_dir_name is None
+        and checkpoint_upload_mode is None
+        and delete_local_checkpoint_after_upload is None
+        and checkpoint_upload_fn is None
+    ):
+        handling = handling_of(
+            upload=upload,
+            mode=checkpoint_upload_mode,
+            deletes=delete_local_checkpoint_after_upload,
+            upload_function=checkpoint_upload_fn,
+            name=checkpoint_dir_name,
+        )
+    _session("report").report_from_function(metrics, checkpoint, handling, validation)
 
 
 def heartbeat() -> None:
