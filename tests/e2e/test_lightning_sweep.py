@@ -1,17 +1,20 @@
-"""Every flag of Lightning's `Trainer` that touches data or saving: killed once in mid-epoch.
+"""Every flag of Lightning's `Trainer` that touches data or saving, on two workers.
 
-The weights at the end are compared with those of an uninterrupted run, to the last bit. The table
-in `docs/torch.md` has the results.
+Killed once in mid-epoch, the weights at the end are compared with those of an uninterrupted run, to
+the last bit; and without a kill with those of plain Lightning in one process, which takes the rows
+of both workers in a step. The table in `docs/torch.md` has the results.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from tests.e2e import torch_runs
@@ -141,13 +144,13 @@ def trained(quiet: RunConfig, output: Path, flag: str, *, dies: bool) -> Result:
 
 TABLE = table("flag of Lightning's `Trainer`")
 
+IN_TEST = ("reload_dataloaders_every_n_epochs",)
+"""Flags that `make test` tries too."""
 
+
+@pytest.mark.sweep
 @pytest.mark.parametrize(
-    "flag",
-    [
-        flag if flag == "reload_dataloaders_every_n_epochs" else only_in_sweep(flag, id=flag)
-        for flag in FLAGS
-    ],
+    "flag", [flag if flag in IN_TEST else only_in_sweep(flag, id=flag) for flag in FLAGS]
 )
 def test_flags_are_what_the_table_says(quiet: RunConfig, tmp_path: Path, flag: str) -> None:
     trained(quiet, tmp_path / "undisturbed", flag, dies=False)
@@ -159,6 +162,93 @@ def test_flags_are_what_the_table_says(quiet: RunConfig, tmp_path: Path, flag: s
     ]
     found = "exact" if equal(*weights) else "differs"
     assert ("no checkpoint" if killed.checkpoint is None else found) == TABLE[flag]
+
+
+def in_order(options: Mapping[str, Any], trainer: Any, output: Path, workers: int) -> list[float]:
+    """The weights after a fit of rows in their order, without anything random.
+
+    Args:
+        options: flags, as above.
+        trainer: Lightning's class, or polytrain's.
+        output: a directory.
+        workers: their number. Without them, a batch has the rows of two.
+    """
+    import lightning
+    import torch
+    from lightning.pytorch.callbacks import EarlyStopping
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Regression(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+            )
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            x, y = batch
+            return (self.layers(x)[:, 0] - y).square().mean()
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            x, y = batch
+            self.log("error", (self.layers(x)[:, 0] - y).abs().mean(), sync_dist=True)
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+    lightning.seed_everything(1, verbose=False)
+    options = {"max_epochs": 3, **options}
+    options.pop("saves_every", None)
+    callbacks = [EarlyStopping("error", patience=1)] if options.pop("early_stopping", False) else []
+    if options.pop("saves_in_a_thread", False):
+        options["plugins"] = [AsyncCheckpointIO()]
+    if workers == 1 and "strategy" in options:
+        del options["strategy"]
+    is_split = workers > 1 and options.get("use_distributed_sampler", True)
+    rows = 8 if workers == 1 and options.get("use_distributed_sampler", True) else 4
+    x = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, x.sum(1))
+    module = Regression()
+    trainer(
+        accelerator="cpu",
+        default_root_dir=output / ("split" if is_split else "whole"),
+        callbacks=callbacks,
+        logger=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        **options,
+    ).fit(module, DataLoader(data, batch_size=rows), DataLoader(data, batch_size=2 * rows))
+    torch.use_deterministic_algorithms(False)
+    return [float(each) for weight in module.parameters() for each in weight.flatten()]
+
+
+def trains_in_order(config: dict[str, Any]) -> None:
+    import polytrain
+    from polytrain_torch.lightning import Trainer
+
+    polytrain.report(
+        {
+            flag: in_order(options, Trainer, Path(config["output"], str(number)), 2)
+            for number, (flag, options) in enumerate(config["flags"].items())
+        }
+    )
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", [0, *map(only_in_sweep, range(1, 6))])
+def test_two_workers_end_where_plain_lightning_ends(
+    quiet: RunConfig, tmp_path: Path, part: int
+) -> None:
+    """Each part has every sixth flag: all of them would take too long for a test."""
+    names = [*FLAGS][part::6]
+    config = {"output": str(tmp_path), "flags": {name: FLAGS[name] for name in names}}
+    found = fit_with_library(quiet, trains_in_order, config).metrics
+    for name in names:
+        plain = in_order(FLAGS[name], lightning.Trainer, tmp_path / name, 1)
+        # Half of the rows at a time, other digits are cut off.
+        tolerance = 2e-2 if name == "precision" else 1e-5
+        np.testing.assert_allclose(found[name], plain, atol=tolerance, err_msg=name)
 
 
 def test_the_table_has_every_flag() -> None:

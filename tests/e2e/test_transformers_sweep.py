@@ -1,15 +1,18 @@
-"""Every field of `TrainingArguments` that touches data or saving: killed once in mid-epoch.
+"""Every field of `TrainingArguments` that touches data or saving, on two workers.
 
-The weights at the end are compared with those of an uninterrupted run, to the last bit. The table
-in `docs/torch.md` has the results.
+Killed once in mid-epoch, the weights at the end are compared with those of an uninterrupted run, to
+the last bit; and without a kill with those of plain Transformers in one process, which takes the
+rows of both workers in a step. The table in `docs/torch.md` has the results.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.e2e import torch_runs
@@ -156,13 +159,13 @@ def trained(quiet: RunConfig, output: Path, field: str, *, dies: bool) -> Result
 
 TABLE = table("field of `TrainingArguments`")
 
+IN_TEST = ("gradient_accumulation_steps",)
+"""Fields that `make test` tries too."""
 
+
+@pytest.mark.sweep
 @pytest.mark.parametrize(
-    "field",
-    [
-        field if field == "gradient_accumulation_steps" else only_in_sweep(field, id=field)
-        for field in FIELDS
-    ],
+    "field", [field if field in IN_TEST else only_in_sweep(field, id=field) for field in FIELDS]
 )
 def test_fields_are_what_the_table_says(quiet: RunConfig, tmp_path: Path, field: str) -> None:
     trained(quiet, tmp_path / "undisturbed", field, dies=False)
@@ -173,6 +176,112 @@ def test_fields_are_what_the_table_says(quiet: RunConfig, tmp_path: Path, field:
         for name in ("undisturbed", "killed")
     ]
     assert ("exact" if equal(*weights) else "differs") == TABLE[field]
+
+
+def without_dropout(
+    options: Mapping[str, Any], output: Path, *, rows: int, prepares: bool
+) -> list[float]:
+    """The weights after training on shuffled rows.
+
+    Args:
+        options: fields, as above.
+        output: a directory.
+        rows: in a batch of this process.
+        prepares: whether the trainer is prepared for the run.
+    """
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, Trainer, TrainingArguments
+
+    from polytrain_torch.transformers import prepare_trainer
+
+    class Regression(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.layers = torch.nn.Sequential(
+                torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)
+            )
+            self.post_init()
+
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            predicted = self.layers(input_ids)[:, 0]
+            return {"loss": (predicted - labels).square().mean(), "logits": predicted}
+
+    class Rows(torch.utils.data.Dataset[Any]):
+        column_names = ("input_ids", "labels", "length")
+
+        def __getitem__(self, index: Any) -> Any:
+            if isinstance(index, str):
+                return [len(each) for each in x]
+            return {"input_ids": x[index], "labels": x[index].sum()}
+
+        def __len__(self) -> int:
+            return len(x)
+
+    x = torch.randn(48, 3, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(1)
+    arguments = TrainingArguments(
+        output_dir=str(output),
+        report_to=[],
+        disable_tqdm=True,
+        learning_rate=0.1,
+        optim="sgd",
+        use_cpu=True,
+        **{"num_train_epochs": 3, "save_steps": 4, **options, "per_device_train_batch_size": rows},
+    )
+    trainer = Trainer(
+        model=Regression(PretrainedConfig()),
+        args=arguments,
+        train_dataset=Rows(),
+        eval_dataset=Rows(),
+    )
+    (prepare_trainer(trainer) if prepares else trainer).train()
+    torch.use_deterministic_algorithms(False)
+    return [float(each) for weight in trainer.model.parameters() for each in weight.flatten()]
+
+
+def rows_of(field: str) -> int:
+    """Rows in a worker's batch."""
+    return int(FIELDS[field].get("per_device_train_batch_size", 4))
+
+
+def trains_without_dropout(config: dict[str, Any]) -> None:
+    import polytrain
+
+    found = {}
+    for number, (field, (options, rows)) in enumerate(config["fields"].items()):
+        output = Path(config["output"], str(number))
+        found[field] = without_dropout(options, output, rows=rows, prepares=True)
+        if field == DRAWS_BY_WORKERS:
+            found["plain"] = without_dropout(options, output, rows=rows, prepares=False)
+    polytrain.report(found)
+
+
+SPLITS = "accelerator_config(split_batches=True)"
+"""With it, a batch has the rows of all workers."""
+
+DRAWS_BY_WORKERS = "accelerator_config(use_seedable_sampler=False)"
+"""With it, two workers draw another order than one: plain Transformers runs on two, too."""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", [0, *map(only_in_sweep, range(1, 6))])
+def test_two_workers_end_where_plain_transformers_ends(
+    quiet: RunConfig, tmp_path: Path, part: int
+) -> None:
+    """Each part has every sixth field: all of them would take too long for a test."""
+    names = [*FIELDS][part::6]
+    fields = {name: (FIELDS[name], rows_of(name)) for name in names}
+    config = {"output": str(tmp_path), "fields": fields}
+    found = fit_with_library(quiet, trains_without_dropout, config).metrics
+    for name in names:
+        rows = rows_of(name) * (1 if name == SPLITS else 2)
+        if name == DRAWS_BY_WORKERS:
+            plain = found["plain"]
+        else:
+            plain = without_dropout(FIELDS[name], tmp_path / name, rows=rows, prepares=False)
+        np.testing.assert_allclose(found[name], plain, atol=1e-5, err_msg=name)
 
 
 def test_the_table_has_every_field() -> None:

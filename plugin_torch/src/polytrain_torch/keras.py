@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from polytrain_torch.collecting import gathered
+from polytrain_torch.data import PreparedDataLoader
 from polytrain_torch.engine import current_device
 from polytrain_torch.keras_gradients import AveragedGradients, parameters_in_order
 from polytrain_torch.libraries import needed
@@ -61,17 +63,57 @@ def prepare_model(model: Any) -> Any:
 def _fit_together(
     own_fit: Any, gradients: AveragedGradients, *args: Any, callbacks: Any = None, **options: Any
 ) -> Any:
+    _refuse_prepared(*args[:1], **options)
     # There may be parameters that there weren't when the model was prepared.
     gradients.renew()
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     listed = options["callbacks"] = [] if callbacks is None else keras.tree.flatten(callbacks)
+    _refuse_own_checkpoints(listed)
     for each in listed:
         # ReportCallback has to begin epochs before all others, and end them after all others.
         if hasattr(each, "arrange"):
             each.arrange(options)
     callbacks = [_Together(), *options.pop("callbacks"), _StopsTogether()]
     return own_fit(*args, callbacks=callbacks, **options)
+
+
+def _refuse_prepared(x: Any = None, *, validation_data: Any = None, **_: Any) -> None:
+    """Refuse loaders that Keras doesn't know.
+
+    Raises:
+        ValueError: one comes from `prepare_data_loader`.
+    """
+    for name, data in (("x", x), ("validation_data", validation_data)):
+        if isinstance(data, PreparedDataLoader):
+            raise ValueError(
+                f"{name}: Keras takes torch's own loaders, not those of prepare_data_loader. Pass "
+                "a DataLoader of this rank's rows, for example with "
+                "sampler=torch.utils.data.DistributedSampler(dataset, shuffle=False)."
+            )
+
+
+def _refuse_own_checkpoints(callbacks: Sequence[Any]) -> None:
+    """Refuse what would change the weights of one rank when a run resumes.
+
+    Raises:
+        ValueError: a callback saves and loads checkpoints of its own.
+    """
+    for each in callbacks:
+        if isinstance(each, _OWN_CHECKPOINTS) and dist.get_world_size() > 1:
+            raise ValueError(
+                f"{type(each).__name__}: after a restart it would load weights of its own on the "
+                "ranks that have it, beside the run's checkpoint. Leave it out: ReportCallback "
+                "saves the run's checkpoints, and checkpointed_model() loads them."
+            )
+
+
+_OWN_CHECKPOINTS = tuple(
+    getattr(keras.callbacks, name)
+    for name in ("BackupAndRestore", "OrbaxCheckpoint")
+    # Keras before 3.15 has only the first.
+    if hasattr(keras.callbacks, name)
+)
 
 
 class _Together(keras.callbacks.Callback):

@@ -1,0 +1,96 @@
+"""Every argument of Keras's `fit` and every callback on torch: two workers against one process."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.e2e.torch_tables import table
+from tests.plugin_torch import keras_cases
+from tests.plugin_torch.keras_cases import (
+    ARGUMENTS,
+    CALLBACKS,
+    CASES,
+    DIFFERS,
+    EXACT,
+    OPTIONS,
+    REFUSED,
+)
+
+from polytrain.testing.local_world import run_world
+from polytrain_torch import Torch
+
+# Workers can't import the tests.
+cloudpickle.register_pickle_by_value(keras_cases)
+
+NAMES = [name for name in CASES if name != "`TensorBoard`" or find_spec("tensorboard")]
+
+Found = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
+    """What two workers and plain Keras in one process end in."""
+    path = tmp_path_factory.mktemp("worlds")
+
+    def of_rank_0(size: int) -> Found:
+        record = run_world(
+            Torch(timeout_s=30),
+            data=pa.table({"x": [1.0] * size}),
+            path=path / f"world{size}",
+            world_size=size,
+            training_function=keras_cases.train,
+            training_config={"names": NAMES, "path": str(path)},
+            seconds=240,
+        )
+        failures = [str(rank.failure) for rank in record.ranks if rank.failure]
+        assert not failures, "\n".join(failures)
+        weights = [
+            {name: each.get("weights") for name, each in rank.reports[0].metrics["found"].items()}
+            for rank in record.ranks
+        ]
+        assert weights[0] == weights[-1]
+        metrics: Found = record.ranks[0].reports[0].metrics["found"]
+        return metrics
+
+    return of_rank_0(2), of_rank_0(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_workers_end_where_one_process_ends(found: tuple[Found, Found], name: str) -> None:
+    ours, alone = (each.get(name, {}) for each in found)
+    tolerance = 2e-2 if "float16" in name else 1e-4
+    is_same = set(ours) == set(alone) and all(
+        np.allclose(ours[each], alone[each], rtol=tolerance, atol=tolerance) for each in ours
+    )
+    shown = REFUSED if set(ours) == {"refused"} else EXACT if is_same else DIFFERS
+    assert shown == CASES[name].verdict, (ours, alone)
+
+
+def test_the_tables_tell_what_the_sweep_shows() -> None:
+    rows = {
+        **table("argument of Keras's `fit`"),
+        **table("option of Keras's `compile` or optimizers"),
+        **table("callback of Keras"),
+    }
+    shown = {re.sub(r"[`]", "", name): case.verdict for name, case in CASES.items()}
+    assert {re.sub(r"[`]", "", name): verdict for name, verdict in rows.items()} == shown
+
+
+def test_nothing_is_left_out() -> None:
+    """The names are those of the installed Keras, which this process doesn't import on torch."""
+    import inspect
+
+    keras = pytest.importorskip("keras")
+    told = {word for name in ARGUMENTS for word in re.findall(r"`(\w+)`", name.split(":")[0])}
+    assert set(inspect.signature(keras.Model.fit).parameters) - {"self"} <= told
+    kinds = {name for name, kind in vars(keras.callbacks).items() if isinstance(kind, type)} - {
+        "CallbackList"
+    }
+    assert {re.findall(r"`(\w+)`", name)[0] for name in CALLBACKS} == kinds
+    assert not OPTIONS.keys() & ARGUMENTS.keys()
