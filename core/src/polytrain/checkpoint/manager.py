@@ -63,6 +63,9 @@ class CheckpointManager:
     _files_of_rank_0: dict[int, Mapping[str, str]] = field(default_factory=dict)
     """Number → name → SHA-256, of the newest checkpoints of this attempt."""
 
+    _wanted_validations: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Directory → how the checkpoint is to be validated."""
+
     _last_complete: int = -1
     _stamps: dict[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     """Directory → stamps that show whether its files have changed since they were verified."""
@@ -192,6 +195,11 @@ class CheckpointManager:
         if not self._writers <= parts.keys() or self._staged.get(number):
             return None
         manifest = self._manifest(parts)
+        wanted = (parts[rank].validation for rank in sorted(parts))
+        # As the first rank says that asks for it.
+        validation = next((each for each in wanted if each is not None), None)
+        if validation is not None:
+            self._wanted_validations[manifest.directory] = validation
         for known in (self._parts, self._staged):
             for older in [earlier for earlier in known if earlier < number]:
                 del known[older]
@@ -243,11 +251,9 @@ class CheckpointManager:
         manifest = self.committed_as(directory)
         return None if manifest is None else self._info(manifest)
 
-    def validation_of(self, number: int) -> Mapping[str, Any] | None:
-        """How a checkpoint is to be validated, as the first rank says that asks for it."""
-        parts = self._parts.get(number, {})
-        wanted = (parts[rank].validation for rank in sorted(parts))
-        return next((each for each in wanted if each is not None), None)
+    def validation_of(self, directory: str) -> Mapping[str, Any] | None:
+        """How a complete checkpoint is to be validated; None if it isn't. Told once."""
+        return self._wanted_validations.pop(directory, None)
 
     def start(self) -> StartingPoint:
         """Return the starting point of the next attempt: the newest checkpoint that verifies.

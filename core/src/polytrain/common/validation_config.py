@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -50,9 +50,9 @@ class ValidationConfig:
     validated, otherwise all. They are validated one at a time, in the order of their commits.
     """
 
-    fn: ValidationFn
-    """Called as `fn(checkpoint, **fn_kwargs)`. Returns a dict of metrics, which are added to the
-    metrics of the checkpoint and to the history at its step."""
+    fn: Callable[..., Mapping[str, Any]]
+    """A `ValidationFn`, called as `fn(checkpoint, **fn_kwargs)`. Returns a dict of metrics, which are
+    added to the metrics of the checkpoint and to the history at its step."""
 
     task_config: ValidationTaskConfig = field(default_factory=ValidationTaskConfig)
     """The default for each validation."""

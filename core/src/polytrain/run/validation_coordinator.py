@@ -94,7 +94,7 @@ class ValidationCoordinator:
 
     def request(self, manifest: Manifest) -> None:
         """Note that a checkpoint is to be validated, before it is committed."""
-        task = self._manager.validation_of(manifest.number)
+        task = self._manager.validation_of(manifest.directory)
         if task is None or self._config is None:
             return
         validation = Validation(checkpoint=manifest.directory, step=manifest.step, task=task)
@@ -194,30 +194,32 @@ class ValidationCoordinator:
         return ended
 
     def _failed(self, ended: Validation, outcome: NotValidated) -> None:
-        what = f"the validation of {ended.checkpoint} (step {ended.step}) failed: {ended.reason}"
+        what = f"the validation of {ended.checkpoint} (step {ended.step}) failed"
         assert self._config is not None
         if self._config.on_failure == "fail":
             self.failure = Failure(
                 kind=FailureKind.VALIDATION,
                 rank=None,
-                message=what,
+                message=f"{what}: {ended.reason}",
                 traceback=outcome.traceback,
                 step=ended.step,
                 output=outcome.output,
                 error=outcome.error,
             )
             return
-        details = outcome.traceback or outcome.output
-        logger.warning("%s%s", what[0].upper() + what[1:], details and f"\n{details.rstrip()}")
+        # A traceback repeats what is below the first line.
+        first_line = ended.reason.partition("\n")[0]
+        details = f"{first_line}\n{outcome.traceback or outcome.output}"
+        logger.warning("%s: %s", what.capitalize(), details.strip())
 
     def _leave_pending(self) -> None:
         """Without a function, leave what earlier drivers have requested to later ones."""
         left = self._validations.leave_pending()
         if left:
             logger.warning(
-                "%d checkpoints of this run wait for a validation, and fit() has no function for "
-                "it: pass validation_config=ValidationConfig(fn).",
-                left,
+                "%s for a validation, and fit() has no function for it: pass "
+                "validation_config=ValidationConfig(fn).",
+                "1 checkpoint of this run waits" if left == 1 else f"{left} checkpoints wait",
             )
 
 

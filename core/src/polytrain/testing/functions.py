@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import polytrain
 from polytrain import Checkpoint
 from polytrain.collective import barrier, broadcast_from_rank_zero
+from polytrain_plugins import Backend
 
 STEPS = 4
 
@@ -18,7 +21,7 @@ def count_steps(config: Mapping[str, Any]) -> None:
     """Report STEPS times, each with a checkpoint that holds a file per writing rank and the step.
 
     Args:
-        config: "fault", a `Fault` or None.
+        config: "fault", a `Fault` or None; "validation", whether checkpoints are validated.
     """
     context = polytrain.get_context()
     rank = context.get_world_rank()
@@ -35,9 +38,29 @@ def count_steps(config: Mapping[str, Any]) -> None:
             polytrain.report(
                 {"step": step, "rows": rows, "resumed_from": done},
                 checkpoint=Checkpoint.from_directory(directory),
+                validation=config.get("validation", False),
             )
         if config["fault"] is not None:
             config["fault"].strike(rank=rank, step=step, attempt=context.get_attempt())
+
+
+def validate_step(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the step that is in a checkpoint of `count_steps`, and the process that read it."""
+    with checkpoint.as_directory() as directory:
+        step = int((Path(directory) / "step-0").read_text())
+    return {"validated_step": step, "validated_by": os.getpid()}
+
+
+@dataclass(frozen=True)
+class LoadsModel:
+    """A validation function that loads the model of declarative training."""
+
+    backend: Backend
+
+    def __call__(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """Return whether there is a model."""
+        with checkpoint.as_directory() as directory:
+            return {"model_loaded": self.backend.engine().load(Path(directory)) is not None}
 
 
 def broadcast() -> None:

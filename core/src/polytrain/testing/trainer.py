@@ -17,10 +17,11 @@ from polytrain import (
     ScalingConfig,
     Trainer,
     TrainingFailedError,
+    ValidationConfig,
 )
 from polytrain.testing.contract import ROWS, kit_table
 from polytrain.testing.faults import Fault
-from polytrain.testing.functions import STEPS, count_steps
+from polytrain.testing.functions import STEPS, LoadsModel, count_steps, validate_step
 from polytrain.testing.injection import FaultPlan, WithFaults
 from polytrain.testing.leftovers import leftovers, mark_processes, our_processes
 from polytrain.testing.local_world import run_world
@@ -49,6 +50,43 @@ class TrainerTier:
         every_rank = self.backend.capabilities.checkpoint is CheckpointKind.EVERY_RANK
         names = {path.name for path in Path(result.checkpoint.path).glob("step-*")}
         assert names == ({"step-0", "step-1"} if every_rank else {"step-0"})
+
+    def test_checkpoints_are_validated_beside_training(self, tmp_path: Path) -> None:
+        """Each checkpoint is validated once in a process of its own, also if a worker is killed.
+
+        If this fails: a module of `demand().preload` breaks a process that doesn't join.
+        """
+        result = self._fit(
+            tmp_path,
+            fault=Fault(rank=0, at_step=2),
+            max_failures=1,
+            validation_config=ValidationConfig(fn=validate_step),
+        )
+        assert result.restarts == 1
+        committed = [metrics for _, metrics in reversed(result.best_checkpoints)]
+        assert [each for each in result.history if "validated_step" in each] == committed
+        assert committed[-1] == result.metrics
+        assert all(metrics["validated_step"] == metrics["step"] for metrics in committed)
+        processes = {metrics["validated_by"] for metrics in committed}
+        assert len(processes - {os.getpid()}) == len(committed)
+
+    def test_a_declarative_model_is_validated(self, tmp_path: Path) -> None:
+        """If declared: a validation loads the model that was saved, and its metrics are kept.
+
+        If this fails: `load` needs more than the files that `save` has written.
+        """
+        if not self.backend.capabilities.declarative:
+            return
+        mark_processes()
+        result = Trainer(
+            self.backend,
+            datasets={"train": kit_table()},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=tmp_path, progress=False),
+            validation_config=ValidationConfig(fn=LoadsModel(self.backend)),
+        ).fit()
+        assert result.metrics["model_loaded"]
+        assert result.metrics == result.best_checkpoints[0][1]
 
     def test_killed_worker_is_replaced(self, tmp_path: Path) -> None:
         """After a SIGKILL the run resumes from the last checkpoint, reported just before.
@@ -149,13 +187,14 @@ class TrainerTier:
         fault: Fault | None = None,
         max_failures: int = 0,
         observers: tuple[Any, ...] = (),
+        validation_config: ValidationConfig | None = None,
     ) -> Result:
         mark_processes()
         # With a training function, options for declarative training must be unset.
         trainer = Trainer(
             type(self.backend)(),
             count_steps,
-            train_loop_config={"fault": fault},
+            train_loop_config={"fault": fault, "validation": validation_config is not None},
             datasets={"train": kit_table()},
             scaling_config=ScalingConfig(num_workers=num_workers),
             run_config=RunConfig(
@@ -164,6 +203,7 @@ class TrainerTier:
                 observers=observers,
                 progress=False,
             ),
+            validation_config=validation_config,
         )
         return trainer.fit()
 
