@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -261,3 +262,81 @@ def test_the_storage_of_a_run(tmp_path: Path) -> None:
 def test_methods_of_the_context_that_are_not_here_have_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(train.TrainingFailedError, match=r"get_trial_dir: .*experiment_fs_path"):
         fit(lambda: train.get_context().get_trial_dir(), tmp_path)
+
+
+def reports_three() -> list[tuple[Any, ...]]:
+    for step in (1, 2, 3):
+        train.report({"step": step}, train.Checkpoint(str(made(str(step)))))
+    return [
+        (each.metrics, each.status, Path(each.checkpoint.path, "model").read_text())
+        for each in train.get_all_reported_checkpoints()
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_training_function_lists_the_checkpoints_of_its_run(tmp_path: Path, workers: int) -> None:
+    committed = train.ReportedCheckpointStatus.COMMITTED
+    for values in fit(
+        reports_three, tmp_path, workers=workers, num_to_keep=2, written_by="every_rank"
+    ).return_values:
+        # The third is committed by now, though reports don't wait for that.
+        assert values[-1] == ({"step": 3}, committed, "3")
+        assert [status for _, status, _ in values] == [committed] * 2
+
+
+def fails_once() -> list[int]:
+    if train.get_context().get_attempt() == 0:
+        train.report({"step": 1}, train.Checkpoint(str(made())))
+        train.get_checkpoint()
+        raise OSError("once")
+    return [each.metrics["step"] for each in train.get_all_reported_checkpoints()]
+
+
+def test_checkpoints_of_earlier_attempts_are_listed(tmp_path: Path) -> None:
+    result = train.DataParallelTrainer(
+        fails_once,
+        scaling_config=train.ScalingConfig(num_workers=1),
+        run_config=train.RunConfig(
+            storage_path=tmp_path,
+            progress=False,
+            failure_config=train.FailureConfig(max_failures=1),
+        ),
+    ).fit()
+    assert result.return_value == [1]
+
+
+def validates(checkpoint: train.Checkpoint, mark: str) -> dict[str, Any]:
+    while not Path(mark).exists():
+        time.sleep(0.01)
+    return {"auc": 0.5}
+
+
+def waits_for_validations(config: dict[str, Any]) -> list[Any]:
+    train.report({"step": 1}, train.Checkpoint(str(made())), validation=True)
+    seen = []
+    [pending] = train.get_all_reported_checkpoints(train.CheckpointConsistencyMode.COMMITTED)
+    seen.append((pending.status.name, dict(pending.metrics)))
+    if not config["inline"]:
+        with pytest.raises(TimeoutError, match="aren't known in time"):
+            train.get_all_reported_checkpoints(timeout_s=0.1)
+    Path(config["mark"]).touch()
+    [validated] = train.get_all_reported_checkpoints()
+    return [*seen, (validated.status.name, dict(validated.metrics))]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_list_waits_for_validations(tmp_path: Path, workers: int) -> None:
+    mark = str(tmp_path / "mark")
+    result = train.DataParallelTrainer(
+        waits_for_validations,
+        train_loop_config={"mark": mark, "inline": workers == 0},
+        scaling_config=train.ScalingConfig(num_workers=workers),
+        run_config=train.RunConfig(storage_path=tmp_path, progress=False),
+        validation_config=train.ValidationConfig(
+            validates, train.ValidationTaskConfig(fn_kwargs={"mark": mark})
+        ),
+    ).fit()
+    assert result.return_value == [
+        ("PENDING_VALIDATION", {"step": 1}),
+        ("VALIDATED", {"step": 1, "auc": 0.5}),
+    ]

@@ -40,8 +40,14 @@ if TYPE_CHECKING:
     )
     from polytrain.workers.checkpoint_handling import CheckpointUploadMode
     from polytrain.workers.context import Context, TrainContext
+    from polytrain.workers.reported_checkpoints import (
+        CheckpointConsistencyMode,
+        ReportedCheckpoint,
+        ReportedCheckpointStatus,
+    )
     from polytrain.workers.worker_api import (
         checkpoint_requested,
+        get_all_reported_checkpoints,
         get_checkpoint,
         get_context,
         get_dataset_shard,
@@ -55,6 +61,7 @@ __all__ = [
     "BadDataError",
     "Checkpoint",
     "CheckpointConfig",
+    "CheckpointConsistencyMode",
     "CheckpointError",
     "CheckpointUploadMode",
     "Context",
@@ -66,6 +73,8 @@ __all__ = [
     "InvalidJobError",
     "NotInWorkerError",
     "PolytrainError",
+    "ReportedCheckpoint",
+    "ReportedCheckpointStatus",
     "Result",
     "ReturnValueError",
     "RunConfig",
@@ -81,6 +90,7 @@ __all__ = [
     "ValidationTaskConfig",
     "backend_names",
     "checkpoint_requested",
+    "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
     "get_dataset_shard",
@@ -120,8 +130,14 @@ _HOMES = {
     "polytrain.api.trainer": ("Trainer", "make_trainer"),
     "polytrain.workers.checkpoint_handling": ("CheckpointUploadMode",),
     "polytrain.workers.context": ("Context", "TrainContext"),
+    "polytrain.workers.reported_checkpoints": (
+        "CheckpointConsistencyMode",
+        "ReportedCheckpoint",
+        "ReportedCheckpointStatus",
+    ),
     "polytrain.workers.worker_api": (
         "checkpoint_requested",
+        "get_all_reported_checkpoints",
         "get_checkpoint",
         "get_context",
         "get_dataset_shard",

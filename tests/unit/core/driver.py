@@ -109,6 +109,11 @@ class FakeGroup:
     def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
         self.calls.append(("acknowledge", checkpoint, sorted(ranks)))
 
+    def send_checkpoints(
+        self, attempt: int, rank: int, number: int, checkpoints: Sequence[Any]
+    ) -> None:
+        self.calls.append(("send_checkpoints", rank, number, [*checkpoints]))
+
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if not self.pending:
             assert timeout is not None, "the run waits for ever"

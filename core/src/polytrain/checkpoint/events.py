@@ -61,4 +61,17 @@ class Committed:
     """The ranks whose parts are in the checkpoint."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsAsked:
+    """A training function asks for the run's checkpoints."""
+
+    attempt: int
+    rank: int
+    number: int
+    """Number of the question in its worker process."""
+
+    validated: bool
+    """Whether the answer waits for all validations."""
+
+
 CheckpointEvent = PartStaged | PartStored | PartVoid | Committed

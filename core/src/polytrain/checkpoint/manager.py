@@ -282,6 +282,18 @@ class CheckpointManager:
         """Return the committed checkpoints, from best to worst."""
         return [self._info(manifest) for manifest in ranked(self._scored(), self.config)]
 
+    def reported(self) -> Sequence[tuple[str, Mapping[str, Any], str]]:
+        """Return path, metrics and status of validation of all checkpoints, oldest first.
+
+        The status is empty if no validation was requested.
+        """
+        found = []
+        for manifest in self.checkpoints:
+            info, validation = self._info(manifest), self.validations.of(manifest.directory)
+            status = "" if validation is None else validation.status.value
+            found.append((info.path, dict(info.metrics), status))
+        return found
+
     def _newest_intact(self) -> Manifest | None:
         while self.checkpoints:
             manifest = self.checkpoints[-1]

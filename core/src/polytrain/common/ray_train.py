@@ -12,25 +12,21 @@ _WORKER_ERRORS = (
     "every failed run raises polytrain.TrainingFailedError, whose `failures` have the kind, the "
     "rank and the traceback"
 )
-_REPORTED = "Result.best_checkpoints has all kept checkpoints with their metrics, after the run"
+
 
 ABSENT: Mapping[str, Mapping[str, str]] = {
     "polytrain": {
         "BackendConfig": "a framework is a polytrain_plugins.Backend here: see "
         "docs/writing-a-backend.md",
-        "CheckpointConsistencyMode": _REPORTED,
         "ControllerError": _WORKER_ERRORS,
         "LoggingConfig": 'use logging.getLogger("polytrain").setLevel(…)',
         "NCCLHangError": _WORKER_ERRORS,
         "PreemptionError": "a preemption never fails a run here, and needs no handling",
         "PreemptionInfo": "checkpoint_requested() says that a worker's node goes away soon",
-        "ReportedCheckpoint": _REPORTED,
-        "ReportedCheckpointStatus": _REPORTED,
         "SyncConfig": "files are stored as they are reported; RunConfig(storage_path=…) says where",
         "UserCallback": "RunConfig(observers=(…,)) takes objects with the hooks of "
         "polytrain_plugins.hookspecs.ObserverHooks",
         "WorkerGroupError": _WORKER_ERRORS,
-        "get_all_reported_checkpoints": _REPORTED,
         "get_preemption_info": "checkpoint_requested() says that a worker's node goes away soon",
         "horovod": "Ray Train has removed it; use polytrain.torch",
         "v2": "polytrain has one version of its trainers: polytrain.torch, polytrain.xgboost, …",

@@ -29,6 +29,9 @@ class BackgroundTasks:
             wake: called from any thread when `results` has an outcome.
             at_once: run tasks in the caller's thread.
         """
+        self.at_once = at_once
+        """Whether tasks run in the caller's thread."""
+
         self._wake = wake
         self._executor: Executor = (
             _AtOnce()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from polytrain.checkpoint.events import CheckpointEvent
+from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.common.errors import FailureKind
 from polytrain.common.events import (
@@ -77,6 +77,9 @@ class Controller:
         default_factory=lambda: Attempt(number=0, checkpoint=None, num_workers=0)
     )
     _conclusion: Conclude | None = None
+    _unanswered: list[CheckpointsAsked] = field(default_factory=list)
+    """Questions of this attempt that wait for validations."""
+
     _returned: dict[int, Returned] = field(default_factory=dict)
     """What the training functions of this attempt have returned, by rank."""
 
@@ -145,6 +148,27 @@ class Controller:
     def _take_validations(self, *, wait: bool = False) -> None:
         for ended in self.validations.take(wait=wait):
             self.checkpoints.validated(ended)
+        if self._unanswered:
+            self._answer()
+
+    def _answer(self) -> None:
+        """Answer the questions for checkpoints, those that wait for validations after these."""
+        questions, self._unanswered = self._unanswered, []
+        for asked in questions:
+            if asked.validated and self.validations.is_busy:
+                self._unanswered.append(asked)
+            else:
+                found = self.checkpoints.manager.reported()
+                self.group.send_checkpoints(asked.attempt, asked.rank, asked.number, found)
+
+    def _take_question(self, asked: CheckpointsAsked) -> None:
+        if asked.attempt != self.state.attempt:
+            return
+        self._unanswered.append(asked)
+        self._answer()
+        # An inline run's training function waits in this thread.
+        while self._unanswered and self.background_tasks.at_once:
+            self._take_validations(wait=True)
 
     def _wake(self) -> None:
         self.group.wake()
@@ -166,6 +190,9 @@ class Controller:
                 self._take_checkpoint_event(happening)
             # In an inline run, what follows from it has happened by now.
             self._take_results()
+            return
+        if isinstance(happening, CheckpointsAsked):
+            self._take_question(happening)
             return
         if self.health_monitor.may_have_caused(happening):
             self._held_back.append(happening)
@@ -263,6 +290,7 @@ class Controller:
     def _launch(self, attempt: int) -> None:
         world_size = self.state.world_size
         self._returned.clear()
+        self._unanswered.clear()
         # A pending commit may be the checkpoint to resume from.
         self.background_tasks.finish()
         self._take_results()

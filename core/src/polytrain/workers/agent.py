@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from polytrain.workers.import_path import import_path
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.messages import (
     Message,
+    checkpoints_message,
     drain_message,
     leave_message,
     roster_message,
@@ -216,6 +217,10 @@ class Agent:
         """Notify the worker process that this checkpoint is committed or dropped."""
         self._parts.forget_copies(before=checkpoint)
         self._send(attempt, settled_message(checkpoint))
+
+    async def send_checkpoints(self, attempt: int, number: int, checkpoints: Sequence[Any]) -> None:
+        """Answer the worker process's question for the run's checkpoints."""
+        self._send(attempt, checkpoints_message(number, checkpoints))
 
     async def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
         """Send all offers to the worker process."""

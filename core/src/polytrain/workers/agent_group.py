@@ -7,7 +7,7 @@ import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -199,6 +199,12 @@ class AgentGroup:
         # There may be fewer ranks by now.
         concerned = dict.fromkeys(self._pool.ranked[rank : rank + 1], ())
         self._launcher.call(concerned, "store_rest", attempt, checkpoint, stored_already)
+
+    def send_checkpoints(
+        self, attempt: int, rank: int, number: int, checkpoints: Sequence[Any]
+    ) -> None:
+        concerned = dict.fromkeys(self._pool.ranked[rank : rank + 1], ())
+        self._launcher.call(concerned, "send_checkpoints", attempt, number, checkpoints)
 
     def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
         ranked = enumerate(self._pool.ranked)

@@ -22,6 +22,7 @@ from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
     Channel,
     Message,
+    checkpoints_asked_message,
     drain_message,
     drained_message,
     staged_message,
@@ -29,6 +30,10 @@ from polytrain.workers.messages import (
 
 Write = Callable[[Path], Stamps]
 """Writes a checkpoint's files into an empty directory; returns the stamps of linked files."""
+
+
+_NAP_S = 0.005
+"""Seconds between two looks for a message that is waited for until a deadline."""
 
 
 class CheckpointUploader:
@@ -54,6 +59,7 @@ class CheckpointUploader:
         self._newest: int | None = None
         self._in_flight: set[int] = set()
         self._asked_to_stop = False
+        self._questions = 0
         self._stalled_s = 0.0
         self._stalled_since: float | None = None
 
@@ -146,6 +152,43 @@ class CheckpointUploader:
             self._wait(at_most=0)
         return directory_name(self._newest, self._attempt)
 
+    def all_of_run(self, *, validated: bool, timeout_s: float | None) -> list[Any]:
+        """Wait for all uploads, and return the run's checkpoints as the driver knows them.
+
+        Args:
+            validated: whether to wait for all validations.
+            timeout_s: maximum seconds to wait; None for no limit.
+
+        Returns:
+            Path, metrics and status of validation of each.
+
+        Raises:
+            TimeoutError: it took longer.
+            ConnectionClosedError: the agent is gone.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._stalling(), during(Stage.WAITING_FOR_COMMIT):
+            while self._in_flight:
+                self._take(self._received(deadline))
+            self._questions += 1
+            self._channel.send(checkpoints_asked_message(self._questions, validated=validated))
+            while True:
+                message = self._received(deadline)
+                if message[:2] == ["checkpoints", self._questions]:
+                    found: list[Any] = message[2]
+                    return found
+                self._take(message)
+
+    def _received(self, deadline: float | None) -> Message:
+        """Wait for the next message, at most until this time."""
+        if deadline is None:
+            return self._channel.receive()
+        while (message := self._channel.poll()) is None:
+            if time.monotonic() > deadline:
+                raise TimeoutError("the run's checkpoints aren't known in time")
+            time.sleep(_NAP_S)
+        return message
+
     def is_asked_to_stop(self) -> bool:
         """Return whether the next checkpoint is the last of this worker process.
 
@@ -185,8 +228,9 @@ class CheckpointUploader:
     def _take(self, message: Message) -> None:
         if message == drain_message():
             self._asked_to_stop = True
-        else:
+        elif message[0] == "settled":
             self._in_flight.discard(message[1])
+        # Otherwise it is an answer that came too late.
 
 
 def _no_room(error: OSError, staging: Path) -> CheckpointError:

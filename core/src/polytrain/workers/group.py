@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
-from polytrain.checkpoint.events import CheckpointEvent
+from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
 from polytrain.common.events import Event, Reported
 from polytrain.common.output import Output
 from polytrain.monitoring.health_events import HealthEvent
 from polytrain.workers.job import LaunchOrder
 from polytrain_plugins import Member, Offer
 
-Happening = Event | Reported | CheckpointEvent | Output | HealthEvent
+Happening = Event | Reported | CheckpointEvent | CheckpointsAsked | Output | HealthEvent
 Handler = Callable[[Happening], None]
 
 
@@ -70,6 +70,18 @@ class WorkerGroup(Protocol):
 
     def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
         """Notify these ranks' worker processes that this checkpoint is committed or dropped."""
+
+    def send_checkpoints(
+        self, attempt: int, rank: int, number: int, checkpoints: Sequence[Any]
+    ) -> None:
+        """Answer a rank's question for the run's checkpoints.
+
+        Args:
+            attempt: the attempt of the worker process.
+            rank: the rank.
+            number: the number of the question.
+            checkpoints: of each its path, metrics and status, as plain values.
+        """
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         """Wait for an event, and pass it and all later ones that are known to `handle`.

@@ -6,8 +6,9 @@ import contextlib
 import os
 import secrets
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 
@@ -28,6 +29,7 @@ from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
     ConnectionClosedError,
     Message,
+    checkpoints_message,
     drain_message,
     leave_message,
     roster_message,
@@ -97,6 +99,11 @@ class InlineGroup:
 
     def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
         self._inbox.append(settled_message(checkpoint))
+
+    def send_checkpoints(
+        self, attempt: int, rank: int, number: int, checkpoints: Sequence[Any]
+    ) -> None:
+        self._inbox.append(checkpoints_message(number, checkpoints))
 
     def drain(self, attempt: int) -> None:
         self._inbox.append(drain_message())

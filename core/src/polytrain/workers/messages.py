@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import msgpack
 
-from polytrain.checkpoint.events import PartStaged
+from polytrain.checkpoint.events import CheckpointsAsked, PartStaged
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.common.data_errors import DataError
@@ -239,6 +239,11 @@ def saves_on_request_message() -> Message:
     return ["saves on request"]
 
 
+def checkpoints_asked_message(number: int, *, validated: bool) -> Message:
+    """The training function asks for the run's checkpoints; see `CheckpointsAsked`."""
+    return ["checkpoints asked", number, validated]
+
+
 def drained_message(stalled_s: float = 0.0) -> Message:
     """The worker process has stopped after a checkpoint, as requested."""
     return ["drained", stalled_s]
@@ -283,7 +288,9 @@ def to_part(message: Message, *, attempt_id: AttemptId, rank: int) -> StagedPart
     )
 
 
-def to_event(message: Message, *, attempt: int, rank: int) -> Event | Reported | PartStaged:
+def to_event(
+    message: Message, *, attempt: int, rank: int
+) -> Event | Reported | PartStaged | CheckpointsAsked:
     """Return the event of a worker process's message."""
     match message:
         case ["offer", host, port, details]:
@@ -299,6 +306,8 @@ def to_event(message: Message, *, attempt: int, rank: int) -> Event | Reported |
             return SavesOnRequest(attempt=attempt, rank=rank)
         case ["staged", checkpoint, *_, waits]:
             return PartStaged(attempt=attempt, rank=rank, checkpoint=checkpoint, waits=waits)
+        case ["checkpoints asked", number, validated]:
+            return CheckpointsAsked(attempt=attempt, rank=rank, number=number, validated=validated)
         case ["done", stalled_s, value]:
             returned = value and Returned(kind=value[0], data=value[1], why=value[2])
             return Done(attempt=attempt, rank=rank, stalled_s=stalled_s, returned=returned)
@@ -335,6 +344,11 @@ def drain_message() -> Message:
 def settled_message(checkpoint: int) -> Message:
     """This checkpoint is committed or dropped."""
     return ["settled", checkpoint]
+
+
+def checkpoints_message(number: int, checkpoints: Sequence[Any]) -> Message:
+    """The answer to a question for the run's checkpoints: path, metrics and status of each."""
+    return ["checkpoints", number, [list(each) for each in checkpoints]]
 
 
 def world_from(message: Message, *, attempt: int, members: tuple[Member, ...], rank: int) -> World:

@@ -19,6 +19,7 @@ from polytrain.checkpoint.snapshot import Snapshots, Stamps
 from polytrain.common.errors import CheckpointError, NotInWorkerError
 from polytrain.common.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.monitoring.progress_page import beat
+from polytrain.policy.validation import ValidationStatus
 from polytrain.storage.location import Location
 from polytrain.storage.names import expect_inside
 from polytrain.workers.checkpoint_handling import CheckpointHandling
@@ -32,6 +33,11 @@ from polytrain.workers.messages import (
     saves_on_request_message,
 )
 from polytrain.workers.metrics import plain_metrics
+from polytrain.workers.reported_checkpoints import (
+    CheckpointConsistencyMode,
+    ReportedCheckpoint,
+    ReportedCheckpointStatus,
+)
 from polytrain.workers.run_storage import RunStorage
 from polytrain_plugins import CheckpointKind, Engine, World
 
@@ -40,6 +46,15 @@ if TYPE_CHECKING:
     from polytrain.data.plan.position import DataPosition
     from polytrain.data.plan.row_plan import Plan
     from polytrain.data.shards.batched import BatchedShard
+
+
+_STATUSES = {
+    "": ReportedCheckpointStatus.COMMITTED,
+    ValidationStatus.PENDING.value: ReportedCheckpointStatus.PENDING_VALIDATION,
+    ValidationStatus.VALIDATED.value: ReportedCheckpointStatus.VALIDATED,
+    ValidationStatus.TIMED_OUT.value: ReportedCheckpointStatus.VALIDATION_TIMEOUT,
+    ValidationStatus.FAILED.value: ReportedCheckpointStatus.VALIDATION_FAILED,
+}
 
 
 class WorkerSession:
@@ -217,6 +232,24 @@ class WorkerSession:
             location = self._job.checkpoints.below(directory)
             return Checkpoint(location.address, location.filesystem)
         return Checkpoint(str(self.checkpoint)) if self.checkpoint else None
+
+    def all_checkpoints(
+        self, mode: CheckpointConsistencyMode, timeout_s: float | None
+    ) -> list[ReportedCheckpoint]:
+        """Return the run's checkpoints; see `worker_api.get_all_reported_checkpoints`."""
+        self._expect_own_process("get_all_reported_checkpoints()")
+        validated = CheckpointConsistencyMode(mode) is CheckpointConsistencyMode.VALIDATED
+        with self._lock:
+            found = self._uploader.all_of_run(validated=validated, timeout_s=timeout_s)
+        filesystem = self._job.checkpoints.filesystem
+        return [
+            ReportedCheckpoint(
+                checkpoint=Checkpoint(path, filesystem),
+                metrics=metrics,
+                status=_STATUSES[status],
+            )
+            for path, metrics, status in found
+        ]
 
     def shard(self, name: str) -> Any:
         """Return this rank's shard, as the engine adapts it."""

@@ -13,6 +13,7 @@ from polytrain.common.validation_config import ValidationTaskConfig
 from polytrain.monitoring.progress_page import beat
 from polytrain.workers.checkpoint_handling import DEFAULT, CheckpointUploadMode, handling_of
 from polytrain.workers.context import Context
+from polytrain.workers.reported_checkpoints import CheckpointConsistencyMode, ReportedCheckpoint
 from polytrain.workers.session import WorkerSession
 
 if TYPE_CHECKING:
@@ -121,6 +122,27 @@ def get_checkpoint() -> Checkpoint | None:
         NotInWorkerError: outside a training function.
     """
     return _session("get_checkpoint").newest_checkpoint()
+
+
+def get_all_reported_checkpoints(
+    consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+    timeout_s: float | None = None,
+) -> list[ReportedCheckpoint]:
+    """Return the run's committed checkpoints, oldest first, also those of earlier attempts.
+
+    It waits until what this rank has reported is committed. What `CheckpointConfig` doesn't keep
+    isn't there any more.
+
+    Args:
+        consistency_mode: VALIDATED also waits until all requested validations have ended.
+        timeout_s: maximum seconds to wait; None for no limit.
+
+    Raises:
+        TimeoutError: it took longer.
+        ValueError: the mode is unknown.
+        NotInWorkerError: outside a training function, or in a child process of it.
+    """
+    return _session("get_all_reported_checkpoints").all_checkpoints(consistency_mode, timeout_s)
 
 
 def get_context() -> Context:
