@@ -94,7 +94,7 @@ def _not_validated(error: Exception) -> NotValidated:
         cause = error.cause
         return NotValidated(
             reason=f"{type(cause).__name__}: {cause}",
-            traceback=error.traceback_str,
+            traceback=str(error),
             error=pickled_error(cause),
         )
     if isinstance(error, TaskCancelledError):
