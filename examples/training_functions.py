@@ -95,8 +95,7 @@ def train_keras(config: dict[str, Any]) -> None:
         else:
             model = keras_network()
     data, evaluation = (
-        shard.to_tf(feature_columns=features, label_columns="target", batch_size=16)
-        for shard in (train, valid)
+        shard.to_tf(features, "target", as_matrix=True, batch_size=16) for shard in (train, valid)
     )
     for epoch in range(first_epoch, config["epochs"]):
         fitted = model.fit(data, epochs=1, verbose=0, shuffle=False)

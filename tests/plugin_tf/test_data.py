@@ -37,3 +37,59 @@ def test_a_column_keeps_its_numbers(tmp_path: Path, column: Any, dtype: str) -> 
         scaling_config=ScalingConfig(num_workers=0),
         run_config=RunConfig(storage_path=tmp_path, progress=False),
     ).fit()
+
+
+def shapes(shard: Any, *columns: Any, **options: Any) -> Any:
+    """Types and shapes of the only batch."""
+    import tensorflow as tf
+
+    [batch] = list(shard.to_tf(*columns, batch_size=3, **options))
+    return tf.nest.map_structure(lambda each: (each.dtype.name, tuple(each.shape)), batch)
+
+
+def test_several_columns_are_dicts_by_name(tmp_path: Path) -> None:
+    one = ("float32", (3,))
+
+    def train() -> None:
+        import tensorflow as tf
+
+        shard = polytrain.get_dataset_shard("train")
+        assert shapes(shard, "x", "y") == (one, one)
+        assert shapes(shard, ["x", "id"], ["y"], additional_columns="w") == (
+            {"x": one, "id": ("int64", (3,))},
+            {"y": one},
+            one,
+        )
+        assert shapes(shard, ["x", "id"], "y", as_matrix=True) == (("float32", (3, 2)), one)
+        spec = tf.TensorSpec((None,), tf.float64)
+        assert shapes(
+            shard,
+            ["x", "id"],
+            "y",
+            feature_type_spec={"id": tf.TensorSpec((None,), tf.int32)},
+            label_type_spec=spec,
+            additional_columns=["w"],
+            additional_type_spec={"w": spec},
+            prefetch_batches=4,
+        ) == (
+            {"x": one, "id": ("int32", (3,))},
+            ("float64", (3,)),
+            {"w": ("float64", (3,))},
+        )
+        for options, error in (
+            ({"additional_columns": "w", "weight_column": "w"}, "which are the same"),
+            ({"local_shuffle_buffer_size": 9}, 'DataConfig.shuffle="window"'),
+        ):
+            with pytest.raises(ValueError, match=error):
+                shard.to_tf("x", "y", **options)
+        with pytest.raises(KeyError, match="No column 'why'"):
+            shard.to_tf("x", ["y", "why"])
+
+    columns = {"x": np.arange(3) / 2, "id": np.arange(3), "y": np.ones(3), "w": np.ones(3)}
+    make_trainer(
+        "tensorflow",
+        train,
+        datasets={"train": columns},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, progress=False),
+    ).fit()

@@ -137,10 +137,13 @@ def keras_loop(config: dict[str, Any]) -> None:
     from polytrain.tensorflow.keras import ReportCheckpointCallback
 
     with train.tensorflow.strategy().scope():
-        model = keras.Sequential([keras.layers.Dense(1)])
-        model.compile(loss="mse", optimizer="sgd")
+        inputs = {name: keras.Input((1,), name=name) for name in ("x", "z")}
+        both = keras.layers.Concatenate()([*inputs.values()])
+        outputs = {name: keras.layers.Dense(1, name=name)(both) for name in ("y", "w")}
+        model = keras.Model(inputs, outputs)
+        model.compile(loss={"y": "mse", "w": "mse"}, optimizer="sgd")
     data = train.get_dataset_shard("train").to_tf(
-        feature_columns=["x", "z"], label_columns="y", batch_size=16
+        feature_columns=["x", "z"], label_columns=["y", "w"], batch_size=16
     )
     callback = ReportCheckpointCallback(checkpoint_on="train_end", metrics={"mse": "loss"})
     model.fit(data, epochs=2, verbose=0, callbacks=[callback])
@@ -148,11 +151,16 @@ def keras_loop(config: dict[str, Any]) -> None:
 
 def test_keras(tmp_path: Path) -> None:
     result = train.tensorflow.TensorflowTrainer(
-        keras_loop, run_config=stored(tmp_path), datasets={"train": TABLE}
+        keras_loop,
+        scaling_config=TWO,
+        run_config=stored(tmp_path),
+        datasets={"train": TABLE.assign(w=1 - TABLE["y"])},
     ).fit()
     assert [set(metrics) for metrics in result.history] == [{"mse"}] * 3
     assert len(result.best_checkpoints) == 1
-    assert result.load_model().predict(np.zeros((1, 2)), verbose=0).shape == (1, 1)
+    row = {"x": np.zeros((1, 1)), "z": np.zeros((1, 1))}
+    predicted = result.load_model().predict(row, verbose=0)
+    assert {name: array.shape for name, array in predicted.items()} == {"y": (1, 1), "w": (1, 1)}
 
 
 def lightning_loop() -> None:

@@ -11,6 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from polytrain_plugins import Batches, BatchesAhead, Shard, ShardView, column_remedy
+from polytrain_plugins.shard import refuse_local_shuffle
+
+Columns = Sequence[str] | str
+"""One column, or a list of several."""
+
+TypeSpecs = Any
+"""A `tf.TensorSpec` of one column, or of each by name; None for the default."""
 
 
 class TensorFlowShard(ShardView):
@@ -24,15 +31,23 @@ class TensorFlowShard(ShardView):
 
     def to_tf(
         self,
-        feature_columns: Sequence[str] | str,
-        label_columns: str,
+        feature_columns: Columns,
+        label_columns: Columns,
         *,
-        weight_column: str | None = None,
+        additional_columns: Columns | None = None,
+        prefetch_batches: int = 1,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
         drop_last: bool = False,
+        local_shuffle_buffer_size: None = None,
+        local_shuffle_seed: None = None,
+        feature_type_spec: TypeSpecs = None,
+        label_type_spec: TypeSpecs = None,
+        additional_type_spec: TypeSpecs = None,
+        weight_column: str | None = None,
+        as_matrix: bool = False,
     ) -> Any:
-        """A data set of (features, label) pairs, for `model.fit` or a custom loop.
+        """A data set of (features, labels) pairs, for `model.fit` or a custom loop.
 
         Each iteration is an epoch of this worker's rows. Every worker gets the same number of
         batches. TensorFlow doesn't split the data set again. After a restart `model.fit` resumes at
@@ -41,25 +56,41 @@ class TensorFlowShard(ShardView):
         otherwise a restart resumes at the start of the epoch.
 
         Args:
-            feature_columns: one column, or several that become a float32 matrix `(rows, columns)`.
-                One column becomes float32 too, except integers of 32 and 64 bits.
-            label_columns: the column with the labels; they become float32.
-            weight_column: the column with the rows' weights, the third element then.
+            feature_columns: one column, which becomes a tensor of shape `(rows, …)`, or a list,
+                which becomes a dict of column name to tensor. Columns become float32, except
+                integers of 32 and 64 bits.
+            label_columns: one column with labels, or a list; they become float32.
+            additional_columns: the third element of each batch, such as the rows' weights; as
+                `label_columns`.
+            prefetch_batches: prepare this many batches ahead; TensorFlow may do so itself.
             batch_size: rows in a worker's batch, at most; see `Shard.iter_batches`.
             global_batch_size: rows in the batches of all workers together, at most.
             drop_last: give full batches only.
+            local_shuffle_buffer_size: refused; the data set's `DataConfig` has its order.
+            local_shuffle_seed: refused too.
+            feature_type_spec: a `tf.TensorSpec` with the type of the features; of several columns
+                a dict of one for each.
+            label_type_spec: the same for the labels.
+            additional_type_spec: the same for the third element.
+            weight_column: the same as `additional_columns`.
+            as_matrix: several feature columns become one float32 matrix `(rows, columns)`.
 
         Raises:
             KeyError: if there is no such column.
+            ValueError: if a refused argument is given, or both names of the third element.
         """
-        names = [feature_columns] if isinstance(feature_columns, str) else list(feature_columns)
-        beside = [label_columns] if weight_column is None else [label_columns, weight_column]
-        for name in (*names, *beside):
-            if name not in self.schema.names:
-                raise KeyError(
-                    f"No column {name!r} in {self.name!r}. "
-                    f"{column_remedy(name, self.schema.names)}."
-                )
+        refuse_local_shuffle(local_shuffle_buffer_size, local_shuffle_seed)
+        if weight_column is not None and additional_columns is not None:
+            raise ValueError(
+                "to_tf() got both weight_column and additional_columns, which are the same: pass "
+                "one of them."
+            )
+        third = weight_column if additional_columns is None else additional_columns
+        chosen = [(label_columns, label_type_spec)]
+        if third is not None:
+            chosen.append((third, additional_type_spec))
+        for columns in (feature_columns, *(columns for columns, _ in chosen)):
+            self._expect_columns(columns)
         sizes: dict[str, Any] = {
             "batch_size": batch_size,
             "global_batch_size": global_batch_size,
@@ -67,8 +98,14 @@ class TensorFlowShard(ShardView):
         }
 
         def parts(batch: Any) -> tuple[Any, ...]:
-            others = (batch[name].astype(np.float32) for name in beside)
-            return _features(batch, feature_columns), *others
+            features = (
+                _matrix(batch, feature_columns)
+                if as_matrix
+                else _chosen(batch, feature_columns, feature_type_spec, keeps_integers=True)
+            )
+            return features, *(
+                _chosen(batch, columns, specs, keeps_integers=False) for columns, specs in chosen
+            )
 
         def batches() -> Iterator[tuple[Any, ...]]:
             self._taken = taken = self.iter_ahead(**sizes)
@@ -77,11 +114,21 @@ class TensorFlowShard(ShardView):
                 # A loop that never calls `used` has used all batches.
                 taken.all_used()
 
-        signature = tuple(map(_batches_like, parts(_no_rows(self))))
+        signature = tf.nest.map_structure(_batches_like, parts(_no_rows(self)))
         local = tf.data.Dataset.from_generator(batches, output_signature=signature)
+        if prefetch_batches > 1:
+            local = local.prefetch(prefetch_batches)
         dataset = self._distributed(local)
         whole = functools.partial(len, self.iter_batches(**sizes))
         return _with_length(dataset, self, functools.partial(self.num_batches, **sizes), whole)
+
+    def _expect_columns(self, columns: Columns) -> None:
+        for name in [columns] if isinstance(columns, str) else columns:
+            if name not in self.schema.names:
+                raise KeyError(
+                    f"No column {name!r} in {self.name!r}. "
+                    f"{column_remedy(name, self.schema.names)}."
+                )
 
     def _distributed(self, dataset: Any) -> Any:
         """The data set for this run's strategy, which doesn't split it."""
@@ -168,18 +215,36 @@ def _tensor(name: str, array: Any, dtypes: Any) -> tf.Tensor:
     return tensor if dtype is None else tf.cast(tensor, dtype)
 
 
-def features_like(shard: Shard, feature_columns: Sequence[str] | str) -> tf.TensorSpec:
-    """The specification of the features in batches of `to_tf`."""
-    return _batches_like(_features(_no_rows(shard), feature_columns))
+def matrix_like(shard: Shard, feature_columns: Sequence[str]) -> tf.TensorSpec:
+    """The specification of the features in batches of `to_tf(as_matrix=True)`."""
+    return _batches_like(_matrix(_no_rows(shard), feature_columns))
 
 
-def _features(batch: Any, columns: Sequence[str] | str) -> Any:
+def _matrix(batch: Any, columns: Columns) -> Any:
+    names = [columns] if isinstance(columns, str) else columns
+    return np.column_stack([batch[name].astype(np.float32) for name in names])
+
+
+def _chosen(batch: Any, columns: Columns, specs: TypeSpecs, *, keeps_integers: bool) -> Any:
+    """A column's array, or a dict of arrays of several columns."""
     if isinstance(columns, str):
-        column = batch[columns]
-        # Ids may be larger than the whole numbers that float32 has.
-        is_exact = column.dtype.kind not in "iu" or np.can_cast(column.dtype, np.float32)
-        return column.astype(np.float32) if is_exact else column
-    return np.column_stack([batch[name].astype(np.float32) for name in columns])
+        return _typed(batch[columns], specs, keeps_integers=keeps_integers)
+    return {
+        name: _typed(
+            batch[name],
+            specs.get(name) if isinstance(specs, Mapping) else specs,
+            keeps_integers=keeps_integers,
+        )
+        for name in columns
+    }
+
+
+def _typed(column: Any, spec: Any, *, keeps_integers: bool) -> Any:
+    if spec is not None:
+        return column.astype(spec.dtype.as_numpy_dtype)
+    # Ids may be larger than the whole numbers that float32 has.
+    is_exact = column.dtype.kind not in "iu" or np.can_cast(column.dtype, np.float32)
+    return column.astype(np.float32) if is_exact or not keeps_integers else column
 
 
 def _no_rows(shard: Shard) -> dict[str, Any]:

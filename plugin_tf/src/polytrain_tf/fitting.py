@@ -13,7 +13,7 @@ import tensorflow as tf
 from polytrain_plugins import Shard
 from polytrain_tf.backend import TensorFlow
 from polytrain_tf.callback_state import load_callbacks
-from polytrain_tf.data import TensorFlowShard, features_like
+from polytrain_tf.data import TensorFlowShard, matrix_like
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.saved import Progress, load_into, progress_of
 
@@ -37,6 +37,7 @@ class Fitting:
         self._data = {
             name: TensorFlowShard(shard, strategy).to_tf(
                 feature_columns=features,
+                as_matrix=True,
                 label_columns=options.label or "",
                 weight_column=options.weight,
                 global_batch_size=options.batch_size,
@@ -53,7 +54,7 @@ class Fitting:
             self.model = _compiled(options)
             if checkpoint is not None:
                 self._progress = progress_of(checkpoint)
-                _make_variables(self.model, features_like(shards["train"], features))
+                _make_variables(self.model, matrix_like(shards["train"], features))
                 load_into(self.model, checkpoint)
 
     def fit(self, tell: Tell) -> None:
