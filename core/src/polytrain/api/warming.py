@@ -1,4 +1,4 @@
-"""What `python -m polytrain warm` does: starts, shows and ends warm zygotes."""
+"""What `polytrain warm` does: starts, shows and ends warm zygotes."""
 
 from __future__ import annotations
 

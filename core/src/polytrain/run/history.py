@@ -74,7 +74,7 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
     run_history: RunHistory | None = None
     token = -1
     reports = 0
-    for entry in _entries(journal):
+    for entry in entries(journal):
         if entry["token"] < token:
             continue
         if entry["event"] == "Opened":
@@ -164,7 +164,12 @@ def _take_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int)
     return int(behind)
 
 
-def _entries(journal: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def entries(journal: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Yield a journal's entries. Incomplete lines of a driver that died are skipped.
+
+    Raises:
+        RunFormatError: it has a format that this version can't read.
+    """
     for line in _lines(journal):
         try:
             entry = strict_json.loads(line)

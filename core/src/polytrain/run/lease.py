@@ -152,6 +152,29 @@ class Lease:
             logger.warning("The lease %s can't be renewed: %s", self.path, error)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """The driver that holds a run, or held it last."""
+
+    description: str
+    """Its process, its host, and since when."""
+
+    is_held: bool | None
+    """Whether it still holds the run; None if this machine can't know."""
+
+
+def holder(storage: Storage) -> Holder | None:
+    """Return who holds the run in a storage; None if nobody ever did.
+
+    Raises:
+        OSError: the storage failed.
+    """
+    _, owner = _newest(storage)
+    if owner is None:
+        return None
+    return Holder(description=str(owner), is_held=False if owner.released else owner.lives())
+
+
 @contextmanager
 def leased(storage: Storage, no_retry: Storage) -> Iterator[Lease]:
     """Acquire and hold a run. Waits if it is unknown whether the current owner is alive.

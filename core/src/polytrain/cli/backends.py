@@ -1,0 +1,46 @@
+"""`polytrain backends`: the installed backends, and whether their frameworks are there."""
+
+from __future__ import annotations
+
+from importlib.metadata import packages_distributions, version
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+from polytrain.cli.found import as_json, print_json
+from polytrain_plugins import RegistryError, backend_names, load_backend
+
+
+@click.command("backends")
+@as_json
+def command(as_json: bool) -> int:
+    """List the installed backends. The exit code is 1 if one can't be used."""
+    rows = [_row(name) for name in backend_names()]
+    if as_json:
+        print_json("backends", rows)
+    else:
+        for row in rows:
+            frameworks = ", ".join(f"{n} {v}" for n, v in row["frameworks"].items() if v)
+            click.echo(f"{row['name']:<12} {row['problem'] or frameworks or 'ready'}")
+    return int(any(row["problem"] for row in rows))
+
+
+def _row(name: str) -> dict[str, Any]:
+    try:
+        backend = load_backend(name)
+    except RegistryError as error:
+        return {"name": name, "frameworks": {}, "problem": str(error)}
+    modules = backend.requires
+    missing = {name: remedy for name, remedy in modules.items() if find_spec(name) is None}
+    return {
+        "name": name,
+        "frameworks": {module: _version(module) for module in modules},
+        "problem": "; ".join(f"{n} is missing: {remedy}" for n, remedy in missing.items()),
+    }
+
+
+def _version(module: str) -> str | None:
+    # The module xgboost may be of the distribution xgboost-cpu.
+    of = packages_distributions().get(module)
+    return version(of[0]) if of else None

@@ -1,0 +1,103 @@
+"""The run that a command line names, and how what is found is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from polytrain.common import strict_json
+from polytrain.common.errors import RunFormatError
+from polytrain.run.history import RunHistory, entries, read_history
+from polytrain.run.journal import JOURNAL
+from polytrain.run.lease import Holder, holder
+from polytrain.run.overview import RunState, run_state
+from polytrain.storage.location import Location, is_address
+
+DEFAULT_STORAGE = "~/polytrain_results"
+
+NOT_FOUND = 3
+CAN_RESUME = 75
+
+SCHEMA_VERSION = 1
+"""Of all `--json` output; a change that breaks its readers raises it."""
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+class RunNotFound(click.ClickException):
+    """There is no run where one was named."""
+
+    exit_code = NOT_FOUND
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRun:
+    """A run in its storage."""
+
+    location: Location
+    history: RunHistory
+    holder: Holder | None
+
+    @property
+    def state(self) -> RunState:
+        """What has become of it."""
+        # Nobody here can look at a driver on another machine: it counts as alive.
+        is_held = self.holder is not None and self.holder.is_held is not False
+        history = self.history
+        return run_state(succeeded=history.succeeded, stopped=history.stopped, is_held=is_held)
+
+    @property
+    def exit_code(self) -> int:
+        """That of a command which was asked for the run's state."""
+        return CAN_RESUME if self.state.can_resume else 0
+
+    def entries(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what its journal holds."""
+        return entries(self.location.open().read_log(JOURNAL))
+
+
+def named_run(name: str) -> FoundRun:
+    """Return the run of this path, address or name.
+
+    Raises:
+        RunNotFound: there is none.
+        click.ClickException: it can't be read.
+    """
+    places = [name]
+    if not is_address(name) and os.sep not in name:
+        places.append(f"{DEFAULT_STORAGE}/{name}")
+    for place in places:
+        found = read_run(Location.of(place, retry_s=0))
+        if found is not None:
+            return found
+    raise RunNotFound(
+        f"There is no run in {' or '.join(places)}: a run has a {JOURNAL}. `polytrain runs "
+        "STORAGE` lists those of a storage."
+    )
+
+
+def read_run(location: Location) -> FoundRun | None:
+    """Return the run in a location; None if there is none.
+
+    Raises:
+        click.ClickException: it can't be read.
+    """
+    try:
+        storage = location.open()
+        history = read_history(storage.read_log(JOURNAL))
+        if history is None:
+            return None
+        return FoundRun(location=location, history=history, holder=holder(storage))
+    except (OSError, RunFormatError) as error:
+        raise click.ClickException(f"{location.address} can't be read: {error}") from error
+
+
+def print_json(command: str, data: Any) -> None:
+    """Print what a command has found, as JSON that every reader takes."""
+    answer = {"schema_version": SCHEMA_VERSION, "command": command, "data": data}
+    click.echo(json.dumps(strict_json.plain(answer), indent=2))

@@ -1,0 +1,76 @@
+"""The commands, each imported when it is called: `--help` imports none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+import click
+
+PLUGINS = "polytrain.commands"
+"""Entry-point group of commands that other distributions add: each is a `click.Command`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lazy:
+    """A command that isn't imported yet."""
+
+    module: str
+    help: str
+
+
+COMMANDS: Mapping[str, Lazy] = {
+    "runs": Lazy(module="polytrain.cli.runs", help="List the runs of a storage."),
+    "show": Lazy(module="polytrain.cli.show", help="Show a run: state, attempts, times."),
+    "logs": Lazy(module="polytrain.cli.logs", help="Print what the ranks of a run have printed."),
+    "verify": Lazy(module="polytrain.cli.verify", help="Compare checkpoints with their hashes."),
+    "backends": Lazy(module="polytrain.cli.backends", help="List the installed backends."),
+    "warm": Lazy(module="polytrain.cli.warm", help="Keep imported frameworks for fast starts."),
+}
+
+
+class LazyGroup(click.Group):
+    """Lists commands by what is known of them, and imports the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *sorted(_plugins().keys() - COMMANDS.keys())]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        known = COMMANDS.get(cmd_name)
+        if known is not None:
+            command: click.Command = import_module(known.module).command
+            return command
+        plugin = _plugins().get(cmd_name)
+        return None if plugin is None else _loaded(plugin)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, known.help) for name, known in COMMANDS.items()]
+        for name, plugin in sorted(_plugins().items()):
+            owner = plugin.dist.name if plugin.dist is not None else plugin.value
+            rows.append((name, f"Of {owner}."))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    return {found.name: found for found in entry_points(group=PLUGINS)}
+
+
+def _loaded(plugin: EntryPoint) -> click.Command:
+    command = plugin.load()
+    if isinstance(command, click.Command):
+        return command
+    raise click.ClickException(
+        f"The command {plugin.name!r} ({plugin.value}) is a {type(command).__name__}. Let the "
+        f"entry point of the group {PLUGINS} name a click.Command."
+    )
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def polytrain() -> None:
+    """Look at runs, in any storage, and prepare this machine for them.
+
+    A RUN is a run's directory or address, storage_path/name, or its name in ~/polytrain_results.
+    """

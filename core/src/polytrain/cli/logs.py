@@ -1,0 +1,60 @@
+"""`polytrain logs`: what the ranks of a run have printed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import click
+
+from polytrain.cli.found import FoundRun, named_run
+from polytrain.run.overview import RunState
+
+_LOGS = "logs"
+_LOOK_EVERY_S = 0.5
+
+
+@click.command("logs")
+@click.argument("run")
+@click.option("--rank", type=int, help="Only this rank's; all of them by default.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
+def command(run: str, rank: int | None, follow: bool) -> None:
+    """Print what the ranks of RUN have printed, one rank after another."""
+    found = named_run(run)
+    seen = {path: 0 for path in _paths(found, rank)}
+    while True:
+        is_running = follow and found.state is RunState.RUNNING
+        for path in _paths(found, rank):
+            written = found.location.open().read(path)
+            prefix = "" if rank is not None else f"({_label(path)}) "
+            # A line that isn't finished yet is printed with its rest.
+            end = written.rfind(b"\n") + 1 if is_running else len(written)
+            for line in written[seen.get(path, 0) : end].decode(errors="replace").splitlines():
+                click.echo(f"{prefix}{line}")
+            seen[path] = end
+        if not is_running:
+            return
+        time.sleep(_LOOK_EVERY_S)
+        found = named_run(run)
+
+
+def _paths(run: FoundRun, rank: int | None) -> list[str]:
+    try:
+        there = sorted(_logs(run))
+    except OSError as error:
+        raise click.ClickException(f"{run.location.address} can't be read: {error}") from error
+    if rank is None:
+        return there
+    wanted = f"{_LOGS}/rank_{rank}.log"
+    if wanted not in there:
+        known = ", ".join(_label(path) for path in there) or "none"
+        raise click.ClickException(f"--rank: rank {rank} has no log. There are: {known}")
+    return [wanted]
+
+
+def _logs(run: FoundRun) -> Iterator[str]:
+    return (path for path in run.location.open().list(_LOGS) if path.endswith(".log"))
+
+
+def _label(path: str) -> str:
+    return path.rpartition("/")[2].removesuffix(".log").replace("_", " ")

@@ -1,0 +1,93 @@
+"""`polytrain runs`: the runs of a storage, the latest last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from polytrain.cli.found import DEFAULT_STORAGE, FoundRun, as_json, print_json, read_run
+from polytrain.run.journal import JOURNAL
+from polytrain.run.overview import attempts
+from polytrain.storage.location import Location
+
+_SHOWN_METRICS = 3
+
+
+@click.command("runs")
+@click.argument("storage", default=DEFAULT_STORAGE)
+@as_json
+def command(storage: str, as_json: bool) -> None:
+    """List the runs of STORAGE, a directory or an address (~/polytrain_results)."""
+    location = Location.of(storage, retry_s=0)
+    try:
+        names = list(_names(location))
+    except OSError as error:
+        raise click.ClickException(f"{location.address} can't be read: {error}") from error
+    found = [(name, read_run(location.below(name))) for name in names]
+    rows = [_row(name, run) for name, run in found if run is not None]
+    rows.sort(key=lambda row: row["launched"] or 0.0)
+    if as_json:
+        print_json("runs", rows)
+    elif not rows:
+        click.echo(f"There are no runs in {location.address}.")
+    else:
+        _print(rows)
+
+
+def _names(location: Location) -> Iterator[str]:
+    if location.is_local:
+        # Not by the storage, which lists the files of all checkpoints.
+        directory = Path(location.address)
+        yield from (path.parent.name for path in directory.glob(f"*/{JOURNAL}"))
+        return
+    paths = (path.split("/") for path in location.open().list(""))
+    yield from {first for first, *rest in paths if rest and rest[0].startswith(JOURNAL)}
+
+
+def _row(name: str, run: FoundRun) -> dict[str, Any]:
+    begun = attempts(run.entries())
+    return {
+        "name": name,
+        "state": run.state,
+        "backend": run.history.identity["backend"],
+        "workers": run.history.world_size,
+        "reports": len(run.history.history),
+        "restarts": run.history.ledger.restarts,
+        "launched": begun[0].launched if begun else None,
+        "metrics": dict(run.history.metrics),
+        "goodput": run.history.ledger.goodput,
+    }
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    table = [("NAME", "STATE", "BACKEND", "STARTED", "REPORTS", "RESTARTS", "METRICS")]
+    for row in rows:
+        launched = row["launched"]
+        table.append(
+            (
+                row["name"],
+                row["state"],
+                row["backend"],
+                f"{datetime.fromtimestamp(launched):%Y-%m-%d %H:%M}" if launched else "",
+                str(row["reports"]),
+                str(row["restarts"]),
+                in_short(row["metrics"]),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        click.echo("  ".join(cells).rstrip())
+
+
+def in_short(metrics: Mapping[str, Any]) -> str:
+    """The first few metrics in one line."""
+    shown = [
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in list(metrics.items())[:_SHOWN_METRICS]
+    ]
+    return " ".join([*shown, *(["…"] if len(metrics) > _SHOWN_METRICS else [])])

@@ -1,0 +1,238 @@
+"""The command line, on runs of this process and of drivers that died."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import polytrain
+from polytrain import (
+    Checkpoint,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    make_trainer,
+)
+from polytrain.cli import group, main
+
+DIES = """
+import os, sys
+import polytrain
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+def train():
+    polytrain.report({"loss": 0.5})
+    os._exit(9)
+
+make_trainer(
+    "reference", train, scaling_config=ScalingConfig(num_workers=0),
+    run_config=RunConfig(name="dead", storage_path=sys.argv[1], progress=False),
+).fit()
+"""
+
+
+def report_three(directory: Path) -> None:
+    for step in range(1, 4):
+        print("step", step)
+        (directory / "state").write_text(f"{step}")
+        saved = Checkpoint.from_directory(directory)
+        polytrain.report({"loss": 1 / step, "bound": float("nan")}, checkpoint=saved)
+
+
+def fail_once() -> None:
+    polytrain.report({"loss": 1.0})
+    if polytrain.get_context().get_attempt() == 0:
+        raise OSError("the disk is away")
+
+
+def fail_always() -> None:
+    raise ValueError("no such column")
+
+
+def fit(storage: Path, name: str, function: Any, config: Mapping[str, Any] | None = None) -> None:
+    make_trainer(
+        "reference",
+        function,
+        train_loop_config=config,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(
+            name=name,
+            storage_path=storage,
+            progress=False,
+            failure_config=FailureConfig(max_failures=1),
+        ),
+    ).fit()
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A storage with a run in each state."""
+    storage, work = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("work")
+    fit(storage, "done", lambda: report_three(work))
+    fit(storage, "mended", fail_once)
+    with pytest.raises(TrainingFailedError):
+        fit(storage, "failed", fail_always)
+    driver = subprocess.run([sys.executable, "-c", DIES, str(storage)], capture_output=True)
+    assert driver.returncode == 9, driver.stderr
+    (storage / "no run").mkdir()
+    return storage
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """The data that a command prints as JSON."""
+    main([*arguments, "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema_version"] == 1
+    assert answer["command"] == arguments[0]
+    return answer["data"]
+
+
+def test_runs_are_listed_with_their_states(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {row["name"]: row for row in shown(capsys, "runs", str(storage))}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "done": "finished",
+        "mended": "finished",
+        "failed": "failed",
+        "dead": "interrupted",
+    }
+    assert (rows["done"]["reports"], rows["done"]["restarts"]) == (3, 0)
+    assert (rows["mended"]["reports"], rows["mended"]["restarts"]) == (1, 1)
+    assert rows["dead"]["metrics"] == {"loss": 0.5}
+    assert main(["runs", str(storage)]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["NAME", "STATE", "BACKEND"]
+    assert [line.split()[0] for line in lines] == ["done", "mended", "failed", "dead"]
+
+
+def test_numbers_that_json_lacks_are_read_by_every_reader(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    main(["show", str(storage / "done"), "--json"])
+    answer = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert answer["data"]["metrics"]["bound"] is None
+
+
+def test_a_run_is_shown_with_what_its_attempts_came_to(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = shown(capsys, "show", str(storage / "mended"))
+    first, second = facts["attempts"]
+    assert first["failure"] == "USER_ERROR: rank 0: OSError: the disk is away"
+    assert second["failure"] is None
+    assert sum(facts["seconds"].values()) == pytest.approx(
+        polytrain.Result.from_path(storage / "mended").ledger.wall_s
+    )
+    assert main(["show", str(storage / "mended")]) == 0
+    assert "the disk is away" in capsys.readouterr().out
+
+
+def test_a_run_that_can_be_resumed_has_an_exit_code_of_its_own(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(storage / "dead")]) == 75
+    assert "fit() resumes it" in capsys.readouterr().out
+
+
+def report_own_state(config: Mapping[str, Any]) -> None:
+    command = [sys.executable, "-m", "polytrain", "show", config["run"], "--json"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    polytrain.report({"state": json.loads(shown)["data"]["state"]})
+
+
+def test_a_run_at_work_is_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "busy")
+    fit(tmp_path, "busy", report_own_state, {"run": run})
+    facts = shown(capsys, "show", run)
+    assert facts["metrics"] == {"state": "running"}
+    assert facts["state"] == "finished"
+
+
+def test_a_run_is_found_by_its_name_alone(
+    storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "polytrain_results").symlink_to(storage)
+    assert shown(capsys, "show", "done")["state"] == "finished"
+
+
+@pytest.mark.parametrize("command", ["show", "logs", "verify"])
+def test_a_run_that_is_not_there(
+    command: str, storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(storage / "no run")]) == 3
+    assert "There is no run in" in capsys.readouterr().err
+
+
+def test_a_storage_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "no runs" in capsys.readouterr().out
+
+
+def test_a_journal_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "journal.jsonl").write_text(
+        '{"time": 1.0, "token": 1, "event": "Opened", "format": 99}\n'
+    )
+    assert main(["show", str(tmp_path)]) == 1
+    assert "99" in capsys.readouterr().err
+
+
+def test_checkpoints_are_compared_with_their_hashes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    fit(tmp_path, "run", lambda: report_three(work))
+    assert main(["verify", str(tmp_path / "run")]) == 0
+    assert "3 intact, 0 damaged" in capsys.readouterr().out
+    *_, newest = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    (newest / "state").write_text("4")
+    assert main(["verify", str(tmp_path / "run")]) == 1
+    printed = capsys.readouterr().out
+    assert f"damaged  {newest.name}" in printed
+    assert "2 intact, 1 damaged" in printed
+
+
+def test_a_rank_without_a_log_is_named(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(storage / "done"), "--rank", "3"]) == 1
+    assert "rank 3 has no log" in capsys.readouterr().err
+
+
+def test_other_distributions_add_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command(help="Say hello.")
+    def hello() -> int:
+        click.echo("hello")
+        return 4
+
+    monkeypatch.setattr(sys.modules[__name__], "hello", hello, raising=False)
+    points = [
+        EntryPoint(name="hello", value=f"{__name__}:hello", group=group.PLUGINS),
+        EntryPoint(name="broken", value="json:dumps", group=group.PLUGINS),
+    ]
+    monkeypatch.setattr(group, "entry_points", lambda group: points)
+    assert main(["hello"]) == 4
+    assert capsys.readouterr().out == "hello\n"
+    assert main(["broken"]) == 1
+    assert "name a click.Command" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    assert "hello" in capsys.readouterr().out
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shwo"]) == 2
+    assert "shwo" in capsys.readouterr().err
