@@ -55,7 +55,11 @@ class IndexedPiece(Piece):
         for index in rows:
             found = self._item(int(index))
             for name, kind in kinds.items():
-                values[name].append(kind.checked(found[name], f"{self._item_at(index)}, {name!r}"))
+                try:
+                    values[name].append(kind.checked(found[name]))
+                except ReadError as error:
+                    where = f"{self._item_at(index)}, {name!r}"
+                    raise ReadError(f"{where}: {error}") from error.__cause__
         arrays = [kinds[field.name].column(values[field.name], field.type) for field in schema]
         return pa.table(arrays, schema=schema)
 
@@ -149,7 +153,7 @@ def _numeric(value: Any) -> np.ndarray[Any, Any]:
     if hasattr(value, "detach"):
         # A tensor that has a gradient refuses to become an array.
         value = value.detach()
-    if np.ma.is_masked(value):
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TypeError("it has masked values, which no array of numbers has a place for")
     array = np.asarray(value)
     if array.dtype.kind not in "iufb":
@@ -175,8 +179,12 @@ class _Kind:
             return cls(None, np.dtype(kind.value_type.to_pandas_dtype()), tuple(kind.shape))
         return cls(None, np.dtype(kind.to_pandas_dtype()))
 
-    def checked(self, value: Any, where: str) -> Any:
-        """The value, if it is like the first item's."""
+    def checked(self, value: Any) -> Any:
+        """The value, if it is like the first item's.
+
+        Raises:
+            ReadError: it isn't.
+        """
         if self.plain is not None:
             if isinstance(value, self.plain):
                 return value
@@ -186,23 +194,24 @@ class _Kind:
                 array = _numeric(value)
             except (TypeError, ValueError, RuntimeError) as error:
                 raise ReadError(
-                    f"{where}: {type(value).__qualname__}, where the first item has {self}: "
+                    f"{type(value).__qualname__}, where the first item has {self}: "
                     f"{one_line(error)}"
                 ) from error
-            if array.shape == self.shape and np.can_cast(
-                array.dtype, self.dtype or array.dtype, "safe"
-            ):
-                return self._exactly(array, where)
+            if array.shape == self.shape:
+                if array.dtype == self.dtype:
+                    return array
+                if np.can_cast(array.dtype, self.dtype or array.dtype, "safe"):
+                    return self._exactly(array)
             found = f"{array.dtype} of shape {array.shape}"
-        raise ReadError(f"{where}: {found}, where the first item has {self}")
+        raise ReadError(f"{found}, where the first item has {self}")
 
-    def _exactly(self, array: np.ndarray[Any, Any], where: str) -> np.ndarray[Any, Any]:
+    def _exactly(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The array, if none of its whole numbers is rounded."""
         if self.dtype is not None and self.dtype.kind == "f" and array.dtype.kind in "iu":
             try:
                 check_exact(array, array.astype(self.dtype))
             except ValueError as error:
-                raise ReadError(f"{where}: {one_line(error)}") from error
+                raise ReadError(one_line(error)) from error
         return array
 
     def column(self, values: list[Any], kind: pa.DataType) -> pa.Array:
