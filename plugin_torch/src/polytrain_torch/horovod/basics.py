@@ -1,0 +1,177 @@
+"""Who this process is among the ranks, and what the process group is built with."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from polytrain import NotInWorkerError, get_context
+from polytrain.extension import Context
+from polytrain_torch.horovod.announcements import begin, end
+
+
+class HorovodInternalError(RuntimeError):
+    """What Horovod raises when a peer is lost, for `except` clauses.
+
+    It isn't raised here: a run ends the attempt, and starts all ranks again.
+    """
+
+
+_is_initialized = False
+
+
+def init(comm: None = None, process_sets: None = None) -> None:
+    """Begin to use the run's process group. A script that has made none makes one here.
+
+    Args:
+        comm: refused: the run's workers are the ranks.
+        process_sets: refused; there is one, with all ranks.
+
+    Raises:
+        NotInWorkerError: not in a training function or script that polytrain runs.
+        NotImplementedError: an argument is refused.
+    """
+    global _is_initialized
+    if comm is not None:
+        raise NotImplementedError("comm: the run's workers are the ranks. Leave it out")
+    if process_sets:
+        raise NotImplementedError(
+            "process_sets: all ranks are one process set here. Leave it out, and make a group of "
+            "ranks with torch.distributed.new_group"
+        )
+    try:
+        get_context()
+    except NotInWorkerError:
+        raise NotInWorkerError(
+            "hvd.init() works only where polytrain runs the code: pass the function to "
+            "make_trainer('torch', function), or the file as make_trainer('torch', script='…')."
+        ) from None
+    if not dist.is_initialized():
+        dist.init_process_group("nccl" if _has_gpu() else "gloo")
+    if not _is_initialized:
+        _is_initialized = True
+        begin()
+
+
+def shutdown() -> None:
+    """Stop using the process group; the run closes it."""
+    global _is_initialized
+    _is_initialized = False
+    end()
+
+
+def is_initialized() -> bool:
+    """Whether `init` was called in this attempt."""
+    return _is_initialized and dist.is_initialized()
+
+
+def context() -> Context:
+    """This process's place in the run.
+
+    Raises:
+        ValueError: `init` wasn't called before.
+    """
+    if not is_initialized():
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+    return get_context()
+
+
+def rank() -> int:
+    """Rank of this process among all ranks, from 0."""
+    return context().get_world_rank()
+
+
+def size() -> int:
+    """Number of ranks."""
+    return context().get_world_size()
+
+
+def local_rank() -> int:
+    """Rank of this process on its node, from 0."""
+    return context().get_local_rank()
+
+
+def local_size() -> int:
+    """Number of ranks on this node."""
+    return context().get_local_world_size()
+
+
+def cross_rank() -> int:
+    """Position of this node among those that have this local rank."""
+    return _nodes_with_local_rank().index(context().get_node_rank())
+
+
+def cross_size() -> int:
+    """Number of nodes that have this local rank."""
+    return len(_nodes_with_local_rank())
+
+
+def is_homogeneous() -> bool:
+    """Whether all nodes have the same number of ranks."""
+    return len({member.local_world_size for member in context().world.members}) == 1
+
+
+def _nodes_with_local_rank() -> list[int]:
+    local = local_rank()
+    members = context().world.members
+    return sorted(member.node_rank for member in members if member.local_rank == local)
+
+
+def _has_gpu() -> bool:
+    return torch.cuda.is_available() and os.environ.get("POLYTRAIN_GPUS", "0") != "0"
+
+
+def mpi_threads_supported() -> bool:
+    """False: ranks don't communicate by MPI."""
+    context()
+    return False
+
+
+def mpi_enabled() -> bool:
+    """False: ranks don't communicate by MPI."""
+    return False
+
+
+def mpi_built() -> bool:
+    """False: nothing here uses MPI."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """Whether gloo connects the ranks."""
+    return dist.is_initialized() and "gloo" in dist.get_backend()
+
+
+def gloo_built() -> bool:
+    """Whether torch is built with gloo."""
+    return dist.is_gloo_available()
+
+
+def nccl_built() -> int:
+    """NCCL's version as one number, such as 22304 for 2.23.4; 0 if torch is built without NCCL."""
+    if not dist.is_nccl_available():
+        return 0
+    major, minor, patch = (*torch.cuda.nccl.version(), 0, 0)[:3]
+    return int(major) * 10_000 + int(minor) * 100 + int(patch)
+
+
+def ddl_built() -> bool:
+    """False: nothing here uses IBM's DDL."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: nothing here uses oneCCL."""
+    return False
+
+
+def cuda_built() -> bool:
+    """Whether torch is built with CUDA."""
+    return torch.version.cuda is not None
+
+
+def rocm_built() -> bool:
+    """Whether torch is built with ROCm."""
+    return torch.version.hip is not None

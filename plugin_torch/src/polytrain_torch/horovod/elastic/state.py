@@ -1,0 +1,132 @@
+"""The state of an elastic script. Its commits are checkpoints of the run.
+
+In Horovod a commit is a copy in memory, with which the processes that are left go on. Here an
+attempt ends with all its processes, and new ones resume from the newest committed checkpoint.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from polytrain import checkpoint_requested, get_checkpoint
+from polytrain_torch.horovod.objects import broadcast_object, broadcast_parameters
+from polytrain_torch.horovod.reductions import Max, allreduce
+from polytrain_torch.state import TrainingState
+
+
+class TorchState:
+    """The objects and values of a script that a restart resumes. All ranks make the same calls.
+
+    Args:
+        model: a module.
+        optimizer: its optimizer, distributed or not.
+        others: more objects with `state_dict` and `load_state_dict` (schedulers, samplers), and
+            plain values, such as the epoch. All of them are attributes of the state.
+    """
+
+    def __init__(self, model: Any = None, optimizer: Any = None, **others: Any) -> None:
+        given = {"model": model, "optimizer": optimizer, **others}
+        self._reset_callbacks: list[Callable[[], Any]] = []
+        self._parts = [name for name, value in given.items() if _has_state(value)]
+        self._values = [name for name in given if name not in self._parts]
+        for name, value in given.items():
+            setattr(self, name, value)
+        self.save()
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Call these when `run` resumes from a commit, before the ranks are brought in line."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Call what was registered with `register_reset_callbacks`."""
+        for callback in self._reset_callbacks:
+            callback()
+
+    def commit(self) -> None:
+        """Commit the state as a checkpoint of the run, from which a restart resumes.
+
+        It is stored in the background. Numbers among the values are reported as metrics. If the run
+        waits for a checkpoint, to stop or to change its workers, the process ends here.
+
+        Raises:
+            TypeError: a value isn't plain data, and couldn't be loaded safely.
+        """
+        self.save()
+        values = {name: getattr(self, name) for name in self._values}
+        metrics = {name: value for name, value in values.items() if _is_number(value)}
+        self._training_state().report(metrics, **values)
+
+    def check_host_updates(self) -> None:
+        """Commit if the run waits for a checkpoint, to stop or to change its workers."""
+        if allreduce(torch.tensor(int(checkpoint_requested())), op=Max).item():
+            self.commit()
+
+    def save(self) -> None:
+        """Copy the state in memory, for `restore`."""
+        self._saved_parts = {
+            name: copy.deepcopy(getattr(self, name).state_dict()) for name in self._parts
+        }
+        self._saved_values = {name: copy.deepcopy(getattr(self, name)) for name in self._values}
+
+    def restore(self) -> None:
+        """Take back everything since the last `save` or `commit`."""
+        for name, state in self._saved_parts.items():
+            getattr(self, name).load_state_dict(copy.deepcopy(state))
+        for name, value in self._saved_values.items():
+            setattr(self, name, copy.deepcopy(value))
+
+    def sync(self) -> None:
+        """Replace every rank's state by that of rank 0."""
+        for name in self._parts:
+            part = getattr(self, name)
+            if isinstance(part, torch.nn.Module):
+                broadcast_parameters(part.state_dict(), root_rank=0)
+            else:
+                part.load_state_dict(broadcast_object(part.state_dict(), root_rank=0))
+        values = {name: getattr(self, name) for name in self._values}
+        for name, value in broadcast_object(values, root_rank=0).items():
+            setattr(self, name, value)
+        self.save()
+
+    def resume(self) -> bool:
+        """Load the newest commit of the run; return whether there is one."""
+        if get_checkpoint() is None:
+            return False
+        for name, value in self._training_state().restore().items():
+            setattr(self, name, value)
+        self.save()
+        return True
+
+    def _training_state(self) -> TrainingState:
+        return TrainingState(**{name: getattr(self, name) for name in self._parts})
+
+
+def run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have an elastic training function resume from the newest commit.
+
+    The function gets the state as first argument. Before it is called, the state is resumed from
+    the run's newest commit, if there is one, and made the same on all ranks.
+    """
+
+    @functools.wraps(function)
+    def resumed(state: TorchState, *args: Any, **kwargs: Any) -> Any:
+        if state.resume():
+            state.on_reset()
+        state.sync()
+        return function(state, *args, **kwargs)
+
+    return resumed
+
+
+def _has_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -1,0 +1,205 @@
+"""Reduces the gradients of parameters while the backward pass runs.
+
+Gradients are put together into buckets, which are reduced in the same order on all ranks: a bucket
+is sent when its gradients and those of all earlier buckets are there. What a rank's graph left out
+is zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from polytrain_torch.engine import current_device
+from polytrain_torch.horovod.announcements import announce, completed
+from polytrain_torch.horovod.compression import Compressor
+from polytrain_torch.horovod.reductions import Average, on_group_device, scale, torch_op
+from polytrain_torch.node_group import gradient_group
+
+_BUCKET = 25 << 20
+"""Bytes of a bucket, at least, unless it is the last."""
+
+
+@dataclass(kw_only=True, eq=False)
+class _Bucket:
+    parameters: list[torch.nn.Parameter]
+    missing: int = 0
+    """Parameters whose gradients aren't there yet."""
+
+    sent: torch.Tensor | None = None
+    compressed_as: Any = None
+    work: Any = None
+
+    @property
+    def size(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters)
+
+
+@dataclass(kw_only=True, eq=False)
+class GradientReducer:
+    """The gradients of one optimizer's parameters. All ranks make one in the same order."""
+
+    parameters: Sequence[torch.nn.Parameter]
+    passes: int
+    """Backward passes whose gradients are added up before they are reduced."""
+
+    op: Any
+    predivide: float
+    compression: type[Compressor]
+    _buckets: list[_Bucket] = field(default_factory=list, init=False)
+    _seen: dict[torch.nn.Parameter, int] = field(default_factory=dict, init=False)
+    """The passes in which a parameter had a gradient."""
+
+    _sparse: set[torch.nn.Parameter] = field(default_factory=set, init=False)
+    _launched: int = field(default=0, init=False)
+    """Buckets that are sent."""
+
+    _announced: int | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        torch_op(self.op)
+        self._group = _own_group(self.parameters)
+        self._buckets = [*_buckets(self.parameters)]
+        self._bucket_of = {
+            parameter: bucket for bucket in self._buckets for parameter in bucket.parameters
+        }
+        self._number = len(_reducers)
+        _reducers.append(self)
+        self.reset()
+        for parameter in self.parameters:
+            parameter.register_post_accumulate_grad_hook(self._add)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether gradients are being reduced."""
+        return self._announced is not None
+
+    def reset(self) -> None:
+        """Forget which gradients are there."""
+        self._seen = dict.fromkeys(self.parameters, 0)
+        self._launched, self._announced = 0, None
+        for bucket in self._buckets:
+            bucket.missing = len(bucket.parameters)
+            bucket.sent = bucket.work = None
+
+    def synchronize(self) -> None:
+        """Replace each parameter's gradient by that of all ranks."""
+        self._begin()
+        self._launch(until=len(self._buckets))
+        for bucket in self._buckets:
+            bucket.work.wait()
+        assert self._announced is not None
+        completed(self._announced)
+        for bucket in self._buckets:
+            self._unpack(bucket)
+        self.reset()
+
+    def take_part(self) -> None:
+        """Take part in other ranks' step with zeros."""
+        works = []
+        for bucket in self._buckets:
+            first = bucket.parameters[0]
+            zeros, _ = self.compression.compress(
+                on_group_device(torch.zeros(bucket.size, dtype=first.dtype, device=first.device))
+            )
+            works.append(dist.all_reduce(zeros, torch_op(self.op), self._group, async_op=True))
+        for work in works:
+            work.wait()
+
+    def _add(self, parameter: torch.Tensor) -> None:
+        assert isinstance(parameter, torch.nn.Parameter)
+        self._seen[parameter] += 1
+        if self._seen[parameter] > self.passes:
+            raise AssertionError(
+                f"Gradients were computed in more than backward_passes_per_step={self.passes} "
+                "backward passes before step(). Raise backward_passes_per_step to add up the "
+                "gradients of more passes."
+            )
+        if self._seen[parameter] < self.passes:
+            return
+        self._begin()
+        self._bucket_of[parameter].missing -= 1
+        ready = self._launched
+        while ready < len(self._buckets) and not self._buckets[ready].missing:
+            ready += 1
+        self._launch(until=ready)
+
+    def _begin(self) -> None:
+        if self._announced is None:
+            self._announced = announce("gradients", self._number)
+
+    def _launch(self, *, until: int) -> None:
+        for bucket in self._buckets[self._launched : until]:
+            self._pack(bucket)
+            bucket.work = dist.all_reduce(
+                bucket.sent, torch_op(self.op), self._group, async_op=True
+            )
+        self._launched = max(self._launched, until)
+
+    @torch.no_grad()
+    def _pack(self, bucket: _Bucket) -> None:
+        flat = torch.cat([self._gradient(parameter).reshape(-1) for parameter in bucket.parameters])
+        scale(flat, 1 / self.predivide)
+        bucket.sent, bucket.compressed_as = self.compression.compress(on_group_device(flat))
+
+    def _gradient(self, parameter: torch.nn.Parameter) -> torch.Tensor:
+        gradient = parameter.grad
+        if gradient is None:
+            return torch.zeros_like(parameter)
+        if gradient.is_sparse:
+            self._sparse.add(parameter)
+            return gradient.to_dense()
+        return gradient.to(parameter.dtype)
+
+    @torch.no_grad()
+    def _unpack(self, bucket: _Bucket) -> None:
+        assert bucket.sent is not None
+        flat = self.compression.decompress(bucket.sent, bucket.compressed_as)
+        scale(flat, self.predivide / (dist.get_world_size() if self.op is Average else 1))
+        sizes = [parameter.numel() for parameter in bucket.parameters]
+        for parameter, part in zip(bucket.parameters, flat.split(sizes), strict=True):
+            reduced = part.view(parameter.shape).to(parameter.device)
+            if parameter in self._sparse:
+                parameter.grad = reduced.to_sparse(1)
+            elif parameter.grad is None:
+                parameter.grad = reduced.clone()
+            else:
+                parameter.grad.copy_(reduced)
+
+
+_reducers: list[GradientReducer] = []
+"""Of this attempt, in the order in which the optimizers were made."""
+
+
+def take_part(number: int) -> None:
+    """Take part in other ranks' step of the optimizer of this number, with zeros."""
+    _reducers[number].take_part()
+
+
+def _own_group(parameters: Sequence[torch.nn.Parameter]) -> Any:
+    """A group for gradients, whose operations needn't be in order with those of the script."""
+    device = parameters[0].device if parameters else current_device()
+    group = gradient_group(device)
+    return dist.new_group() if group is dist.group.WORLD else group
+
+
+def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[_Bucket]:
+    """Put parameters together, the last first: their gradients come first."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.nn.Parameter]] = {}
+    for parameter in reversed(parameters):
+        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    for alike in kinds.values():
+        bucket: list[torch.nn.Parameter] = []
+        held = 0
+        for parameter in alike:
+            bucket.append(parameter)
+            held += parameter.numel() * parameter.element_size()
+            if held >= _BUCKET:
+                yield _Bucket(parameters=bucket)
+                bucket, held = [], 0
+        if bucket:
+            yield _Bucket(parameters=bucket)

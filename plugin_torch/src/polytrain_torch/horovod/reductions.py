@@ -1,0 +1,308 @@
+"""Sums and averages over all ranks: `allreduce` and its forms."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from polytrain_torch.engine import current_device
+from polytrain_torch.horovod.announcements import announce
+from polytrain_torch.horovod.basics import context
+from polytrain_torch.horovod.compression import Compression, Compressor
+from polytrain_torch.horovod.handles import Pending, handle_of, synchronize
+
+
+class ReduceOp(Enum):
+    """How the tensors of all ranks become one."""
+
+    AVERAGE = "Average"
+    SUM = "Sum"
+    ADASUM = "Adasum"
+    MIN = "Min"
+    MAX = "Max"
+    PRODUCT = "Product"
+
+
+Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
+Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
+
+_TORCH = {
+    # Not every process group has an average of its own.
+    ReduceOp.AVERAGE: dist.ReduceOp.SUM,
+    ReduceOp.SUM: dist.ReduceOp.SUM,
+    ReduceOp.MIN: dist.ReduceOp.MIN,
+    ReduceOp.MAX: dist.ReduceOp.MAX,
+    ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
+}
+
+
+def torch_op(op: Any) -> Any:
+    """torch's operation; an average is a sum that is divided afterwards.
+
+    Raises:
+        NotImplementedError: it is Adasum.
+        ValueError: it isn't one of Horovod's.
+    """
+    if op is ReduceOp.ADASUM:
+        raise NotImplementedError(
+            "op=hvd.Adasum: there is no Adasum here. Use hvd.Average, with a learning rate that is "
+            "scaled to the number of ranks if the script expects it."
+        )
+    if op not in _TORCH:
+        raise ValueError(f"op={op!r}: give hvd.Average, Sum, Min, Max or Product")
+    return _TORCH[op]
+
+
+def op_of(op: Any, average: bool | None) -> Any:
+    """The operation that two arguments mean, of which the older one is `average`.
+
+    Raises:
+        ValueError: both are given.
+    """
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ValueError("average and op say the same. Give op only: hvd.Average or hvd.Sum")
+    warnings.warn(
+        "average is Horovod's old argument: write op=hvd.Average or op=hvd.Sum",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return Average if average else Sum
+
+
+def refuse_process_set(process_set: Any) -> None:
+    """Raise an error for a part of the ranks."""
+    if process_set is not None:
+        raise NotImplementedError(
+            "process_set: all ranks are one process set here. Leave it out, or use "
+            "torch.distributed with a group of its own"
+        )
+
+
+def scale(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """Multiply a tensor in place. Whole numbers are cut off, as by Horovod."""
+    if factor != 1.0:
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.mul_(factor)
+        else:
+            tensor.copy_((tensor.double() * factor).to(tensor.dtype))
+    return tensor
+
+
+def on_group_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor where the process group reaches it: NCCL doesn't reach the CPU."""
+    if tensor.device.type == "cpu" and dist.get_backend() == "nccl":
+        return tensor.to(current_device())
+    return tensor
+
+
+def started(
+    call: str, tensors: Sequence[torch.Tensor], op: Any, prescale: float, postscale: float
+) -> Pending:
+    """Start to reduce tensors; the result is a list of new ones."""
+    size, reduce = context().get_world_size(), torch_op(op)
+    shapes = [f"{each.dtype} {[*each.shape]}" for each in tensors]
+    number = announce(call, op.value, *shapes)
+    # `clone` keeps the order in memory, which may differ between ranks.
+    sent = [
+        scale(on_group_device(each.detach()).clone(memory_format=torch.contiguous_format), prescale)
+        for each in tensors
+    ]
+    works = [dist.all_reduce(each, reduce, async_op=True) for each in sent]
+    factor = postscale / size if op is Average else postscale
+
+    def finish() -> list[torch.Tensor]:
+        pairs = zip(sent, tensors, strict=True)
+        return [scale(each, factor).to(given.device) for each, given in pairs]
+
+    return Pending(works=works, finish=finish, number=number)
+
+
+class _Allreduce(torch.autograd.Function):
+    """The gradient of a reduction is the same reduction of the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, options: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
+        ctx.options = options
+        return tuple(started("allreduce", tensors, *options).wait())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return (None, *_Allreduce.apply(ctx.options, *gradients))
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
+) -> torch.Tensor:
+    """The average (or another `op`) of the tensors of all ranks, as a new tensor.
+
+    It can be differentiated: the gradient is the same reduction of all ranks' gradients.
+
+    Args:
+        tensor: of the same shape and type on every rank.
+        average: older than `op`: True for the average, False for the sum.
+        name: no effect: ranks make the same calls in the same order.
+        compression: of what is sent.
+        op: `Average` by default; `Sum`, `Min`, `Max` or `Product`.
+        prescale_factor: multiplies the tensor before.
+        postscale_factor: multiplies the result.
+        process_set: refused; leave it out.
+    """
+    refuse_process_set(process_set)
+    [reduced] = grouped_allreduce(
+        [tensor], None, name, compression, op_of(op, average), prescale_factor, postscale_factor
+    )
+    return reduced
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
+) -> list[torch.Tensor]:
+    """`allreduce` of several tensors."""
+    refuse_process_set(process_set)
+    options = (op_of(op, average), prescale_factor, postscale_factor)
+    compressed = [compression.compress(tensor) for tensor in tensors]
+    reduced = _Allreduce.apply(options, *(tensor for tensor, _ in compressed))
+    pairs = zip(reduced, compressed, strict=True)
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in pairs]
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
+) -> int:
+    """Start an `allreduce`; return a handle for `synchronize`."""
+    refuse_process_set(process_set)
+    return _handle([tensor], op_of(op, average), prescale_factor, postscale_factor, is_one=True)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
+) -> int:
+    """Start an `allreduce` in place; return a handle for `synchronize`."""
+    refuse_process_set(process_set)
+    scales = (prescale_factor, postscale_factor)
+    return _handle([tensor], op_of(op, average), *scales, in_place=True, is_one=True)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
+) -> torch.Tensor:
+    """`allreduce` in place."""
+    scales = (prescale_factor, postscale_factor)
+    handle = allreduce_async_(tensor, None, name, op_of(op, average), *scales, process_set)
+    reduced: torch.Tensor = synchronize(handle)
+    return reduced
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
+) -> int:
+    """Start an `allreduce` of several tensors; return a handle for `synchronize`."""
+    refuse_process_set(process_set)
+    return _handle(tensors, op_of(op, average), prescale_factor, postscale_factor)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
+) -> int:
+    """Start an `allreduce` of several tensors in place; return a handle for `synchronize`."""
+    refuse_process_set(process_set)
+    return _handle(tensors, op_of(op, average), prescale_factor, postscale_factor, in_place=True)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: None = None,
+) -> list[torch.Tensor]:
+    """`allreduce` of several tensors in place."""
+    scales = (prescale_factor, postscale_factor)
+    handle = grouped_allreduce_async_(tensors, None, name, op_of(op, average), *scales, process_set)
+    reduced: list[torch.Tensor] = synchronize(handle)
+    return reduced
+
+
+def _handle(
+    tensors: Sequence[torch.Tensor],
+    op: Any,
+    prescale: float,
+    postscale: float,
+    *,
+    in_place: bool = False,
+    is_one: bool = False,
+) -> int:
+    """Start to reduce tensors.
+
+    Args:
+        tensors: of this rank.
+        op: Horovod's operation.
+        prescale: multiplies them before.
+        postscale: multiplies the results.
+        in_place: the results replace the tensors.
+        is_one: there is one tensor, and the result isn't a list.
+    """
+    pending = started("allreduce", tensors, op, prescale, postscale)
+
+    def finish() -> Any:
+        results: list[torch.Tensor] = pending.finish()
+        if in_place:
+            for tensor, reduced in zip(tensors, results, strict=True):
+                tensor.detach().copy_(reduced)
+            results = [*tensors]
+        return results[0] if is_one else results
+
+    return handle_of(Pending(works=pending.works, finish=finish, number=pending.number))

@@ -1,0 +1,192 @@
+"""Horovod's interface: its names, and arguments that are refused. In this process."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import polytrain
+import polytrain_torch.horovod as hvd
+
+# What `horovod.torch` 0.28.1 exports.
+NAMES = """
+elastic Compression allgather_object broadcast_object broadcast_optimizer_state
+broadcast_parameters allreduce allreduce_async allreduce_ allreduce_async_ grouped_allreduce
+grouped_allreduce_async grouped_allreduce_ grouped_allreduce_async_ sparse_allreduce_async
+allgather allgather_async grouped_allgather grouped_allgather_async broadcast broadcast_async
+broadcast_ broadcast_async_ alltoall alltoall_async reducescatter reducescatter_async
+grouped_reducescatter grouped_reducescatter_async join barrier poll synchronize init shutdown
+is_initialized start_timeline stop_timeline size local_size cross_size rank local_rank cross_rank
+mpi_threads_supported mpi_enabled mpi_built gloo_enabled gloo_built nccl_built ddl_built ccl_built
+cuda_built rocm_built ProcessSet global_process_set add_process_set remove_process_set Average Sum
+Adasum Min Max Product HorovodInternalError DistributedOptimizer SyncBatchNorm
+""".split()  # noqa: SIM905  # read more easily
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_name_is_here_or_has_a_sentence(name: str) -> None:
+    if name in hvd.MISSING:
+        with pytest.raises(AttributeError, match=rf"has no {name}: \w"):
+            getattr(hvd, name)
+    else:
+        assert name in hvd.__all__
+        assert getattr(hvd, name) is not None
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'allredcue'"):
+        hvd.allredcue  # noqa: B018
+
+
+def linear() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Linear(2, 1)
+    return model, torch.optim.Adam(model.parameters())
+
+
+def wrapped(**options: Any) -> Any:
+    model, optimizer = linear()
+    options.setdefault("named_parameters", model.named_parameters())
+    return hvd.DistributedOptimizer(optimizer, **options)
+
+
+WRONG: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "adasum": (lambda: hvd.allreduce(torch.ones(1), op=hvd.Adasum), NotImplementedError, "Average"),
+    "adasum optimizer": (lambda: wrapped(op=hvd.Adasum), NotImplementedError, "Average"),
+    "op": (lambda: hvd.allreduce(torch.ones(1), op="sum"), ValueError, "op='sum'"),
+    "average and op": (
+        lambda: hvd.allreduce(torch.ones(1), average=True, op=hvd.Sum),
+        ValueError,
+        "say the same",
+    ),
+    "process set": (
+        lambda: hvd.allreduce(torch.ones(1), process_set=object()),  # type: ignore[arg-type]
+        NotImplementedError,
+        "one process set",
+    ),
+    "process sets": (
+        lambda: hvd.init(process_sets="dynamic"),  # type: ignore[arg-type]
+        NotImplementedError,
+        "one process set",
+    ),
+    "comm": (lambda: hvd.init(comm=[0]), NotImplementedError, "comm"),  # type: ignore[arg-type]
+    "root": (lambda: hvd.broadcast(torch.ones(1), root_rank=5), ValueError, "root_rank=5"),
+    "splits": (lambda: hvd.alltoall(torch.ones(3), splits=[2]), ValueError, "add up to 3"),
+    "scalar": (lambda: hvd.allgather(torch.ones(())), ValueError, "first dimension"),
+    "parameters": (lambda: hvd.broadcast_parameters(3, 0), ValueError, "model.state_dict"),
+    "passes": (lambda: wrapped(backward_passes_per_step=0), ValueError, "passes_per_step=0"),
+    "predivide": (
+        lambda: wrapped(gradient_predivide_factor=2.0, op=hvd.Sum),
+        ValueError,
+        "gradient_predivide_factor=2.0",
+    ),
+    "names": (lambda: wrapped(named_parameters=[torch.ones(1)]), ValueError, "pairs of name"),
+    "no names": (lambda: wrapped(named_parameters=[]), ValueError, "has 2 more"),
+    "names twice": (
+        lambda: wrapped(named_parameters=[("a", torch.ones(1)), ("a", torch.ones(1))]),
+        ValueError,
+        "named 'a'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_argument(run: Any, name: str) -> None:
+    call, kind, words = WRONG[name]
+
+    def train() -> None:
+        if "comm" not in name and "sets" not in name:
+            hvd.init()
+        with pytest.raises(kind, match=words):
+            call()
+
+    run(train)
+
+
+def test_optimizer_is_the_one_that_it_wraps(run: Any) -> None:
+    def train() -> None:
+        hvd.init()
+        model, optimizer = linear()
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        before = copy.deepcopy(optimizer.state_dict())
+        distributed = hvd.DistributedOptimizer(optimizer)
+        assert isinstance(distributed, torch.optim.Adam)
+        assert str(distributed.state_dict()) == str(before)
+        scheduler = torch.optim.lr_scheduler.StepLR(distributed, 1, gamma=0.5)
+        steps: list[int] = []
+        distributed.register_step_post_hook(lambda *_: steps.append(1))
+        distributed.load_state_dict(before)
+        distributed.step()
+        scheduler.step()
+        assert distributed.param_groups[0]["lr"] == 0.0005
+        assert steps == [1]
+
+    run(train)
+
+
+def test_step_after_synchronize_warns(run: Any) -> None:
+    def train() -> None:
+        hvd.init()
+        distributed = wrapped()
+        distributed.synchronize()
+        with pytest.warns(UserWarning, match="skip_synchronize"):
+            distributed.step()
+
+    run(train)
+
+
+def test_state_goes_back_to_the_last_save(run: Any) -> None:
+    def train() -> None:
+        hvd.init()
+        model, optimizer = linear()
+        state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=1, seen=[1])
+        weights = copy.deepcopy(model.state_dict())
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        state.epoch, state.seen = 2, [*state.seen, 2]
+        state.restore()
+        assert str(model.state_dict()) == str(weights)
+        assert optimizer.state_dict()["state"] == {}
+        assert (state.epoch, state.seen) == (1, [1])
+        state.epoch = 5
+        state.commit()
+        state.epoch = 6
+        state.restore()
+        assert state.epoch == 5
+        polytrain.report({"done": 1})
+
+    assert [each.get("epoch") for each in run(train).history] == [5, None]
+
+
+def test_sampler_divides_what_is_left(run: Any) -> None:
+    def train() -> None:
+        hvd.init()
+        sampler = hvd.elastic.ElasticSampler(range(10), seed=3)
+        first = [*sampler]
+        assert sorted(first) == [*range(10)]
+        sampler.record_batch(0, 4)
+        saved = sampler.state_dict()
+        sampler.load_state_dict(saved)
+        assert [*sampler] == first[4:]
+        assert len(sampler) == 6
+        sampler.set_epoch(1)
+        assert sorted(sampler) == [*range(10)]
+        assert [*sampler] != first
+        assert [*hvd.elastic.ElasticSampler(range(10), shuffle=False)] == [*range(10)]
+
+    run(train)
+
+
+def test_a_handle_has_one_result(run: Any) -> None:
+    def train() -> None:
+        hvd.init()
+        handle = hvd.allreduce_async(torch.ones(2))
+        assert torch.equal(hvd.synchronize(handle), torch.ones(2))
+        assert hvd.synchronize(handle) is None
+        assert hvd.poll(handle)
+
+    run(train)
