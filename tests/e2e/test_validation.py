@@ -154,8 +154,8 @@ def test_what_it_prints_is_kept(validated: Result) -> None:
 
 FAILURES = {
     "raises": r"ValueError: not good enough",
-    "is killed": r"its process killed by SIGKILL before the function returned",
-    "exits": r"its process exited with code 3 before the function returned",
+    "is killed": r"its process was killed by SIGKILL before it returned",
+    "exits": r"its process exited with code 3 before it returned",
     "takes too long": r"it took more than timeout_s=0\.5 seconds, and was killed",
     "returns nothing": r"TypeError: The validation function must return a dict .* returned None",
     "returns a list": r"TypeError: The validation function must return a dict .* returned a list",

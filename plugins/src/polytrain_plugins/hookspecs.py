@@ -1,4 +1,4 @@
-"""The whole extension surface: one hook that provides backends, six that observe a run.
+"""The whole extension surface: one hook that provides backends, seven that observe a run.
 
 A choice between several is a class (`Backend`); a notification of all is a hook. Observer hooks
 are called in the process that called `fit()`, in the order of the events, and may take any subset
@@ -47,6 +47,10 @@ class ObserverHooks:
     @hookspec
     def polytrain_checkpoint_committed(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:
         """A checkpoint has been committed: no later failure loses it."""
+
+    @hookspec
+    def polytrain_checkpoint_validated(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:
+        """A checkpoint was validated. What that has returned is among the checkpoint's metrics."""
 
     @hookspec
     def polytrain_attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:

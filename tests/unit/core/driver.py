@@ -190,6 +190,7 @@ class Driver:
     validation: Callable[[ValidationTask], Validated | NotValidated] | None = None
     """What becomes of the validation of a checkpoint; None if checkpoints aren't validated."""
 
+    observers: Observers = field(default_factory=Observers)
     released: threading.Event = field(default_factory=threading.Event)
     """Set when training has ended and the run waits for validations alone."""
 
@@ -232,7 +233,7 @@ class Driver:
             BackgroundTasks(wake=group.wake, at_once=True) as background_tasks,
         ):
             journal.opened(anew=True, identity={}, world_size=self.world_size)
-            observers = Observers()
+            observers = self.observers
             validations = self.validations(self.manager, journal)
             self.controller = Controller(
                 run=run,

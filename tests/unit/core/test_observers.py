@@ -41,6 +41,10 @@ class Diary:
         self.entries.append(("committed", checkpoint))
 
     @hookimpl
+    def polytrain_checkpoint_validated(self, checkpoint: CheckpointInfo) -> None:
+        self.entries.append(("validated", checkpoint))
+
+    @hookimpl
     def polytrain_attempt_ended(self, outcome: Outcome, attempt: Attempt) -> None:
         self.entries.append(("attempt ended", attempt, outcome))
 
@@ -72,6 +76,7 @@ def test_observers_hear_everything_with_the_arguments_that_they_ask_for() -> Non
     observers.attempt_started(RUN, ATTEMPT)
     observers.reported(RUN, REPORT)
     observers.checkpoint_committed(RUN, CHECKPOINT)
+    observers.checkpoint_validated(RUN, CHECKPOINT)
     observers.attempt_ended(RUN, ATTEMPT, OUTCOME)
     observers.run_ended(RUN, OUTCOME)
     assert diary.entries == [
@@ -79,6 +84,7 @@ def test_observers_hear_everything_with_the_arguments_that_they_ask_for() -> Non
         ("attempt started", RUN, ATTEMPT),
         ("reported", REPORT),
         ("committed", CHECKPOINT),
+        ("validated", CHECKPOINT),
         ("attempt ended", ATTEMPT, OUTCOME),
         ("run ended",),
     ]

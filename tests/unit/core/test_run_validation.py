@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,25 @@ from polytrain.common.config import CheckpointConfig
 from polytrain.common.errors import FailureKind, RunOwnedError
 from polytrain.common.events import DrainWanted, Purpose
 from polytrain.common.validation_config import ValidationConfig, ValidationTaskConfig
+from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.run.history import read_history
+from polytrain.ui.observers import Observers
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.validator import NotValidated, Validated, ValidationTask
+from polytrain_plugins import CheckpointInfo, hookimpl
+
+
+class Diary:
+    """An observer of validations."""
+
+    def __init__(self) -> None:
+        self.validated: list[tuple[int, Any]] = []
+
+    @hookimpl
+    def polytrain_checkpoint_validated(self, checkpoint: CheckpointInfo) -> None:
+        self.validated.append((checkpoint.step, checkpoint.metrics))
+
 
 Outcome = Callable[[ValidationTask], Validated | NotValidated]
 
@@ -237,3 +253,32 @@ def test_a_function_that_is_never_used_is_warned_about(
         assert run.conclude().succeeded
     assert "no checkpoint was validated" in caplog.text
     assert "validation=True" in caplog.text
+
+
+def test_observers_get_a_validated_checkpoint_with_its_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diary = Diary()
+    run = driver(tmp_path, monkeypatch, validation=failing, observers=Observers([diary]))
+    assert run.conclude().succeeded
+    # The second one has failed.
+    assert diary.validated == [(1, {"val": -1.0}), (3, {"val": -1.0}), (4, {"val": -2.0})]
+
+
+def test_the_next_driver_keeps_what_its_predecessor_has_not_validated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It deletes what is superseded as it starts, before it has validated anything."""
+    first = driver(tmp_path, monkeypatch, checkpoint_config=CheckpointConfig(num_to_keep=1))
+    first.validation = None
+    assert first.conclude().succeeded
+    validations = Validations()
+    manager = first.manager
+    [newest] = manager.checkpoints
+    older = replace(newest, number=0)
+    manager.checkpoints = [older, newest]
+    manager.validations = validations
+    validations.request(Validation(checkpoint=older.directory, step=1))
+    assert manager.superseded() == []
+    validations.end(Validation(checkpoint=older.directory, step=1, status=ValidationStatus.FAILED))
+    assert manager.superseded() == [older.directory]

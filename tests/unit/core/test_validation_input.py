@@ -176,6 +176,17 @@ def test_options_that_only_ray_has_need_ray() -> None:
     assert not list(inline_problems(ValidationConfig(fn=validate)))
 
 
+def test_memory_of_one_process_is_not_reached_by_another() -> None:
+    with pytest.raises(InvalidJobError, match=r"validation_config: .*'memory://runs/.*memory of"):
+        make_trainer(
+            "reference",
+            takes_nothing,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path="memory://runs"),
+            validation_config=ValidationConfig(fn=validate),
+        )
+
+
 # report(validation=…)
 
 

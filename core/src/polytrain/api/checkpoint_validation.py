@@ -15,6 +15,7 @@ from polytrain.common.validation_config import (
     options_of_ray,
     task_problems,
 )
+from polytrain.storage.location import Location, is_of_one_process
 from polytrain_plugins import Problem
 
 _FN = "ValidationConfig.fn"
@@ -73,6 +74,22 @@ def _function_problems(function: Any, task: ValidationTaskConfig) -> Iterator[Pr
             remedy="Pass a plain function",
         )
     yield from pickle_problems(_FN, function)
+
+
+def memory_problems(config: ValidationConfig | None, location: Location) -> Iterator[Problem]:
+    """Yield why the process of a validation can't reach a run that has no worker processes.
+
+    Args:
+        config: the user's; None if checkpoints aren't validated.
+        location: the run's.
+    """
+    if config is not None and is_of_one_process(location.address, location.filesystem):
+        yield Problem(
+            field="validation_config",
+            what=f"a validation has a process of its own, which can't reach {location.address!r}, "
+            "the memory of this one",
+            remedy="Give RunConfig(storage_path=…) a directory or an address",
+        )
 
 
 def inline_problems(config: ValidationConfig | None) -> Iterator[Problem]:

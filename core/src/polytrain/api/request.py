@@ -10,7 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from polytrain.api.checkpoint_validation import inline_problems, ray_problems, validation_problems
+from polytrain.api.checkpoint_validation import (
+    inline_problems,
+    memory_problems,
+    ray_problems,
+    validation_problems,
+)
 from polytrain.api.validation import (
     backend_problems,
     cluster_problems,
@@ -192,7 +197,10 @@ def _unreadable_start(error: Exception) -> Problem:
 
 def storage_problems_of(request: Request, location: Location) -> Iterable[Problem]:
     """Yield why a run can't be stored at this location."""
-    return storage_problems(location, num_workers=request.scaling.max_workers)
+    num_workers = request.scaling.max_workers
+    yield from storage_problems(location, num_workers=num_workers)
+    if num_workers == 0:
+        yield from memory_problems(request.validation, location)
 
 
 def resume_problems(resume: Any) -> Iterable[Problem]:

@@ -51,8 +51,8 @@ class ValidationConfig:
     """
 
     fn: Callable[..., Mapping[str, Any]]
-    """A `ValidationFn`, called as `fn(checkpoint, **fn_kwargs)`. Returns a dict of metrics, which are
-    added to the metrics of the checkpoint and to the history at its step."""
+    """A `ValidationFn`, called as `fn(checkpoint, **fn_kwargs)`. Returns a dict of metrics,
+    which are added to those of the checkpoint, and to the history at its step."""
 
     task_config: ValidationTaskConfig = field(default_factory=ValidationTaskConfig)
     """The default for each validation."""

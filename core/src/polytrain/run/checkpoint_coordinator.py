@@ -24,7 +24,7 @@ from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.common.errors import CheckpointError, Failure, FailureKind, RunOwnedError
 from polytrain.common.events import Failed
 from polytrain.policy.retention import missing_score
-from polytrain.policy.validation import Validation
+from polytrain.policy.validation import Validation, ValidationStatus
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.journal import Journal
 from polytrain.run.lease import Lease
@@ -106,6 +106,8 @@ class CheckpointCoordinator:
         info = self.manager.info_of(validation.checkpoint)
         if info is not None:
             self._check_score(validation.checkpoint, info.metrics)
+            if validation.status is ValidationStatus.VALIDATED:
+                self.observers.checkpoint_validated(self.run, info)
         # No driver may find a checkpoint deleted for metrics that are lost.
         self.background_tasks.give(self.journal.sync)
         self._retire()

@@ -42,6 +42,9 @@ class Observers:
     def checkpoint_committed(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:
         self._tell("polytrain_checkpoint_committed", run=run, checkpoint=checkpoint)
 
+    def checkpoint_validated(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:
+        self._tell("polytrain_checkpoint_validated", run=run, checkpoint=checkpoint)
+
     def attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
         self._tell("polytrain_attempt_ended", run=run, attempt=attempt, outcome=outcome)
 

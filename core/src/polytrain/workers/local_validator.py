@@ -218,10 +218,10 @@ class _Process:
     def death(self) -> NotValidated:
         """Why there is no outcome."""
         is_lack_of_memory = self.how == _SIGKILLED and oom_kills() > self._oom_kills
-        memory = " by the kernel, which was out of memory," if is_lack_of_memory else ""
+        memory = ", as the kernel was out of memory," if is_lack_of_memory else ""
         said = next(each.last_words for each in self._streams.values() if each.name == "stderr")
         return NotValidated(
-            reason=f"its process {self.how}{memory} before the function returned", output=said
+            reason=f"its process {_verb(self.how)}{memory} before it returned", output=said
         )
 
     def _close_theirs(self) -> None:
@@ -253,6 +253,10 @@ class _Stream:
     def _pass_on(self, text: str) -> None:
         if text:
             self._tell(Output(attempt=0, rank=None, stream=self.name, text=text))
+
+
+def _verb(how: str) -> str:
+    return f"was {how}" if how.startswith("killed") else how
 
 
 def _outcome(message: Message) -> Validated | NotValidated:
