@@ -32,6 +32,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "polytrain_torch.accelerate",
         "polytrain_torch.deepspeed",
         "polytrain_torch.keras",
+        "polytrain_torch.horovod",
+        "polytrain_torch.horovod.elastic",
     ),
     "XGBoost": (
         "polytrain_xgboost",

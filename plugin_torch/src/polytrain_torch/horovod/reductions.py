@@ -28,8 +28,23 @@ class ReduceOp(Enum):
     PRODUCT = "Product"
 
 
-Average, Sum, Adasum = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.ADASUM
-Min, Max, Product = ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT
+Average = ReduceOp.AVERAGE
+"""The sum, divided by the number of ranks."""
+
+Sum = ReduceOp.SUM
+"""The sum."""
+
+Adasum = ReduceOp.ADASUM
+"""Refused where it is used: there is no Adasum here."""
+
+Min = ReduceOp.MIN
+"""The smallest value of each element."""
+
+Max = ReduceOp.MAX
+"""The largest value of each element."""
+
+Product = ReduceOp.PRODUCT
+"""The product."""
 
 _TORCH = {
     # Not every process group has an average of its own.
