@@ -21,10 +21,12 @@ from polytrain.storage.location import Location
 from polytrain.workers.agent import Agent, AgentSpec
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
+from polytrain.workers.job_memory import JobMemory
 from polytrain.workers.messages import SocketChannel
 from polytrain.workers.processes.agent_side import Listener
 from polytrain.workers.processes.client import ZygoteSpec
 from polytrain.workers.shard_cache import ShardCache
+from polytrain_plugins import Offer
 
 HERE = NodeAddress(node_id="node", host="127.0.0.1")
 
@@ -90,13 +92,11 @@ async def told(agent: Agent, kind: type[Happening]) -> Any:
     raise AssertionError("the agent has ended")
 
 
-def with_agent(
-    spec: AgentSpec, test: Callable[[Agent], Awaitable[None]], *, job: bytes = b""
-) -> None:
+def with_agent(spec: AgentSpec, test: Callable[[Agent], Awaitable[None]]) -> None:
     async def run() -> None:
-        agent = Agent(spec, HERE, {})
+        agent = Agent(spec, HERE, {}, JobMemory())
         await agent.place()
-        await agent.prepare((0, 1), None, job)
+        await agent.prepare((0, 1), None, b"job")
         await test(agent)
         await agent.end()
 
@@ -160,19 +160,20 @@ def test_an_attempt_ends_though_its_rows_are_still_read(
     with_agent(spec, test)
 
 
-def test_an_agent_is_there_while_a_process_does_not_read_its_job(spec: AgentSpec) -> None:
+def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: AgentSpec) -> None:
     """A process that is stopped, or hangs while it starts, reads nothing."""
-    job = bytes(4 << 20)
+    offers = (Offer(host="127.0.0.1", port=1, details={"long": "x" * (4 << 20)}),)
 
     async def test(agent: Agent) -> None:
         await agent.launch((0, 1), order(), ())
-        await agent.send_roster(0, ())
+        await agent.send_roster(0, offers)
         await agent.dump_stacks(0, pausing=False)
         assert "it has not been forked yet" in (await told(agent, Stacks)).text
         process = SocketChannel(FakeZygotes.theirs)
         receive = asyncio.get_running_loop().run_in_executor
         start, roster = [await receive(None, process.receive) for _ in range(2)]
-        assert (start[0], start[1] == job, roster[0]) == ("start", True, "roster")
+        assert (start[0], roster[0]) == ("start", "roster")
+        assert len(str(roster[1:])) > 4 << 20
         agent.process_ended(0, "exited with code 3", killed=False)
 
-    with_agent(spec, test, job=job)
+    with_agent(spec, test)

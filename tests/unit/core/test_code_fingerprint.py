@@ -129,3 +129,10 @@ def test_what_a_function_holds_counts(one: Any, other: Any) -> None:
 def test_builtin_functions_are_known_by_their_names() -> None:
     assert code_fingerprint(len) == code_fingerprint(len)
     assert code_fingerprint(len) != code_fingerprint(print)
+
+
+def test_long_bytes_differ_by_what_is_in_them() -> None:
+    weights = bytes(1 << 20)
+    others = weights[:-1] + b"1"
+    fingerprints = {code_fingerprint([value]) for value in (weights, others, bytes(weights))}
+    assert len(fingerprints) == 2

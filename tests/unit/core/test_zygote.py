@@ -278,8 +278,9 @@ def run_in_worker(
     ours, theirs = socket.socketpair()
     with ours, theirs, closing(Page()) as page, open(os.devnull, "r+b") as nothing:
         order = pickle.dumps(Running(expression))
-        ours.sendall(pack(["start", b"", order, 0, "/"]))
-        descriptors = [theirs.fileno(), nothing.fileno(), nothing.fileno(), page.descriptor]
+        ours.sendall(pack(["start", order, 0, "/"]))
+        no_job = nothing.fileno()
+        descriptors = [theirs.fileno(), *[nothing.fileno()] * 2, page.descriptor, no_job]
         connection.request(
             ["fork", number, {**os.environ, **variables}, "/", list(sys.path), WORKER], descriptors
         )

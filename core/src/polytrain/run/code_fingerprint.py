@@ -11,7 +11,10 @@ import platform
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeGuard
+
+_LONG = 1 << 16
+"""Bytes of which the text isn't made."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -44,7 +47,8 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
     elif isinstance(value, _PLAIN):
         # Small numbers are shared objects, so their identity means nothing.
         seen.discard(id(value))
-        yield repr(value)
+        # Weights, say: their text is three times as long, and takes seconds.
+        yield f"bytes {hashlib.sha256(value).hexdigest()}" if _is_long(value) else repr(value)
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _parts(inner, seen)
@@ -106,6 +110,10 @@ def _parts_of_object(value: Any, seen: set[int]) -> Iterator[str]:
 def _names_in(code: CodeType) -> set[str]:
     inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*map(_names_in, inner))
+
+
+def _is_long(value: Any) -> TypeGuard[bytes]:
+    return isinstance(value, bytes) and len(value) > _LONG
 
 
 def _content(cell: Any) -> Any:

@@ -31,6 +31,7 @@ from polytrain.monitoring.health_events import Overstayed, Stacks, Started, Unki
 from polytrain.workers.group import Happening
 from polytrain.workers.import_path import import_path
 from polytrain.workers.job import LaunchOrder
+from polytrain.workers.job_memory import JobMemory
 from polytrain.workers.messages import (
     Message,
     checkpoints_message,
@@ -101,12 +102,19 @@ class AgentSpec:
 class Agent:
     """All its methods run on one event loop."""
 
-    def __init__(self, spec: AgentSpec, place: NodeAddress, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        spec: AgentSpec,
+        place: NodeAddress,
+        variables: Mapping[str, str],
+        job_memory: JobMemory,
+    ) -> None:
         """
         Args:
             spec: the settings of all agents of the run.
             place: this agent's node.
             variables: environment variables of worker processes here, which others override.
+            job_memory: the memory of the run's job, which all agents of a host share.
         """
         self._spec = spec
         self._place = place
@@ -142,7 +150,10 @@ class Agent:
         """The attempt whose rows and starting checkpoint are waited for."""
 
         self._scratch: Scratch | None = None
-        self._job = b""
+        self._job_memory = job_memory
+        self._job = -1
+        """The descriptor of the job's memory, once there is a rank."""
+
         self._seat: tuple[int, int] | None = None
         self._seated = asyncio.Condition()
         self._has_roster = -1
@@ -161,7 +172,7 @@ class Agent:
     async def prepare(self, seat: tuple[int, int], data: CacheRequest | None, job: bytes) -> None:
         """Take a rank and a world size, and start to read its data. `launch` waits for the data."""
         async with self._seated:
-            self._seat, self._job = seat, job
+            self._seat, self._job = seat, self._job_memory.keep(job)
             self._data.request(data)
             self._seated.notify_all()
 
@@ -348,6 +359,7 @@ class Agent:
             directory=self._directory,
             descriptors=[
                 *worker.theirs,
+                self._job,
                 *(held.descriptors if held else ()),
                 *(line.fileno() for line in lines),
             ],
@@ -357,7 +369,7 @@ class Agent:
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines)))
         self._events.put_nowait(Started(attempt=order.attempt, rank=self._rank))
-        worker.begin(["start", self._job, what, self._rank, str(self._scratch.path)])
+        worker.begin(["start", what, self._rank, str(self._scratch.path)])
 
     def _give_up(self, worker: ProcessConnection) -> None:
         """Don't wait for a killed process any more: it runs none of its code again."""

@@ -15,6 +15,7 @@ from typing import Any
 from polytrain.common.placement import NodeAddress
 from polytrain.workers.agent import Agent, AgentSpec
 from polytrain.workers.group import Happening
+from polytrain.workers.job_memory import JobMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class AgentHost:
         self._place = place
         self._variables = variables
         self._tell = tell
+        self._job_memory = JobMemory()
         self._agents: dict[int, Agent] = {}
         self._serving: dict[int, asyncio.Task[None]] = {}
         self._zygotes: list[subprocess.Popen[bytes]] = []
@@ -64,7 +66,9 @@ class AgentHost:
 
     def start(self, number: int) -> None:
         """Start an agent of this number."""
-        agent = self._agents[number] = Agent(self._spec, self._place, self._variables)
+        agent = self._agents[number] = Agent(
+            self._spec, self._place, self._variables, self._job_memory
+        )
         serving = self._watched(number, self._serve(number, agent))
         self._serving[number] = asyncio.get_running_loop().create_task(serving)
 
@@ -98,6 +102,7 @@ class AgentHost:
     async def end_all(self) -> None:
         """End all agents, and wait for the end of the zygotes that they started."""
         await asyncio.gather(*map(self.end, list(self._agents)), return_exceptions=True)
+        self._job_memory.close()
         for zygote in self._zygotes:
             await asyncio.to_thread(zygote.wait)
 

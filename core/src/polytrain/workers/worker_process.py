@@ -21,6 +21,7 @@ from polytrain.monitoring.progress_page import Stage, enter, reports, write_to
 from polytrain.monitoring.stacks import be_readable
 from polytrain.workers.breakpoints import explain_breakpoints
 from polytrain.workers.job import LaunchOrder, WorkerJob
+from polytrain.workers.job_memory import unpickled_job
 from polytrain.workers.messages import (
     Channel,
     ConnectionClosedError,
@@ -189,25 +190,26 @@ def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, BatchedS
             )
 
 
-def main(connection: socket.socket, data_descriptors: Sequence[int]) -> int:
-    """Run the body of a worker process. The agent's first message holds the job.
+def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
+    """Run the body of a worker process. The agent's first message holds the attempt's order.
 
     Args:
         connection: the connection to the agent.
-        data_descriptors: memory with the data sets' specs, and with the rows that the agent
-            holds; last, connections to the agent for streaming data sets.
+        descriptors: memory with the job, with the data sets' specs, and with the rows that the
+            agent holds; last, connections to the agent for streaming data sets.
 
     Returns:
         The exit code: 0, or 1 if the agent is gone.
     """
     channel = ImportRecorder(connection)
     try:
-        _, pickled_job, pickled_order, rank, scratch = channel.receive()
+        job_in, *data_descriptors = descriptors
+        _, pickled_order, rank, scratch = channel.receive()
         order: LaunchOrder
         order, extents, streams = pickle.loads(pickled_order)
         channel.gather_reports(Ring(reports()), calls_every_s=calls_every_s(rank))
         try:
-            job: WorkerJob = pickle.loads(pickled_job)
+            job = unpickled_job(job_in)
         except Exception as error:
             error.add_note(
                 "The training function, its config or the backend could not be read in the worker. "
@@ -255,14 +257,14 @@ def _shards(
     )
 
 
-def run_and_exit(connection: socket.socket, page: int, data_descriptors: Sequence[int]) -> NoReturn:
+def run_and_exit(connection: socket.socket, page: int, descriptors: Sequence[int]) -> NoReturn:
     """Run `main` and exit, without returning into the zygote's frames."""
     code = 1
     try:
         write_to(page)
         be_readable(page)
         explain_breakpoints()
-        code = main(connection, data_descriptors)
+        code = main(connection, descriptors)
         # Run the libraries' exit handlers. Skip the interpreter's own finalisation: frameworks
         # take seconds for it, and there is nothing to save.
         atexit._run_exitfuncs()
@@ -273,15 +275,15 @@ def run_and_exit(connection: socket.socket, page: int, data_descriptors: Sequenc
         os._exit(code)
 
 
-def spawned(entry: str, connection_descriptor: int, page: int, *data_descriptors: int) -> None:
+def spawned(entry: str, connection_descriptor: int, page: int, *descriptors: int) -> None:
     """Call `run_and_exit` in a process that was spawned instead of forked.
 
     Args:
         entry: the module with `run_and_exit`; usually this one.
         connection_descriptor: descriptor of the socket to the agent.
         page: descriptor of the progress page.
-        data_descriptors: descriptors of the shards.
+        descriptors: further descriptors, for the entry.
     """
     die_with_parent(os.getppid())
     run = importlib.import_module(entry).run_and_exit
-    run(socket.socket(fileno=connection_descriptor), page, data_descriptors)
+    run(socket.socket(fileno=connection_descriptor), page, descriptors)

@@ -32,18 +32,19 @@ class ForkRequest:
     stdout: int
     stderr: int
     page: int
-    shards: tuple[int, ...]
+    others: tuple[int, ...]
+    """Further descriptors, for the entry."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """All descriptors of the request."""
-        return (self.connection, self.stdout, self.stderr, self.page, *self.shards)
+        return (self.connection, self.stdout, self.stderr, self.page, *self.others)
 
 
 def fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
     """Parse a message to a zygote, with its descriptors."""
     _, process_id, environment, directory, path, entry = request
-    connection, stdout, stderr, page, *shards = descriptors
+    connection, stdout, stderr, page, *others = descriptors
     return ForkRequest(
         id=process_id,
         environment=environment,
@@ -54,7 +55,7 @@ def fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
         stdout=stdout,
         stderr=stderr,
         page=page,
-        shards=tuple(shards),
+        others=tuple(others),
     )
 
 
@@ -72,7 +73,7 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         die_with_parent(parent)
         os.dup2(request.stdout, 1)
         os.dup2(request.stderr, 2)
-        close_all_but({0, 1, 2, request.connection, request.page, *request.shards})
+        close_all_but({0, 1, 2, request.connection, request.page, *request.others})
         sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -88,13 +89,13 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
     except BaseException:
         traceback.print_exc()
         os._exit(1)
-    run_and_exit(socket.socket(fileno=request.connection), request.page, request.shards)
+    run_and_exit(socket.socket(fileno=request.connection), request.page, request.others)
     os._exit(1)
 
 
 def spawn(request: ForkRequest) -> int:
     """Spawn a worker process with a new interpreter. Slower: it imports everything itself."""
-    descriptors = (request.connection, request.page, *request.shards)
+    descriptors = (request.connection, request.page, *request.others)
     with contextlib.suppress(OSError):
         os.chdir(request.directory)
     process = subprocess.Popen(
