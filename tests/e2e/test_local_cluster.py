@@ -58,6 +58,24 @@ def test_as_many_workers_start_as_the_machine_holds(quiet: RunConfig) -> None:
     assert result.metrics["world_size"] == int(cpus)
 
 
+def own_gpus() -> str:
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_each_worker_has_gpus_of_its_own(quiet: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("machine_resources", "local_cluster"):
+        monkeypatch.setattr(
+            f"polytrain.workers.{module}.visible_gpus", lambda environment: ("3", "GPU-1", "0", "5")
+        )
+    result = make_trainer(
+        "reference",
+        own_gpus,
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"GPU": 2}),
+        run_config=quiet,
+    ).fit()
+    assert result.return_values == ("3,GPU-1", "0,5")
+
+
 def test_more_workers_than_the_machine_holds(quiet: RunConfig) -> None:
     with pytest.raises(InvalidJobError) as caught:
         make_trainer(

@@ -25,6 +25,8 @@ ALONE = AvailableClusters(
     has_gpu_device=False,
 )
 
+WITH_GPUS = replace(ALONE, machine={**ALONE.machine, "GPU": 2.0}, has_gpu_device=True)
+
 
 def scaling(**options: Any) -> ScalingConfig:
     return ScalingConfig(**{"num_workers": 2, **options})
@@ -77,6 +79,29 @@ def test_what_one_machine_cannot_give_is_asked_of_ray(options: dict[str, Any], r
 def test_what_one_machine_can_give_needs_no_ray(options: dict[str, Any]) -> None:
     assert choose_cluster(scaling(**options), ALONE).is_local
     assert list(local_problems(scaling(cluster="local", **options), ALONE)) == []
+
+
+@pytest.mark.parametrize("options", [{"use_gpu": True}, {"resources_per_worker": {"GPU": 1}}])
+def test_whole_gpus_of_this_machine_need_no_ray(options: dict[str, Any]) -> None:
+    assert choose_cluster(scaling(**options), WITH_GPUS).is_local
+    assert list(local_problems(scaling(cluster="local", **options), WITH_GPUS)) == []
+
+
+def test_parts_of_a_gpu_need_ray() -> None:
+    halves = {"resources_per_worker": {"GPU": 0.5}}
+    choice = choose_cluster(scaling(**halves), WITH_GPUS)
+    assert choice.reason == "workers request GPU, which only Ray assigns"
+    [problem] = local_problems(scaling(cluster="local", **halves), WITH_GPUS)
+    assert "whole NVIDIA GPUs, of which this machine has 2" in problem.what
+
+
+def test_more_gpus_than_the_machine_has() -> None:
+    """More shares of its CPUs wouldn't help."""
+    wanted = scaling(num_workers=4, use_gpu=True)
+    assert choose_cluster(wanted, WITH_GPUS).is_local
+    [problem] = local_problems(wanted, WITH_GPUS)
+    assert problem.what == "4 workers are more than this machine can hold (4 CPU, 2 GPU)"
+    assert problem.remedy.startswith("Use num_workers=2, or use a Ray cluster")
 
 
 def test_ray_is_used_where_it_is_asked_for() -> None:

@@ -9,8 +9,8 @@ from polytrain.common.config import ScalingConfig
 from polytrain.policy.scaling import largest_fit
 from polytrain_plugins import Problem
 
-_OF_ONE_MACHINE = frozenset({"CPU", "memory"})
-"""Resources that a run can assign without Ray."""
+_OF_ONE_MACHINE = frozenset({"CPU", "memory", "GPU"})
+"""Resources that a run can assign without Ray; of GPUs only whole ones, and only NVIDIA's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +98,12 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
             "CPUs only",
             remedy="Leave cluster out, or set it to 'ray': Ray gives a validation what it asks for",
         )
-    others = _only_of_ray(scaling)
+    others = _only_of_ray(scaling, around)
     if others:
         yield Problem(
             field="ScalingConfig.resources_per_worker",
-            what=f"{', '.join(others)}: cluster='local' gives workers CPUs and memory only",
+            what=f"{', '.join(others)}: cluster='local' gives workers only CPUs, memory and whole "
+            f"NVIDIA GPUs, of which this machine has {around.machine.get('GPU', 0):g}",
             remedy="Leave cluster out, or set it to 'ray': Ray assigns every other resource",
         )
         return
@@ -112,9 +113,9 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
         yield Problem(
             field="ScalingConfig.num_workers",
             what=f"{least} workers are more than this machine can hold ({_has(scaling, around)})",
-            remedy=f"Use num_workers={max(1, fit.workers - scaling.standby)}, set "
-            "POLYTRAIN_LOCAL_CPUS to let workers share CPUs, or use a Ray cluster: set "
-            "RAY_ADDRESS, or call ray.init()",
+            remedy=f"Use num_workers={max(1, fit.workers - scaling.standby)}, "
+            f"{_share_cpus(scaling, around)}or use a Ray cluster: set RAY_ADDRESS, or call "
+            "ray.init()",
         )
 
 
@@ -147,13 +148,27 @@ def _reasons_for_ray(scaling: ScalingConfig, around: AvailableClusters) -> Itera
         yield "the validation function uses Ray"
     if around.validation_options:
         yield f"validations request {around.validation_options[0]}, which only Ray assigns"
-    if _only_of_ray(scaling):
-        yield f"workers request {_only_of_ray(scaling)[0]}, which only Ray assigns"
+    others = _only_of_ray(scaling, around)
+    if others:
+        yield f"workers request {others[0]}, which only Ray assigns"
 
 
-def _only_of_ray(scaling: ScalingConfig) -> list[str]:
+def _only_of_ray(scaling: ScalingConfig, around: AvailableClusters) -> list[str]:
     wanted = (name for name, amount in scaling.resources.items() if amount > 0)
-    return sorted(set(wanted) - _OF_ONE_MACHINE)
+    others = set(wanted) - _OF_ONE_MACHINE
+    gpus = scaling.resources.get("GPU", 0)
+    if gpus % 1 or (gpus and not around.machine.get("GPU")):
+        # A part of a GPU, or one that Ray knows how to find.
+        others.add("GPU")
+    return sorted(others)
+
+
+def _share_cpus(scaling: ScalingConfig, around: AvailableClusters) -> str:
+    """Return what to do if it is CPUs that are missing."""
+    needed = scaling.resources.get("CPU", 0) * (scaling.min_workers + scaling.standby)
+    if needed <= around.machine.get("CPU", 0):
+        return ""
+    return "set POLYTRAIN_LOCAL_CPUS to let workers share CPUs, "
 
 
 def _has(scaling: ScalingConfig, around: AvailableClusters) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from polytrain.common.placement import NodeAddress
@@ -64,10 +65,15 @@ class AgentHost:
         self._zygotes: list[subprocess.Popen[bytes]] = []
         """Those that agents started which have ended. Other agents may still use them."""
 
-    def start(self, number: int) -> None:
-        """Start an agent of this number."""
+    def start(self, number: int, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Start an agent.
+
+        Args:
+            number: its number.
+            variables: environment variables of its worker processes, which override others.
+        """
         agent = self._agents[number] = Agent(
-            self._spec, self._place, self._variables, self._job_memory
+            self._spec, self._place, {**self._variables, **variables}, self._job_memory
         )
         serving = self._watched(number, self._serve(number, agent))
         self._serving[number] = asyncio.get_running_loop().create_task(serving)

@@ -17,7 +17,7 @@ from polytrain.policy.scaling import largest_fit
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import Delivery
 from polytrain.workers.local_launcher import LocalAgentLauncher
-from polytrain.workers.machine_resources import machine_resources
+from polytrain.workers.machine_resources import machine_resources, visible_gpus
 from polytrain.workers.shard_cache import OpenShared
 
 
@@ -47,6 +47,8 @@ class LocalCluster:
             spec,
             place=NodeAddress(node_id=self.node_id, host="127.0.0.1"),
             room=largest_fit([self._resources], scaling.resources).workers,
+            gpus=visible_gpus(os.environ),
+            gpus_per_agent=scaling.gpus_per_worker,
             mailbox=mailbox,
         )
 

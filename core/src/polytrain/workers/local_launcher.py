@@ -6,7 +6,7 @@ import itertools
 import logging
 import queue
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polytrain.common.placement import NodeAddress
@@ -27,6 +27,8 @@ class LocalAgentLauncher:
         *,
         place: NodeAddress,
         room: int,
+        gpus: Sequence[str] = (),
+        gpus_per_agent: int = 0,
         mailbox: queue.SimpleQueue[Delivery],
     ) -> None:
         """
@@ -34,6 +36,8 @@ class LocalAgentLauncher:
             spec: the settings of all agents.
             place: the node's address.
             room: maximum number of agents; further ones wait until others end.
+            gpus: names of this machine's GPUs.
+            gpus_per_agent: how many of them each agent has for its worker processes.
             mailbox: receives their events.
         """
         self._place = place
@@ -43,6 +47,11 @@ class LocalAgentLauncher:
         self._numbers = itertools.count()
         self._handles: dict[int, AgentHandle] = {}
         """Those of agents that have been started, by number."""
+
+        self._free_gpus = deque(gpus)
+        self._gpus_per_agent = gpus_per_agent
+        self._gpus: dict[int, list[str]] = {}
+        """Those of each started agent, by its number."""
 
         self._waiting: deque[AgentHandle] = deque()
         self._loop = LoopThread("polytrain-agents")
@@ -72,6 +81,8 @@ class LocalAgentLauncher:
         """End an agent."""
         self._waiting = deque(each for each in self._waiting if each is not agent_handle)
         if self._handles.pop(agent_handle.number, None) is not None:
+            # At the end of the queue: its worker process may hold their memory for a moment.
+            self._free_gpus.extend(self._gpus.pop(agent_handle.number))
             self._loop.submit(self._host.end(agent_handle.number))
         self._start_those_with_room()
 
@@ -92,7 +103,10 @@ class LocalAgentLauncher:
         while self._waiting and len(self._handles) < self._room:
             agent_handle = self._waiting.popleft()
             self._handles[agent_handle.number] = agent_handle
-            self._loop.call(self._host.start, agent_handle.number)
+            gpus = [self._free_gpus.popleft() for _ in range(self._gpus_per_agent)]
+            self._gpus[agent_handle.number] = gpus
+            variables = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+            self._loop.call(self._host.start, agent_handle.number, variables)
 
     def _deliver(self, number: int, mail: Mail) -> None:
         agent_handle = self._handles.get(number)

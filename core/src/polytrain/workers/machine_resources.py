@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from itertools import takewhile
 from pathlib import Path
 
 import psutil
@@ -13,14 +14,18 @@ from polytrain_plugins import InvalidJobError, Problem
 
 _CPUS = "POLYTRAIN_LOCAL_CPUS"
 _CGROUP = Path("/sys/fs/cgroup")
-_GPU_DEVICES = ("nvidia[0-9]*", "kfd", "dxg", "dri/renderD*")
+_NVIDIA_DEVICES = "nvidia[0-9]*"
+_BY_ID = ("GPU-", "MIG-")
+"""Names of GPUs, or parts of them, that aren't numbers."""
+
+_GPU_DEVICES = (_NVIDIA_DEVICES, "kfd", "dxg", "dri/renderD*")
 """Files of NVIDIA's and AMD's drivers, of Windows' virtual machines, and of all other drivers."""
 
 
 def machine_resources(
     environment: Mapping[str, str], control_group: Path = _CGROUP
 ) -> dict[str, float]:
-    """Return the CPUs and bytes of memory that this process may use, by Ray's names.
+    """Return the CPUs, bytes of memory and GPUs that this process may use, by Ray's names.
 
     Args:
         environment: this process's variables. POLYTRAIN_LOCAL_CPUS replaces the number of CPUs.
@@ -32,7 +37,26 @@ def machine_resources(
     return {
         "CPU": _given_cpus(environment) or float(_cpus(control_group)),
         "memory": float(_memory(control_group)),
+        "GPU": float(len(visible_gpus(environment))),
     }
+
+
+def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
+    """Return the NVIDIA GPUs that CUDA shows this process, as CUDA_VISIBLE_DEVICES names them.
+
+    They are counted by their device files: asking CUDA would create a context. Like CUDA, this
+    ignores whatever comes after a number that no GPU has.
+
+    Args:
+        environment: this process's variables.
+        devices: directory of the device files.
+    """
+    every = [str(number) for number in range(len(list(devices.glob(_NVIDIA_DEVICES))))]
+    given = environment.get("CUDA_VISIBLE_DEVICES")
+    if given is None or not every:
+        return tuple(every)
+    named = [name.strip() for name in given.split(",")]
+    return tuple(takewhile(lambda name: name in every or name.startswith(_BY_ID), named))
 
 
 def has_gpu_device(devices: Path = Path("/dev")) -> bool:
