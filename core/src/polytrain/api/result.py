@@ -39,14 +39,15 @@ class Result(metaclass=RayTrainClass):
     """The last report of rank 0."""
 
     history: Sequence[Mapping[str, Any]] = ()
-    """Every report of rank 0 that led to this result, in order. Steps that a restart repeated are
-    here once. Millions of them take 8 bytes for each number; `list(history)` takes far more."""
+    """Every report of rank 0 that led to this result, in order, with what a validation of its
+    checkpoint has returned. Steps that a restart repeated are here once. Millions of them take 8 bytes for each number; `list(history)` takes far more."""
 
     checkpoint: Checkpoint | None = None
     """The newest committed checkpoint."""
 
     best_checkpoints: tuple[tuple[Checkpoint, Mapping[str, Any]], ...] = ()
-    """The checkpoints that were kept, from best to worst, each with its metrics."""
+    """The checkpoints that were kept, from best to worst, each with the metrics of its report and
+    of its validation."""
 
     path: str
     """The run's directory or address: checkpoints, journal and logs."""

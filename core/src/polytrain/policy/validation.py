@@ -48,31 +48,33 @@ class Validations:
     """The validations of a run, in the order in which they were requested."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Validation] = {}
+        self._pending: dict[str, Validation] = {}
+        self._ended: dict[str, Validation] = {}
 
     def request(self, validation: Validation) -> bool:
         """Add a validation; return False if it was requested before."""
-        if validation.checkpoint in self._known:
+        if self.of(validation.checkpoint) is not None:
             return False
-        self._known[validation.checkpoint] = validation
+        self._pending[validation.checkpoint] = validation
         return True
 
     def end(self, ended: Validation) -> None:
         """Note what has become of a validation."""
-        self._known[ended.checkpoint] = ended
+        self._pending.pop(ended.checkpoint, None)
+        self._ended[ended.checkpoint] = ended
 
     def retry_failed(self) -> None:
         """Make those pending again that have failed."""
-        for name, known in self._known.items():
-            if known.status in (ValidationStatus.FAILED, ValidationStatus.TIMED_OUT):
-                self._known[name] = replace(known, status=ValidationStatus.PENDING, reason="")
+        for name, ended in list(self._ended.items()):
+            if ended.status is not ValidationStatus.VALIDATED:
+                del self._ended[name]
+                self._pending[name] = replace(ended, status=ValidationStatus.PENDING, reason="")
 
     def leave_pending(self) -> int:
         """Forget those that are pending, which the journal keeps; return how many they are."""
-        left = self.pending
-        for each in left:
-            del self._known[each.checkpoint]
-        return len(left)
+        left = len(self._pending)
+        self._pending.clear()
+        return left
 
     def due(self, committed: Collection[str]) -> Validation | None:
         """Return the next checkpoint to validate.
@@ -85,15 +87,15 @@ class Validations:
 
     def of(self, checkpoint: str) -> Validation | None:
         """Return the validation of a checkpoint; None if none was requested."""
-        return self._known.get(checkpoint)
+        return self._pending.get(checkpoint) or self._ended.get(checkpoint)
 
     @property
-    def pending(self) -> tuple[Validation, ...]:
+    def pending(self) -> Collection[Validation]:
         """Those that haven't ended."""
-        return tuple(v for v in self._known.values() if v.status is ValidationStatus.PENDING)
+        return self._pending.values()
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._pending) + len(self._ended)
 
     def metrics_of(self, checkpoint: str, reported: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return a checkpoint's metrics, with those that its validation has returned.
@@ -102,8 +104,8 @@ class Validations:
             checkpoint: its directory.
             reported: the metrics of its report.
         """
-        known = self._known.get(checkpoint)
-        return {**reported, **known.metrics} if known is not None and known.metrics else reported
+        ended = self._ended.get(checkpoint)
+        return {**reported, **ended.metrics} if ended is not None and ended.metrics else reported
 
 
 def collision(returned: Mapping[str, Any], reported: Mapping[str, Any]) -> str | None:

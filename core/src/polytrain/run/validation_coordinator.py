@@ -151,8 +151,11 @@ class ValidationCoordinator:
         return self._validations.due({each.directory for each in self._manager.checkpoints})
 
     def _start_next(self) -> None:
+        # Called with every message of a worker process.
+        if self._running is not None or not self._validations.pending:
+            return
         validation = self._due()
-        if validation is None or self._running is not None:
+        if validation is None:
             return
         assert self._config is not None, "without a function nothing is due"
         config = task_of(self._config, validation.task)
