@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.driver import WITH_RAY, run_driver, start_driver
 from tests.object_storage import Bucket, S3Server, s3_server
 
-from polytrain import Result
+import polytrain
+from polytrain import Checkpoint, Result, RunConfig, ValidationConfig, make_trainer
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +214,30 @@ def test_nobody_sees_the_credentials(bucket: Bucket, tmp_path: Path) -> None:
     assert [metrics["step"] for _, metrics in result.best_checkpoints] == [2, 1]
     for checkpoint, _ in result.best_checkpoints:
         checkpoint.verify()
+
+
+def report_twice() -> None:
+    for step in (1, 2):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step))
+            checkpoint = Checkpoint.from_directory(directory)
+            polytrain.report({"step": step}, checkpoint=checkpoint, validation=True)
+
+
+def validate(checkpoint: Checkpoint) -> dict[str, Any]:
+    with checkpoint.as_directory() as directory:
+        step = int(Path(directory, "step").read_text())
+    return {"validated": step, "read_from": checkpoint.path}
+
+
+def test_a_checkpoint_in_a_bucket_is_validated(bucket: Bucket) -> None:
+    """Its process reads from the bucket by itself."""
+    result = make_trainer(
+        "reference",
+        report_twice,
+        run_config=RunConfig(name="one", storage_path="s3://bucket/runs", progress=False),
+        validation_config=ValidationConfig(fn=validate),
+    ).fit()
+    assert [metrics["validated"] for metrics in result.history] == [1, 2]
+    assert result.metrics["read_from"].startswith("s3://bucket/runs/one/checkpoints/")
+    assert list(Result.from_path("s3://bucket/runs/one").history) == list(result.history)

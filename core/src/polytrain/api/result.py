@@ -40,7 +40,8 @@ class Result(metaclass=RayTrainClass):
 
     history: Sequence[Mapping[str, Any]] = ()
     """Every report of rank 0 that led to this result, in order, with what a validation of its
-    checkpoint has returned. Steps that a restart repeated are here once. Millions of them take 8 bytes for each number; `list(history)` takes far more."""
+    checkpoint has returned. Steps that a restart repeated are here once. Millions of them take 8
+    bytes for each number; `list(history)` takes far more."""
 
     checkpoint: Checkpoint | None = None
     """The newest committed checkpoint."""
