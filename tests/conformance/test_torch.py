@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import polytrain
 from polytrain.testing import BackendConformance
@@ -40,6 +41,15 @@ def train(config):
             )
 
 
+def build(directory):
+    import torch
+
+    model = torch.nn.Linear(3, 1)
+    model.load_state_dict(torch.load(Path(directory) / "state.pt", weights_only=True)["model"])
+    return model
+
+
 class TestTorch(BackendConformance):
     backend = Torch()
     training_function = train
+    prediction_options: ClassVar = {"model_fn": build, "features": ["x0", "x1", "x2"]}

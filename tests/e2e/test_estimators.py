@@ -23,6 +23,7 @@ from tests.e2e.boosters import a_table
 
 from polytrain import RunConfig, ScalingConfig
 from polytrain.boosting.estimators import BackendClassifier, BackendRanker, BackendRegressor
+from polytrain.prediction.predict import PredictionRequest, predict
 from polytrain_lightgbm.estimators import (
     PolytrainLGBMClassifier,
     PolytrainLGBMRanker,
@@ -257,3 +258,21 @@ def test_frames_of_polars_are_taken(cls: Any) -> None:
     assert list(ours.feature_names_in_) == list(iris.data.columns)
     with pytest.raises(TypeError, match=r"collect\(\)"):
         ours.predict(frame.lazy())
+
+
+@pytest.mark.parametrize("cls", [PolytrainXGBClassifier, PolytrainLGBMClassifier])
+def test_many_rows_are_predicted_by_the_workers(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, label = load_iris(return_X_y=True, as_frame=True)
+    model = cls(n_estimators=3, scaling_config=ScalingConfig(num_workers=2)).fit(features, label)
+    expected = model.predict_proba(features)
+    for module in ("boosting.estimators", "prediction.predict"):
+        monkeypatch.setattr(f"polytrain.{module}.PART_ROWS", 40)
+    asked: list[int | None] = []
+
+    def noted(request: PredictionRequest) -> Any:
+        asked.append(request.num_workers)
+        return predict(request)
+
+    monkeypatch.setattr("polytrain.boosting.estimators.predict", noted)
+    assert model.predict_proba(features).tolist() == expected.tolist()
+    assert asked == [2]

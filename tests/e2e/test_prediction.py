@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from tests.e2e.boosters import BACKENDS, ROWS, a_table, fit
 
-import polytrain.api.prediction
-from polytrain import InvalidJobError, Result, RunConfig, make_trainer
-from polytrain_plugins import UnsupportedCapabilityError
+import polytrain.prediction.predict
+from polytrain import InvalidJobError, Result, RunConfig, Trainer
+from polytrain.testing.reference import Reference
+from polytrain_plugins import Capabilities, UnsupportedCapabilityError
 
 both = pytest.mark.parametrize("backend", BACKENDS)
 
@@ -39,7 +40,7 @@ def test_a_table_is_predicted_here_and_files_by_workers(
     assert np.mean((here > 0.5) == label) > 0.7
     for number in range(3):
         pq.write_table(table.slice(number * 2000, 2000), tmp_path / f"{number}.parquet")
-    monkeypatch.setattr(polytrain.api.prediction, "_ROWS_AT_ONCE", 900)
+    monkeypatch.setattr(polytrain.prediction.predict, "PART_ROWS", 900)
     assert result.predict(str(tmp_path), num_workers=2).tolist() == here.tolist()
     assert result.predict(table, num_workers=2).tolist() == here.tolist()
 
@@ -76,14 +77,6 @@ def test_a_column_that_is_missing_is_named(result: Result, table: pa.Table) -> N
         result.predict(table.drop_columns(["x3"]))
 
 
-def test_what_a_worker_finds_wrong_is_told_as_what_it_is(
-    result: Result, table: pa.Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(polytrain.api.prediction, "_ROWS_AT_ONCE", 3000)
-    with pytest.raises(ValueError, match=r"no column 'x3', which the model needs"):
-        result.predict(table.drop_columns(["x3"]), num_workers=1)
-
-
 def test_what_is_no_data_set_is_refused(result: Result) -> None:
     with pytest.raises(InvalidJobError, match=r"data: .*is not a data set"):
         result.predict(42)
@@ -91,9 +84,28 @@ def test_what_is_no_data_set_is_refused(result: Result) -> None:
         result.predict({"x": [1.0]}, num_workers=-1)
 
 
+class Mute(Reference):
+    """A backend that trains, and doesn't predict."""
+
+    capabilities = Capabilities(declarative=True)
+
+
 def test_a_backend_that_does_not_predict_says_so(quiet: RunConfig) -> None:
     data = {"x": [1.0, 2.0, 3.0], "label": [0.0, 1.0, 1.0]}
-    trainer = make_trainer("reference", label="label", datasets={"train": data}, run_config=quiet)
-    result = trainer.fit()
+    result = Trainer(Mute(label="label"), datasets={"train": data}, run_config=quiet).fit()
     with pytest.raises(UnsupportedCapabilityError, match=r"load_model\(\)"):
         result.predict(data)
+
+
+def test_pipelines_of_ray_are_predicted_in_their_order(quiet: RunConfig, table: pa.Table) -> None:
+    import ray
+
+    result = fit(quiet, table, 0, backend="xgboost")
+    ids = table.append_column("id", pa.array(range(ROWS)))
+    pipeline = ray.data.from_arrow([ids.slice(n, 1000) for n in range(0, ROWS, 1000)])
+    pipeline = pipeline.map_batches(lambda rows: rows, batch_format="pyarrow")
+    output = Path(result.path).parent / "predictions"
+    result.predict(pipeline, output=output, keep=["id"], num_workers=2, rows_per_file=900)
+    stored = pq.read_table(output)
+    assert stored["id"].to_pylist() == list(range(ROWS))
+    assert stored["prediction"].to_numpy().tolist() == result.predict(table).tolist()

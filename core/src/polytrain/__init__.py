@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polytrain.api.framework_trainers import DataParallelTrainer
+    from polytrain.api.loading import load
     from polytrain.api.result import Result
     from polytrain.api.trainer import Trainer, make_trainer
     from polytrain.checkpoint.checkpoint import Checkpoint
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         Failure,
         FailureKind,
         NotInWorkerError,
+        PredictionFailedError,
         ReturnValueError,
         RunFormatError,
         RunNotFoundError,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
         ValidationFn,
         ValidationTaskConfig,
     )
+    from polytrain.prediction.predict import PredictionOutput
     from polytrain.workers.checkpoint_handling import CheckpointUploadMode
     from polytrain.workers.context import Context, TrainContext
     from polytrain.workers.reported_checkpoints import (
@@ -73,6 +76,8 @@ __all__ = [
     "InvalidJobError",
     "NotInWorkerError",
     "PolytrainError",
+    "PredictionFailedError",
+    "PredictionOutput",
     "ReportedCheckpoint",
     "ReportedCheckpointStatus",
     "Result",
@@ -95,6 +100,7 @@ __all__ = [
     "get_context",
     "get_dataset_shard",
     "heartbeat",
+    "load",
     "make_trainer",
     "report",
 ]
@@ -114,6 +120,7 @@ _HOMES = {
         "Failure",
         "FailureKind",
         "NotInWorkerError",
+        "PredictionFailedError",
         "ReturnValueError",
         "RunFormatError",
         "RunNotFoundError",
@@ -126,8 +133,10 @@ _HOMES = {
         "ValidationTaskConfig",
     ),
     "polytrain.api.framework_trainers": ("DataParallelTrainer",),
+    "polytrain.api.loading": ("load",),
     "polytrain.api.result": ("Result",),
     "polytrain.api.trainer": ("Trainer", "make_trainer"),
+    "polytrain.prediction.predict": ("PredictionOutput",),
     "polytrain.workers.checkpoint_handling": ("CheckpointUploadMode",),
     "polytrain.workers.context": ("Context", "TrainContext"),
     "polytrain.workers.reported_checkpoints": (

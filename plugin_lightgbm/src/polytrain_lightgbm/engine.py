@@ -20,6 +20,7 @@ from polytrain_lightgbm.boosting import Boosting
 from polytrain_lightgbm.collective import Collective, LeaderListener, connected, listening
 from polytrain_lightgbm.datasets import halves, predicted
 from polytrain_lightgbm.history import History
+from polytrain_lightgbm.names import as_lightgbm_has_it
 from polytrain_lightgbm.network import (
     QUIET,
     Network,
@@ -155,6 +156,10 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
             best = History.from_json(history.read_text()).best_iteration
             booster.best_iteration = best if best is not None else 0
         return booster
+
+    def model_columns(self, directory: Path, columns: Sequence[str], **options: Any) -> list[str]:
+        named = {as_lightgbm_has_it(name): name for name in columns}
+        return [named.get(name, name) for name in self.load(directory).feature_name()]
 
     def predict(self, model: lightgbm.Booster, table: pa.Table, **options: Any) -> Numbers:
         return predicted(model, table, **options)

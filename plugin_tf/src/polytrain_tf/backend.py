@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from polytrain_plugins import (
     Backend,
     Capabilities,
+    DatasetInfo,
     Demand,
     Device,
     Job,
@@ -28,6 +29,7 @@ from polytrain_tf.fit_options import (
     model_problems,
     validation_problems,
 )
+from polytrain_tf.prediction_options import prediction_problems
 
 if TYPE_CHECKING:
     from polytrain_tf.engine import TensorFlowEngine
@@ -57,12 +59,13 @@ class TensorFlow(Backend):
     name: ClassVar[str] = "tensorflow"
     contract_version: ClassVar[int] = 1
     capabilities: ClassVar[Capabilities] = Capabilities(
-        declarative=True, devices=frozenset({Device.CPU, Device.GPU})
+        declarative=True, predictive=True, devices=frozenset({Device.CPU, Device.GPU})
     )
     requires: ClassVar[dict[str, str]] = {
         "tensorflow": "pip install 'polytrain[tf]', or 'polytrain[tf-cpu]' without GPUs"
     }
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"timeout_s", "epochs"})
+    prediction_batch_size: ClassVar[int | None] = 256
 
     timeout_s: float | None = None
     """Seconds after which a collective operation fails if a peer doesn't join it; None for no
@@ -114,6 +117,11 @@ class TensorFlow(Backend):
         yield from feature_problems(self.features, [self.label, self.weight], job)
         yield from validation_problems(job)
         yield from callback_problems(self.callbacks, job)
+
+    def prediction_problems(
+        self, options: Mapping[str, Any], data: DatasetInfo
+    ) -> Iterable[Problem]:
+        yield from prediction_problems(options, data)
 
     def demand(self, job: Job) -> Demand:
         return Demand(

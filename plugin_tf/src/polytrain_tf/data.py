@@ -99,12 +99,12 @@ class TensorFlowShard(ShardView):
 
         def parts(batch: Any) -> tuple[Any, ...]:
             features = (
-                _matrix(batch, feature_columns)
+                matrix_of(batch, feature_columns)
                 if as_matrix
-                else _chosen(batch, feature_columns, feature_type_spec, keeps_integers=True)
+                else columns_of(batch, feature_columns, feature_type_spec, keeps_integers=True)
             )
             return features, *(
-                _chosen(batch, columns, specs, keeps_integers=False) for columns, specs in chosen
+                columns_of(batch, columns, specs, keeps_integers=False) for columns, specs in chosen
             )
 
         def batches() -> Iterator[tuple[Any, ...]]:
@@ -217,15 +217,16 @@ def _tensor(name: str, array: Any, dtypes: Any) -> tf.Tensor:
 
 def matrix_like(shard: Shard, feature_columns: Sequence[str]) -> tf.TensorSpec:
     """The specification of the features in batches of `to_tf(as_matrix=True)`."""
-    return _batches_like(_matrix(_no_rows(shard), feature_columns))
+    return _batches_like(matrix_of(_no_rows(shard), feature_columns))
 
 
-def _matrix(batch: Any, columns: Columns) -> Any:
+def matrix_of(batch: Any, columns: Columns) -> Any:
+    """The columns of a batch as a float32 matrix `(rows, columns)`."""
     names = [columns] if isinstance(columns, str) else columns
     return np.column_stack([batch[name].astype(np.float32) for name in names])
 
 
-def _chosen(batch: Any, columns: Columns, specs: TypeSpecs, *, keeps_integers: bool) -> Any:
+def columns_of(batch: Any, columns: Columns, specs: TypeSpecs, *, keeps_integers: bool) -> Any:
     """A column's array, or a dict of arrays of several columns."""
     if isinstance(columns, str):
         return _typed(batch[columns], specs, keeps_integers=keeps_integers)

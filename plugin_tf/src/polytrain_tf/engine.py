@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import tensorflow as tf
 
 from polytrain_plugins import (
     Engine,
     Member,
     Offer,
+    Predictions,
     Session,
     Shard,
     World,
@@ -114,6 +116,18 @@ class TensorFlowEngine(Engine[Any]):
     def load(self, directory: Path) -> Any:
         """The Keras model in `model.keras`."""
         return load(directory)
+
+    def model_columns(
+        self, directory: Path, columns: Sequence[str], **options: Any
+    ) -> Sequence[str] | None:
+        from polytrain_tf.predicting import feature_columns
+
+        return feature_columns(self._options, directory, columns, options)
+
+    def predictor(self, directory: Path, **options: Any) -> Callable[[pa.Table], Predictions]:
+        from polytrain_tf.predicting import KerasPredictor
+
+        return KerasPredictor(directory, **options)
 
 
 def _by_one_rank() -> AbstractContextManager[Any]:

@@ -34,6 +34,7 @@ class Fitting:
         self._options = options
         # All data sets have the same features, in the same order.
         features = _features(options, shards["train"].schema.names)
+        self._feature_names = tuple(features)
         self._data = {
             name: TensorFlowShard(shard, strategy).to_tf(
                 feature_columns=features,
@@ -71,16 +72,17 @@ class Fitting:
             shuffle=False,
             verbose=0,
             # `fit_watched` arranges them.
-            callbacks=[*self.callbacks, _Companion(self._checkpoint, tell)],
+            callbacks=[*self.callbacks, _Companion(self._checkpoint, self._feature_names, tell)],
         )
 
 
 class _Companion(EpochCallback):
     """Restores the state of the other callbacks, and reports epochs."""
 
-    def __init__(self, checkpoint: Path | None, tell: Tell) -> None:
+    def __init__(self, checkpoint: Path | None, features: tuple[str, ...], tell: Tell) -> None:
         super().__init__()
         self._checkpoint = checkpoint
+        self._features = features
         self._reported = tell
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -88,7 +90,10 @@ class _Companion(EpochCallback):
             load_callbacks(self.others, self._checkpoint)
 
     def tell(self, epochs: int, metrics: Mapping[str, Any], *, is_last: bool) -> None:
-        self._reported(Progress(epochs=epochs, is_over=self.model.stop_training), metrics)
+        progress = Progress(
+            epochs=epochs, is_over=self.model.stop_training, features=self._features
+        )
+        self._reported(progress, metrics)
 
 
 def _features(options: TensorFlow, columns: Sequence[str]) -> list[str]:

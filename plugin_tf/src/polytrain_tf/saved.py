@@ -6,6 +6,7 @@ This uses only Keras, so it works with all of its backends.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 import zipfile
@@ -43,6 +44,9 @@ class Progress:
     fit: int = 1
     """Number of the fit in the training function."""
 
+    features: tuple[str, ...] | None = None
+    """The columns that the model was trained on, without a training function."""
+
 
 def save(model: Any, directory: Path, progress: Progress) -> None:
     """Write Keras's own file, with layers, weights and optimizer, and the rest beside it.
@@ -66,7 +70,8 @@ def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> An
         custom_objects: names to classes and functions that Keras doesn't know.
 
     Raises:
-        CheckpointError: this Keras could run code from the file.
+        CheckpointError: this Keras could run code from the file, or the file needs classes or
+            functions that aren't here.
     """
     if _version() < _SAFE_FROM:
         raise CheckpointError(
@@ -74,7 +79,18 @@ def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> An
             f"safe mode. Install a newer one to load the model: pip install 'keras>={_SAFE_FROM[0]}"
             f".{_SAFE_FROM[1]}'."
         )
-    model = keras.models.load_model(directory / MODEL_FILE, custom_objects=custom_objects)
+    try:
+        model = keras.models.load_model(directory / MODEL_FILE, custom_objects=custom_objects)
+    except TypeError as error:
+        lacking = re.search(r"Could not locate (\w+) '([^']+)'", str(error))
+        if lacking is None:
+            raise
+        kind, name = lacking.groups()
+        raise CheckpointError(
+            f"The model uses the {kind} {name!r}, whose code isn't in the checkpoint. Import the "
+            "module that registers it with keras.saving.register_keras_serializable, or pass it: "
+            f"custom_objects={{{name!r}: {name}}} for predict()."
+        ) from error
     # A training function may have written only the model.
     if (directory / _SEEDS_FILE).exists():
         _load_seeds(model, directory)
@@ -98,7 +114,9 @@ def has_progress(directory: Path) -> bool:
 
 def progress_of(directory: Path) -> Progress:
     """How far training had come."""
-    return Progress(**json.loads((directory / _PROGRESS_FILE).read_text()))
+    values = json.loads((directory / _PROGRESS_FILE).read_text())
+    features = values.get("features")
+    return Progress(**{**values, "features": None if features is None else tuple(features)})
 
 
 def _load_seeds(model: Any, directory: Path) -> None:

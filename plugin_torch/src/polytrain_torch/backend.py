@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from polytrain_plugins import Backend, Capabilities, Demand, Device, Job, Problem, timeout_problems
+from polytrain_plugins import (
+    Backend,
+    Capabilities,
+    DatasetInfo,
+    Demand,
+    Device,
+    Job,
+    Problem,
+    timeout_problems,
+)
+from polytrain_torch.prediction_options import prediction_problems
 from polytrain_torch.script_options import has_script, script_of, script_problems
 
 if TYPE_CHECKING:
@@ -36,11 +46,15 @@ class Torch(Backend):
 
     name: ClassVar[str] = "torch"
     contract_version: ClassVar[int] = 1
-    capabilities: ClassVar[Capabilities] = Capabilities(devices=frozenset({Device.CPU, Device.GPU}))
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        predictive=True, devices=frozenset({Device.CPU, Device.GPU})
+    )
     requires: ClassVar[dict[str, str]] = {"torch": "pip install 'polytrain[torch]'"}
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset(
         {"process_group", "timeout_s", "script", "module", "args"}
     )
+    prediction_batch_size: ClassVar[int | None] = 256
+    mutable_prediction_options: ClassVar[frozenset[str]] = frozenset({"device"})
 
     process_group: str | None = None
     """Backend of the process group: "nccl", "gloo" or any other that torch knows; by default nccl
@@ -69,6 +83,11 @@ class Torch(Backend):
                 what="nccl needs GPUs",
                 remedy="Use ScalingConfig(use_gpu=True), or leave it out to get gloo",
             )
+
+    def prediction_problems(
+        self, options: Mapping[str, Any], data: DatasetInfo
+    ) -> Iterable[Problem]:
+        yield from prediction_problems(options, data)
 
     def demand(self, job: Job) -> Demand:
         return Demand(

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
@@ -25,6 +26,7 @@ from polytrain_plugins import (
     Engine,
     Member,
     Offer,
+    Predictions,
     Shard,
     ShardView,
     World,
@@ -150,6 +152,17 @@ class TorchEngine(Engine[Any]):
             f"The checkpoint has no {MODEL_FILE}; it has {files}. Load files of Lightning, "
             "Transformers or Accelerate with that library, from Result.checkpoint.path."
         )
+
+    def model_columns(
+        self, directory: Path, columns: Sequence[str], **options: Any
+    ) -> Sequence[str] | None:
+        features = options.get("features")
+        return [features] if isinstance(features, str) else features
+
+    def predictor(self, directory: Path, **options: Any) -> Callable[[pa.Table], Predictions]:
+        from polytrain_torch.predicting import ModulePredictor
+
+        return ModulePredictor(directory, self.load, **options)
 
 
 def unwrapped(part: Any) -> Any:

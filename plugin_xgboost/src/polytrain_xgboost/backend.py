@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from polytrain.boosting.booster import Booster
-from polytrain_plugins import Capabilities, Demand, Device, Job, Problem
+from polytrain_plugins import (
+    Capabilities,
+    DatasetInfo,
+    Demand,
+    Device,
+    Job,
+    Problem,
+    unknown_name,
+)
 from polytrain_xgboost.parameters import (
     callback_problems,
     function_problems,
@@ -17,6 +25,11 @@ from polytrain_xgboost.parameters import (
 
 if TYPE_CHECKING:
     from polytrain_xgboost.engine import XGBoostEngine
+
+_OF_PREDICT = (
+    *("output_margin", "pred_leaf", "pred_contribs", "approx_contribs", "pred_interactions"),
+    *("validate_features", "training", "iteration_range", "strict_shape"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +140,12 @@ class XGBoost(Booster):
                 what="the data set 'train' is a Ray pipeline, whose rows can be read only once",
                 remedy="Pass Parquet files, or dataset.materialize()",
             )
+
+    def prediction_problems(
+        self, options: Mapping[str, Any], data: DatasetInfo
+    ) -> Iterable[Problem]:
+        for name in options:
+            yield from unknown_name(name, name, _OF_PREDICT, "the arguments of Booster.predict")
 
     def demand(self, job: Job) -> Demand:
         # With external memory the agents don't hold the rows in memory either.

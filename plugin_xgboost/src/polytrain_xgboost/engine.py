@@ -121,6 +121,11 @@ class XGBoostEngine(Engine[xgboost.Booster]):
     def load(self, directory: Path) -> xgboost.Booster:
         return xgboost.Booster(model_file=directory / MODEL_FILE)
 
+    def model_columns(self, directory: Path, columns: Sequence[str], **options: Any) -> list[str]:
+        margin = self._options.base_margin
+        features = self.load(directory).feature_names or []
+        return [*features, *([margin] if margin in columns else [])]
+
     def predict(
         self, model: xgboost.Booster, table: pa.Table, **options: Any
     ) -> np.ndarray[Any, Any]:

@@ -12,7 +12,7 @@ from polytrain_plugins.columns import (
     missing_columns,
     number_problems,
 )
-from polytrain_plugins.engine import Engine, Session
+from polytrain_plugins.engine import Engine, Predictions, Session
 from polytrain_plugins.environment import changed_environment
 from polytrain_plugins.errors import (
     AmbiguousBackendError,
@@ -70,6 +70,7 @@ __all__ = [
     "Offer",
     "Outcome",
     "PolytrainError",
+    "Predictions",
     "Problem",
     "RegistryError",
     "Report",

@@ -73,8 +73,26 @@ class Backend(ABC):
     """Options that may change when an unfinished run is resumed, such as its length. A change of
     any other option is rejected."""
 
+    prediction_batch_size: ClassVar[int | None] = None
+    """Rows that the engine predicts at once, unless the user passes `batch_size`; None for as many
+    as are read at once."""
+
+    mutable_prediction_options: ClassVar[frozenset[str]] = frozenset()
+    """Options of `Result.predict` that may change when unfinished predictions are resumed."""
+
     def problems(self, job: Job) -> Iterable[Problem]:
         """Everything that is wrong with the options for this job. Never raises; none by default."""
+        return ()
+
+    def prediction_problems(
+        self, options: Mapping[str, Any], data: DatasetInfo
+    ) -> Iterable[Problem]:
+        """Everything that is wrong with the options of `Result.predict`. None by default.
+
+        Args:
+            options: what the user passed besides the arguments that all backends share.
+            data: the rows to predict.
+        """
         return ()
 
     def demand(self, job: Job) -> Demand:

@@ -36,7 +36,8 @@ class Capabilities:
     """`Engine.train` exists: the backend trains from its options, with no training function."""
 
     predictive: bool = False
-    """`Engine.predict` exists: `Result.predict` works, and divides the rows among workers."""
+    """`Engine.predict` or `Engine.predictor` exists: `Result.predict` works, and divides the rows
+    among workers."""
 
     exact_resume: bool = False
     """A run without a training function that was killed and resumed ends in the same files, byte

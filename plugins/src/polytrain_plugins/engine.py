@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, Union
 
 from polytrain_plugins.errors import UnsupportedCapabilityError
 from polytrain_plugins.shard import Shard
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Model = TypeVar("Model")
+
+Predictions: TypeAlias = Union["np.ndarray[Any, Any]", Mapping[str, "np.ndarray[Any, Any]"]]
+"""An array whose first axis is the rows, or several such arrays by name."""
 
 _PACKED = 5
 """Bytes in a number of `Engine.sum_over_ranks`, which is below 2 ** 40."""
@@ -137,16 +141,46 @@ class Engine(ABC, Generic[Model]):
     def load(self, directory: Path) -> Model:
         """Read what `save` wrote, without running any stored code."""
 
-    def predict(self, model: Model, table: pa.Table, **options: Any) -> np.ndarray[Any, Any]:
+    def model_columns(
+        self, directory: Path, columns: Sequence[str], **options: Any
+    ) -> Sequence[str] | None:
+        """The columns that the model in a directory reads; None for all, the default.
+
+        Called before predictions start, in the calling process. Columns that the data lack are
+        named to the user; columns that the model doesn't read aren't read at all.
+
+        Args:
+            directory: with the files that `save` wrote.
+            columns: those of the data.
+            options: the user's, as in `predict`.
+        """
+        return None
+
+    def predictor(self, directory: Path, **options: Any) -> Callable[[pa.Table], Predictions]:
+        """What predicts tables with the model in a directory: by default `load`, then `predict`.
+
+        Called once in each process that predicts. A backend whose model needs the user's code
+        overrides this one instead of `predict`.
+
+        Args:
+            directory: with the files that `save` wrote.
+            options: the user's, as in `predict`.
+
+        Raises:
+            CheckpointError: the files aren't a model's, or need code that isn't here.
+        """
+        return partial(self.predict, self.load(directory), **options)
+
+    def predict(self, model: Model, table: pa.Table, **options: Any) -> Predictions:
         """Predict rows, each independently, for a backend that declares `predictive`.
 
         Args:
             model: what `load` returned.
-            table: the rows; columns that the model doesn't know are ignored.
+            table: the rows, with the columns of `model_columns` in their order, or all.
             options: the user's, for the framework's own method.
 
         Returns:
-            An array whose first axis is the rows, in their order.
+            An array whose first axis is the rows, in their order; or several, by name.
 
         Raises:
             ValueError: a column that the model needs is missing.

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polytrain.api.pickling import pickle_problems
 from polytrain.common.constraints import field_problems, wrong_type
 from polytrain.common.validation_config import (
     ValidationConfig,
@@ -16,6 +15,7 @@ from polytrain.common.validation_config import (
     task_problems,
 )
 from polytrain.storage.location import Location, is_of_one_process
+from polytrain.workers.pickle_checks import pickle_problems
 from polytrain_plugins import Problem
 
 _FN = "ValidationConfig.fn"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, overload
 
-from polytrain.api.prediction import predicted
 from polytrain.api.returns import Returns
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manager import with_validations
@@ -17,16 +16,14 @@ from polytrain.common.config import CheckpointConfig
 from polytrain.common.doors import RayTrainClass, missing
 from polytrain.common.errors import CheckpointError, RunNotFoundError, TrainingFailedError
 from polytrain.policy.retention import badness, ranked
+from polytrain.prediction.predict import PredictionOutput, PredictionRequest, predict
 from polytrain.run.fit import Run, RunOutcome
 from polytrain.run.history import RunHistory, read_history
 from polytrain.run.identity import options_of
 from polytrain.run.journal import JOURNAL
 from polytrain.run.ledger import Ledger
 from polytrain.storage.location import Location
-from polytrain_plugins import Backend, CheckpointInfo, load_backend
-
-if TYPE_CHECKING:
-    import numpy as np
+from polytrain_plugins import Backend, CheckpointInfo, Predictions, load_backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,41 +187,78 @@ class Result(metaclass=RayTrainClass):
         with checkpoint.as_directory() as directory:
             return backend.engine().load(Path(directory))
 
+    @overload
+    def predict(self, data: Any, *, output: None = None, **options: Any) -> Predictions: ...
+
+    @overload
+    def predict(self, data: Any, *, output: str | Path, **options: Any) -> PredictionOutput: ...
+
     def predict(
         self,
         data: Any,
         *,
         checkpoint: Checkpoint | Literal["best", "newest"] = "newest",
+        output: str | Path | None = None,
+        keep: Sequence[str] = (),
+        prediction_column: str = "prediction",
         num_workers: int | None = None,
+        use_gpu: bool = False,
+        batch_size: int | None = None,
+        rows_per_file: int | None = None,
         **options: Any,
-    ) -> np.ndarray[Any, Any]:
-        """Predict rows with the model of a checkpoint, if the backend can.
+    ) -> Predictions | PredictionOutput:
+        """Predict rows with the model of a checkpoint.
 
-        Few rows are predicted in this process. Many rows are read and predicted by workers on the
-        cluster; a lost worker is replaced.
+        Few rows are predicted in this process. Many rows are read and predicted by workers, on this
+        machine or on a Ray cluster, as for `fit()`; a lost worker is replaced.
+
+        With an output, rows and predictions stream through the workers into Parquet files, so there
+        may be more of both than fit into memory. The same call after a kill predicts only what is
+        missing. One process at a time writes to an output.
 
         Args:
-            data: everything that a data set may be. Columns are found by name, categories are the
-                model's, and columns that the model doesn't know are ignored.
+            data: everything that a data set may be.
             checkpoint: as for `load_model`.
+            output: a directory, or an address such as `s3://bucket/predictions`.
+            keep: columns of the data to store beside the predictions.
+            prediction_column: the name of the predictions' column. Models with several outputs have
+                names of their own.
             num_workers: number of workers, with one CPU each; by default one for each free CPU.
                 0 predicts in this process.
-            options: passed to the framework's method, such as XGBoost's `output_margin=True`.
+            use_gpu: whether each worker gets a GPU.
+            batch_size: most rows that the model gets at once.
+            rows_per_file: rows in a file, and in what is predicted again after a kill. By default
+                100,000, and more from a hundred million rows on.
+            options: the backend's own: see the page "Predict", or its page.
 
         Returns:
-            An array whose first axis is the rows, in their order.
+            Without an output an array whose first axis is the rows, in their order; or several
+            such arrays by name, if the model has several outputs.
 
         Raises:
             CheckpointError: if there is no checkpoint, or no backend to load it with.
-            InvalidJobError: the data can't be read.
+            InvalidJobError: (a ValueError) an argument is wrong, the data can't be read or lack
+                columns, or the output has other predictions. Nothing was started.
+            PredictionFailedError: workers were lost again and again.
             UnsupportedCapabilityError: the backend doesn't predict.
-            ValueError: a column that the model needs is missing, or `checkpoint` is something else.
+            ValueError: `checkpoint` is something else.
         """
-        backend, checkpoint = self._kept(checkpoint)
-        with checkpoint.as_directory() as directory:
-            return predicted(
-                backend, Path(directory), data, num_workers=num_workers, options=options
+        backend, chosen = self._kept(checkpoint)
+        return predict(
+            PredictionRequest(
+                backend=backend,
+                checkpoint=chosen,
+                data=data,
+                output=output,
+                keep=keep,
+                prediction_column=prediction_column,
+                num_workers=num_workers,
+                use_gpu=use_gpu,
+                batch_size=batch_size,
+                rows_per_file=rows_per_file,
+                options=options,
             )
+        )
 
     @property
     def filesystem(self) -> Any:
@@ -350,7 +384,13 @@ def newest_intact(store: CheckpointStore, found: Found) -> Manifest | None:
 
 
 def _backend(identity: Mapping[str, Any]) -> Backend | None:
-    options = options_of(identity)
-    if len(options) < len(identity["options"]):
+    """The backend with the options that the journal holds; None if one that it needs is lacking.
+
+    Options that are functions or objects aren't in the journal, and loading a model and predicting
+    need none of them.
+    """
+    kind = load_backend(identity["backend"])
+    try:
+        return kind(**options_of(identity))
+    except TypeError:
         return None
-    return load_backend(identity["backend"])(**options)

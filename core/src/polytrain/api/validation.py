@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from polytrain.api.pickling import pickle_problems
 from polytrain.common.config import ScalingConfig
 from polytrain.common.constraints import wrong_type
 from polytrain.common.plain_values import is_whole
 from polytrain.policy.scaling import Fit, largest_fit
+from polytrain.workers.pickle_checks import pickle_problems
 from polytrain_plugins import (
     Backend,
     Device,

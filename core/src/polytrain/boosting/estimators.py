@@ -10,6 +10,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -31,7 +32,11 @@ except ImportError as error:
 
 from polytrain.api.trainer import make_trainer
 from polytrain.boosting.booster import Booster
+from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import RunConfig, ScalingConfig
+from polytrain.prediction.parts import PART_ROWS
+from polytrain.prediction.predict import PredictionRequest, predict
+from polytrain_plugins import Backend
 
 LABEL, WEIGHT, QUERY = "polytrain label", "polytrain weight", "polytrain query"
 """Columns beside the features."""
@@ -60,6 +65,7 @@ class BackendEstimator(BaseEstimator, ABC):
                 rounds.
             categorical: numeric columns to treat as categories; strings always are.
             scaling_config: the number of workers and their resources; one worker by default.
+                More of them predict, too, if there are more than 100,000 rows.
             run_config: where to store the run; by default only the model is kept.
             params: the framework's own parameters, as in its native interface.
         """
@@ -180,8 +186,28 @@ class BackendEstimator(BaseEstimator, ABC):
         table = self._table(rows, reset=False)
         trained_by = self.result_.backend if hasattr(self, "result_") else None
         backend = trained_by or self.backend()
-        values: Values = backend.engine().predict(self.model_, table, **options)
-        return values
+        if self._workers > 1 and table.num_rows > PART_ROWS:
+            return self._predicted_by_workers(backend, table, options)
+        return np.asarray(backend.engine().predict(self.model_, table, **options))
+
+    @property
+    def _workers(self) -> int:
+        config = self.scaling_config or ScalingConfig(num_workers=1)
+        return config.num_workers if isinstance(config.num_workers, int) else config.num_workers[1]
+
+    def _predicted_by_workers(
+        self, backend: Backend, table: pa.Table, options: Mapping[str, Any]
+    ) -> Values:
+        with tempfile.TemporaryDirectory(prefix="polytrain-") as directory:
+            backend.engine().save(self.model_, Path(directory))
+            request = PredictionRequest(
+                backend=backend,
+                checkpoint=Checkpoint(directory),
+                data=table,
+                num_workers=self._workers,
+                options=options,
+            )
+            return np.asarray(predict(request))
 
     def _table(self, rows: Any, *, reset: bool) -> pa.Table:
         """Return the features as a table; columns of a frame keep their names and types."""

@@ -5,6 +5,7 @@
     ├── TrainingFailedError                 the run failed; has the causes and the result so far
     ├── BadDataError                        (ValueError) values that can't be trained on
     ├── NotInWorkerError                   a call that only works inside a training function
+    ├── PredictionFailedError               workers that predict were lost again and again
     ├── CheckpointError                     a checkpoint can't be read or written
     ├── ReturnValueError                    what a training function returned can't be read
     ├── RunOwnedError                       another driver works on the run
@@ -186,6 +187,10 @@ class BadDataError(PolytrainError, ValueError):
 
 class NotInWorkerError(PolytrainError, RuntimeError):
     """The call works only inside a training function that a worker process runs."""
+
+
+class PredictionFailedError(PolytrainError):
+    """Workers were lost again and again while they predicted the same rows."""
 
 
 class CheckpointError(PolytrainError):

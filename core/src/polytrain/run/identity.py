@@ -47,19 +47,19 @@ def identity_of(
     return {
         "backend": backend.name,
         "training function": function is not None,
-        "options": {name: _plain(value) for name, value in given.items()},
+        "options": {name: plain(value) for name, value in given.items()},
         "datasets": {
-            name: {key: _plain(getattr(config, key)) for key in _ORDERING}
+            name: {key: plain(getattr(config, key)) for key in _ORDERING}
             for name, config in datasets.items()
         },
         "content": {
             "python": python_version(),
             "train_loop_per_worker": None if function is None else code_fingerprint(function),
-            "train_loop_config": _plain(config),
+            "train_loop_config": plain(config),
             "objects": {
                 name: code_fingerprint(value)
                 for name, value in (*given.items(), ("train_loop_config", config))
-                if not _is_full(_plain(value))
+                if not is_full(plain(value))
             },
             "transforms": {
                 name: code_fingerprint(config.transform) for name, config in datasets.items()
@@ -145,29 +145,29 @@ def differences(
 
 def options_of(identity: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the backend's options that the identity holds in full."""
-    return {name: value for name, value in identity["options"].items() if _is_full(value)}
+    return {name: value for name, value in identity["options"].items() if is_full(value)}
 
 
 _TYPE = "python type"
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return the value as JSON would restore it."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
         if isinstance(value, Mapping):
-            return {str(key): _plain(inner) for key, inner in value.items()}
+            return {str(key): plain(inner) for key, inner in value.items()}
         if isinstance(value, list | tuple):
-            return [_plain(inner) for inner in value]
+            return [plain(inner) for inner in value]
         return {_TYPE: f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
-def _is_full(value: Any) -> bool:
+def is_full(value: Any) -> bool:
     """Return whether a plain value holds no placeholder for an object."""
     if isinstance(value, Mapping):
-        return _TYPE not in value and all(map(_is_full, value.values()))
-    return not isinstance(value, list) or all(map(_is_full, value))
+        return _TYPE not in value and all(map(is_full, value.values()))
+    return not isinstance(value, list) or all(map(is_full, value))
 
 
 def _same(was: Any, is_: Any) -> bool:

@@ -32,6 +32,9 @@ _BEAT_EVERY_S = 5.0
 _DEAD_AFTER_S = 30.0
 """Seconds without a heartbeat, on the waiting driver's clock."""
 
+RUN = ("The run", "Wait for it to end, or give RunConfig another name")
+"""What a lease is of, and what else to do while another process has it."""
+
 _held: set[str] = set()
 """Tokens of the leases that this process holds or wants."""
 
@@ -86,9 +89,17 @@ class Lease:
     """This driver's lease on a run."""
 
     def __init__(
-        self, storage: Storage, no_retry: Storage, token: int, path: str, owner: _Owner
+        self,
+        storage: Storage,
+        no_retry: Storage,
+        token: int,
+        path: str,
+        owner: _Owner,
+        *,
+        subject: str,
     ) -> None:
         self.token = token
+        self._subject = subject
         self._storage = storage
         self._no_retry = no_retry
         self.path = path
@@ -120,7 +131,7 @@ class Lease:
         token, owner = _newest(storage)
         if token > self.token:
             self.lost = RunOwnedError(
-                f"The run in {storage.root} was taken over by {owner or 'another driver'}: "
+                f"{self._subject} in {storage.root} was taken over by {owner or 'another driver'}: "
                 f"this process gave no sign of life for {_DEAD_AFTER_S:g} s."
             )
             raise self.lost
@@ -176,12 +187,17 @@ def holder(storage: Storage) -> Holder | None:
 
 
 @contextmanager
-def leased(storage: Storage, no_retry: Storage) -> Iterator[Lease]:
-    """Acquire and hold a run. Waits if it is unknown whether the current owner is alive.
+def leased(
+    storage: Storage, no_retry: Storage, *, wording: tuple[str, str] = RUN
+) -> Iterator[Lease]:
+    """Acquire and hold a run, or an output of predictions.
+
+    Waits if it is unknown whether the current owner is alive.
 
     Args:
         storage: the run's storage.
         no_retry: the same without retries, for heartbeats: a late one is useless.
+        wording: the subject and the remedy for messages.
 
     Raises:
         RunOwnedError: another driver works on the run.
@@ -190,8 +206,8 @@ def leased(storage: Storage, no_retry: Storage) -> Iterator[Lease]:
     owner = _Owner.this_process()
     _held.add(owner.nonce)
     try:
-        token, path = _taken(storage, owner)
-        lease = Lease(storage, no_retry, token, path, owner)
+        token, path = _taken(storage, owner, wording)
+        lease = Lease(storage, no_retry, token, path, owner, subject=wording[0])
         try:
             yield lease
         finally:
@@ -200,9 +216,9 @@ def leased(storage: Storage, no_retry: Storage) -> Iterator[Lease]:
         _held.discard(owner.nonce)
 
 
-def _taken(storage: Storage, owner: _Owner) -> tuple[int, str]:
+def _taken(storage: Storage, owner: _Owner, wording: tuple[str, str]) -> tuple[int, str]:
     """Return the number and path of the new lease."""
-    watch = _Watch(storage.root)
+    watch = _Watch(storage.root, *wording)
     while True:
         token, other = _newest(storage)
         # A token without an owner is one whose owner has just given way: whoever came next isn't
@@ -217,11 +233,12 @@ def _taken(storage: Storage, owner: _Owner) -> tuple[int, str]:
 class _Watch:
     """Watches the heartbeats of an owner."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, subject: str, remedy: str) -> None:
         self.pause_s = 0.0
         """Seconds until the next check."""
 
-        self._root = root
+        self._of = f"{subject} in {root}"
+        self._remedy = remedy
         self._watched: tuple[int, int] | None = None
         self._waited = 0.0
 
@@ -237,15 +254,12 @@ class _Watch:
             return True
         is_watched = self._watched is not None and self._watched[0] == token
         if lives or (is_watched and self._watched != (token, owner.beats)):
-            raise RunOwnedError(
-                f"The run in {self._root} is being worked on by {owner}. Wait for it to end, or "
-                "give RunConfig another name."
-            )
+            raise RunOwnedError(f"{self._of} is being worked on by {owner}. {self._remedy}.")
         if not is_watched:
             self._watched, self._waited = (token, owner.beats), 0.0
             logger.warning(
-                "The run in %s belongs to %s. Waiting up to %g s for a sign of life of it.",
-                self._root,
+                "%s belongs to %s. Waiting up to %g s for a sign of life of it.",
+                self._of,
                 owner,
                 _DEAD_AFTER_S,
             )

@@ -26,34 +26,48 @@ def storage_problems(location: Location, *, num_workers: int) -> Iterator[Proble
         location: the run's.
         num_workers: worker processes that have to reach it; 0 if there are none.
     """
-    if holds_credentials(location.address):
-        yield Problem(
-            field=_FIELD,
-            what=f"{without_credentials(location.address)!r} has a password or another secret in "
-            "it, which would end up in logs",
-            remedy="Put it into the environment, for example into AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY, or pass RunConfig(storage_filesystem=…)",
-        )
-    elif is_of_one_process(location.address, location.filesystem) and num_workers > 0:
-        yield Problem(
-            field=_FIELD,
-            what=f"{location.address!r} is memory of this process, which workers can't reach",
-            remedy="Use it with num_workers=0, or give a directory or an address",
-        )
-    elif location.is_local:
-        yield from _directory_problems(Path(location.address))
-    else:
-        yield from _address_problems(location)
-
-
-def _directory_problems(path: Path) -> Iterator[Problem]:
-    if path.is_dir() and any(path.iterdir()) and not (path / "leases").is_dir():
+    path = Path(location.address)
+    is_used = location.is_local and path.is_dir() and any(path.iterdir())
+    if is_used and not (path / "leases").is_dir():
         yield Problem(
             field="RunConfig.name",
             what=f"{str(path)!r} exists already, and isn't a run",
             remedy="Choose another name, or leave it out to get a new one",
         )
         return
+    yield from writing_problems(location, field=_FIELD, num_workers=num_workers)
+
+
+def writing_problems(location: Location, *, field: str, num_workers: int) -> Iterator[Problem]:
+    """Yield why files can't be written below a location.
+
+    Args:
+        location: a directory or an address, which may not exist yet.
+        field: the argument that names it.
+        num_workers: worker processes that have to reach it; 0 if there are none.
+    """
+    if holds_credentials(location.address):
+        yield Problem(
+            field=field,
+            what=f"{without_credentials(location.address)!r} has a password or another secret in "
+            "it, which would end up in logs",
+            remedy="Put it into the environment, for example into AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY"
+            + (", or pass RunConfig(storage_filesystem=…)" if field == _FIELD else ""),
+        )
+    elif is_of_one_process(location.address, location.filesystem) and num_workers > 0:
+        yield Problem(
+            field=field,
+            what=f"{location.address!r} is memory of this process, which workers can't reach",
+            remedy="Use it with num_workers=0, or give a directory or an address",
+        )
+    elif location.is_local:
+        yield from _directory_problems(Path(location.address), field)
+    else:
+        yield from _address_problems(location, field)
+
+
+def _directory_problems(path: Path, field: str) -> Iterator[Problem]:
     existing = next(p for p in (path, *path.parents) if p.exists())
     try:
         # Permissions don't show read-only and special file systems; a try does.
@@ -61,13 +75,13 @@ def _directory_problems(path: Path) -> Iterator[Problem]:
             pass
     except OSError as error:
         yield Problem(
-            field=_FIELD,
+            field=field,
             what=f"{str(existing)!r} can't be written to ({error.strerror})",
             remedy="Give a directory in which this user may create files",
         )
 
 
-def _address_problems(location: Location) -> Iterator[Problem]:
+def _address_problems(location: Location, field: str) -> Iterator[Problem]:
     if location.filesystem is not None:
         from polytrain.storage.remote import arrow_filesystem
 
@@ -87,7 +101,7 @@ def _address_problems(location: Location) -> Iterator[Problem]:
         storage.delete(probe)
     except OSError as error:
         yield Problem(
-            field=_FIELD,
+            field=field,
             what=f"{location.parent.address!r} can't be written to: {error}",
             remedy="Check the address, and the servers and credentials in the environment",
         )

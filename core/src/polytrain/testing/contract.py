@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,9 @@ class ContractTier:
     """For a backend that isn't declarative: takes one argument, trains a model on
     `get_dataset_shard("train")`, and has every rank report a checkpoint whose files are equal
     where the models are."""
+
+    prediction_options: Mapping[str, Any] = MappingProxyType({})
+    """For a backend that predicts with more than a checkpoint: options of `Result.predict`."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -174,16 +178,18 @@ class ContractTier:
         assert [rank.reports for rank in again.ranks] == [[], []]
 
     @pytest.mark.parametrize(
-        ("flag", "method"), [("declarative", "train"), ("predictive", "predict")]
+        ("flag", "methods"),
+        [("declarative", ("train",)), ("predictive", ("predict", "predictor"))],
     )
-    def test_declares_what_it_has(self, flag: str, method: str) -> None:
+    def test_declares_what_it_has(self, flag: str, methods: tuple[str, ...]) -> None:
         """Flags and methods of `Engine` agree.
 
         If this fails: the method exists and the flag isn't set, or the other way round.
         """
-        own = getattr(type(self.backend.engine()), method) is not getattr(Engine, method)
+        engine = type(self.backend.engine())
+        own = [name for name in methods if getattr(engine, name) is not getattr(Engine, name)]
         declared = getattr(self.backend.capabilities, flag)
-        assert own == declared, f"{flag}={declared}, Engine.{method} exists: {own}"
+        assert bool(own) == declared, f"{flag}={declared}, methods of Engine: {own or 'none'}"
 
     def test_rows_are_predicted_each_by_itself(self, trained: WorldRecord) -> None:
         """If declared: neither the grouping of rows nor other columns change predictions.
@@ -195,10 +201,17 @@ class ContractTier:
         if not self.backend.capabilities.predictive or saved is None:
             # The flag and the method agree: see above.
             return
-        model, table = engine.load(saved), kit_table()
-        whole = engine.predict(model, table)
+        table = kit_table()
+        predict = engine.predictor(saved, **self.prediction_options)
+
+        def predicted(rows: pa.Table) -> Any:
+            names = rows.column_names
+            read = engine.model_columns(saved, names, **self.prediction_options)
+            return np.asarray(predict(rows.select(list(names if read is None else read))))
+
+        whole = predicted(table)
         turned = table.select(table.column_names[::-1])
-        parts = [engine.predict(model, part) for part in (turned.slice(0, 70), turned.slice(70))]
+        parts = [predicted(part) for part in (turned.slice(0, 70), turned.slice(70))]
         assert len(whole) == len(table)
         assert np.concatenate(parts).tolist() == whole.tolist()
 

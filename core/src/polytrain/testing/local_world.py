@@ -23,7 +23,6 @@ from polytrain.common.placement import NodeAddress, members
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.sources.describe import describe
 from polytrain.storage.location import Location
-from polytrain.testing.rank_processes import RankProcesses
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
     FrameBuffer,
@@ -34,9 +33,11 @@ from polytrain.workers.messages import (
     to_event,
 )
 from polytrain.workers.pickling import code_of_job, pickled_with
+from polytrain.workers.processes.forked_group import ForkedGroup
 from polytrain_plugins import Backend, CheckpointKind, Job
 
 _HOST = "127.0.0.1"
+_ENTRY = "polytrain.testing.local_rank"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -147,7 +148,7 @@ class _World:
         self._job = job
         self._data = data
         self._sockets: list[socket.socket] = []
-        self._processes = RankProcesses(*self._needs())
+        self._processes = ForkedGroup(_ENTRY, *self._needs())
         self._records = [RankRecord() for _ in order.members]
         self._offers: dict[int, Any] = {}
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 from polytrain_plugins import (
     Backend,
@@ -44,7 +45,7 @@ class Reference(Backend):
 
     name: ClassVar[str] = "reference"
     contract_version: ClassVar[int] = 1
-    capabilities: ClassVar[Capabilities] = Capabilities(declarative=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(declarative=True, predictive=True)
     mutable_on_resume: ClassVar[frozenset[str]] = frozenset({"rounds"})
 
     rounds: int = 10
@@ -73,7 +74,7 @@ class ShardedReference(Reference):
     """The same backend, with checkpoints to which every rank contributes."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        declarative=True, checkpoint=CheckpointKind.EVERY_RANK
+        declarative=True, predictive=True, checkpoint=CheckpointKind.EVERY_RANK
     )
 
 
@@ -132,12 +133,32 @@ class ReferenceEngine(Engine[Vector]):
         suffix = self._suffix()
         np.save(directory / f"coefficients{suffix}.npy", model, allow_pickle=False)
         (directory / f"rounds{suffix}.json").write_text(json.dumps(self._rounds_done))
+        (directory / f"columns{suffix}.json").write_text(json.dumps(self._columns))
 
     def load(self, directory: Path) -> Vector:
         loaded: Vector = np.load(directory / "coefficients.npy", allow_pickle=False)
         return loaded
 
+    def model_columns(
+        self, directory: Path, columns: Sequence[str], **options: Any
+    ) -> Sequence[str]:
+        read: list[str] = json.loads((directory / "columns.json").read_text())
+        return read
+
+    def predictor(self, directory: Path, **options: Any) -> Callable[[pa.Table], Vector]:
+        if options:
+            raise TypeError(f"The reference backend has no option {', '.join(sorted(options))}.")
+        model, names = self.load(directory), self.model_columns(directory, ())
+
+        def predicted(table: pa.Table) -> Vector:
+            # Row by row: a matrix product may depend on how many rows there are.
+            found: Vector = (_features(table, names) * model).sum(axis=1)
+            return found
+
+        return predicted
+
     _rounds_done = 0
+    _columns: Sequence[str] = ()
 
     def _suffix(self) -> str:
         """The suffix of a rank's file names: if every rank writes, each needs its own names."""
@@ -146,10 +167,16 @@ class ReferenceEngine(Engine[Vector]):
 
     def _matrix(self, shard: Shard) -> tuple[Vector, Vector]:
         frame = shard.to_arrow()
-        names = [name for name in frame.column_names if name != self._options.label]
-        columns = [frame.column(name).to_numpy().astype(float) for name in names]
-        features = np.column_stack([*columns, np.ones(len(shard))])
-        return features, frame.column(self._options.label).to_numpy().astype(float)
+        self._columns = [name for name in frame.column_names if name != self._options.label]
+        return _features(frame, self._columns), frame.column(self._options.label).to_numpy().astype(
+            float
+        )
+
+
+def _features(table: pa.Table, names: Sequence[str]) -> Vector:
+    """The columns as a matrix, with a column of ones for the intercept."""
+    columns = [table.column(name).to_numpy().astype(float) for name in names]
+    return np.column_stack([*columns, np.ones(table.num_rows)])
 
 
 class Star:

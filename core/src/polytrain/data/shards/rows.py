@@ -98,6 +98,11 @@ class PieceRows(Rows):
         for piece, part in self._parts(rows):
             yield self._read_piece(piece, part)
 
+    def scan(self, rows: range, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Consecutive rows in one pass, of which little is in memory at once; see `Piece.scan`."""
+        for piece, part in self._parts(rows):
+            yield from self._pieces[piece].scan(part.start, part.stop, columns)
+
     def take(self, rows: Sequence[int]) -> Iterator[pa.Table]:
         """Rows from anywhere, in this order: those of one piece together."""
         of_piece = partial(bisect_right, self._ends)

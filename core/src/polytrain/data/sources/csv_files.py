@@ -49,18 +49,28 @@ class CsvPiece(Piece):
         return repr(self.path)
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        return pa.concat_tables(self.scan(start, stop, columns))
+
+    def scan(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
         schema = subschema(self.schema, self.schema.names if columns is None else list(columns))
         stored = [name for name in schema.names if name not in self.constants]
         if not stored:
-            return conformed(pa.table({"": pa.nulls(stop - start)}), schema, "", self.constants)
+            yield conformed(pa.table({"": pa.nulls(stop - start)}), schema, "", self.constants)
+            return
         types = {name: self.schema.field(name).type for name in stored}
         try:
             check_unchanged(self.where, self.version, version_of(find(self.path)))
             with _stream(self.path, self.block, types) as stream:
-                batches = cut(stream, start, stop, rows=self.rows, where=self.where)
-                table = pa.Table.from_batches(batches, stream.schema)
+                # No rows, of the columns' types: there may be no batch.
+                yield self._conformed(stream.schema.empty_table(), schema)
+                for batch in cut(stream, start, stop, rows=self.rows, where=self.where):
+                    yield self._conformed(pa.Table.from_batches([batch]), schema)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
+
+    def _conformed(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
         return conformed(table, schema, self.where, self.constants)
 
     def seekable(self, *, scattered: bool) -> bool:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
 from polytrain.data.sources.missing import Missing, found_missing
-from polytrain.data.sources.pieces import Piece
+from polytrain.data.sources.pieces import Piece, in_steps
 from polytrain.data.sources.ray_tensors import plain_columns
 from polytrain.data.sources.schemas import (
     bare,
@@ -61,6 +61,12 @@ class RecordBatchPiece(Piece):
                 "changed since the run began. Give a run files that stay as they are"
             )
         return conformed(table.slice(start, stop - start), schema, self.where, self.constants)
+
+    def scan(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        # A record batch can only be read whole.
+        yield from in_steps(self.read(start, stop, columns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

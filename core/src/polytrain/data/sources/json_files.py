@@ -52,18 +52,28 @@ class JsonPiece(Piece):
         return repr(self.path)
 
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
+        return pa.concat_tables(self.scan(start, stop, columns))
+
+    def scan(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
         schema = subschema(self.schema, self.schema.names if columns is None else list(columns))
         names = [name for name in schema.names if name not in self.constants]
         if not names:
-            return conformed(pa.table({"": pa.nulls(stop - start)}), schema, "", self.constants)
+            yield conformed(pa.table({"": pa.nulls(stop - start)}), schema, "", self.constants)
+            return
         own = subschema(self.stored, names)
         try:
             check_unchanged(self.where, self.version, version_of(find(self.path)))
+            # No rows, of the columns' types: there may be no block.
+            yield self._conformed(own.empty_table(), schema)
             blocks = (_parsed(block, own) for block in _blocks(self.path))
-            parts = [*cut(blocks, start, stop, rows=self.rows, where=self.where)]
+            for table in cut(blocks, start, stop, rows=self.rows, where=self.where):
+                yield self._conformed(table, schema)
         except (pa.ArrowException, OSError) as error:
             raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
-        table = pa.concat_tables(parts) if parts else own.empty_table()
+
+    def _conformed(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
         return conformed(table, schema, self.where, self.constants)
 
     def seekable(self, *, scattered: bool) -> bool:

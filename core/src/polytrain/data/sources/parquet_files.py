@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
 from polytrain.data.sources.missing import InLists, Missing, decides_type, is_list
-from polytrain.data.sources.pieces import Piece
+from polytrain.data.sources.pieces import Piece, rows_of_scan
 from polytrain.data.sources.ray_tensors import plain_columns, plain_schema
 from polytrain.data.sources.schemas import (
     bare,
@@ -26,7 +26,6 @@ from polytrain.data.sources.schemas import (
 )
 from polytrain.storage.filesystems import ResolvedPath, find
 
-_BATCH_ROWS = 1 << 16
 _BUFFER_BYTES = 1 << 20
 
 
@@ -62,6 +61,13 @@ class RowGroupPiece(Piece):
     def parts(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         names = self.schema.names if columns is None else list(columns)
         for part in self._parts(range(self.rows), names, whole=False):
+            yield self._conformed(part, names)
+
+    def scan(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        names = self.schema.names if columns is None else list(columns)
+        for part in self._parts(range(start, stop), names, whole=False):
             yield self._conformed(part, names)
 
     def _conformed(self, table: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -223,7 +229,9 @@ def _rows(file: Any, row_group: int, rows: range, columns: list[str]) -> Iterato
     """Rows of a row group. Never more of it than a part is in memory."""
     first = 0
     found = False
-    for batch in file.iter_batches(_BATCH_ROWS, row_groups=[row_group], columns=columns):
+    group = file.metadata.row_group(row_group)
+    at_once = rows_of_scan(group.total_byte_size / max(1, group.num_rows))
+    for batch in file.iter_batches(at_once, row_groups=[row_group], columns=columns):
         start, stop = max(rows.start - first, 0), rows.stop - first
         if start < batch.num_rows:
             found = True

@@ -8,6 +8,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+SCAN_BYTES = 64 << 20
+"""Most bytes of a table that a pass gives, unless a single row has more."""
+
+SCAN_ROWS = 1 << 16
+"""Most rows of such a table."""
+
+_FIRST_ROWS = 256
+"""Rows that are read to find out how large they are."""
+
 
 class Piece(ABC):
     """Some rows of a data set. Pieces can be pickled; only reading opens anything."""
@@ -49,6 +58,23 @@ class Piece(ABC):
             columns: as in `read`.
         """
         return pa.concat_tables([self.read(row, row + 1, columns) for row in rows])
+
+    def scan(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        """The rows of `read` in one pass, as tables of at most `SCAN_ROWS`, about `SCAN_BYTES`.
+
+        Args:
+            start: first row, counted within the piece.
+            stop: one past the last row.
+            columns: as in `read`.
+        """
+        rows = _FIRST_ROWS
+        while start < stop:
+            table = self.read(start, min(stop, start + rows), columns)
+            yield table
+            start += table.num_rows
+            rows = rows_of_scan(table.nbytes / max(1, table.num_rows))
 
     def seekable(self, *, scattered: bool) -> bool:
         """Whether reading a few of the rows costs little more than those rows are worth.
@@ -95,6 +121,18 @@ class Pieces:
 
     schema: pa.Schema
     pieces: tuple[Piece, ...]
+
+
+def rows_of_scan(row_bytes: float) -> int:
+    """Rows of a table in a pass over rows of this size."""
+    return int(min(SCAN_ROWS, max(1, SCAN_BYTES // max(1.0, row_bytes))))
+
+
+def in_steps(table: pa.Table) -> Iterator[pa.Table]:
+    """A table as the tables of a pass."""
+    rows = rows_of_scan(table.nbytes / max(1, table.num_rows))
+    for start in range(0, table.num_rows, rows):
+        yield table.slice(start, rows)
 
 
 def selected(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:

@@ -65,6 +65,16 @@ class TransformedPiece(Piece):
             yield selected(self._of(part, self._rows(start, stop)), columns)
             start = stop
 
+    def scan(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.Table]:
+        first = self.first_row + start
+        for table in self.piece.scan(start, stop):
+            if table.num_rows:
+                where = f"rows {first} to {first + table.num_rows - 1}"
+                yield selected(self._of(table, where), columns)
+                first += table.num_rows
+
     def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
         shown = ", ".join(str(self.first_row + row) for row in rows[:_SHOWN_ROWS])
         more = f" and {len(rows) - _SHOWN_ROWS} more" if len(rows) > _SHOWN_ROWS else ""

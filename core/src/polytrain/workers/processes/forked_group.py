@@ -1,4 +1,4 @@
-"""The processes of a local world's ranks, forked by the zygote that runs use."""
+"""A group of processes of this process, forked by the zygote that runs use."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from polytrain.workers.process_connection import READ_SIZE
 from polytrain.workers.processes.cache import keep, warm_zygote
 from polytrain.workers.processes.client import ZygoteSpec
 
-_ENTRY = "polytrain.testing.local_rank"
-_NODE = "local world"
+_NODE = "this process"
 _ENDS_WITHIN_S = 10.0
 
 
-class RankProcesses:
-    """Forked processes, none of which is left behind. The next world may have the same zygote."""
+class ForkedGroup:
+    """Forked processes, none of which is left behind. The next group may have the same zygote."""
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, entry: str, modules: Sequence[str], environment: Mapping[str, str]) -> None:
         """
         Args:
-            modules: imported before. One that can't be imported fails again in the rank.
-            environment: variables of the ranks, besides those of this process.
+            entry: module whose `run_and_exit` each process runs.
+            modules: imported before. One that can't be imported fails again in the process.
+            environment: variables of the processes, besides those of this one.
         """
+        self._entry = entry
         self._environment = {**os.environ, **environment}
         spec = ZygoteSpec(
-            name="", environment=environment, modules=(_ENTRY, *modules), path=tuple(sys.path)
+            name="", environment=environment, modules=(entry, *modules), path=tuple(sys.path)
         )
         self._zygote = warm_zygote(spec, _NODE)
         self._frames = FrameBuffer()
         self._page = Page()
         self._started: list[int] = []
         self.ends: dict[int, str] = {}
-        """Rank → how its process has ended."""
+        """Number of a process → how it has ended."""
 
-    def __enter__(self) -> RankProcesses:
+    def __enter__(self) -> ForkedGroup:
         return self
 
     def __exit__(
@@ -51,14 +52,14 @@ class RankProcesses:
         self._page.close()
         zygote = self._zygote.connection
         try:
-            for rank in self._started:
-                zygote.request(["kill", rank])
+            for number in self._started:
+                zygote.request(["kill", number])
             zygote.socket.settimeout(_ENDS_WITHIN_S)
             while len(self.ends) < len(self._started):
                 self.read()
             zygote.socket.settimeout(None)
         except OSError:
-            # Its ranks end with it.
+            # Its processes end with it.
             zygote.end()
         else:
             keep(self._zygote)
@@ -67,11 +68,11 @@ class RankProcesses:
         """A descriptor that is readable when `read` has something to read."""
         return self._zygote.connection.socket.fileno()
 
-    def fork(self, rank: int, connection: socket.socket) -> None:
-        """Have a process that is this rank, with a copy of this socket."""
-        self._started.append(rank)
+    def fork(self, number: int, connection: socket.socket) -> None:
+        """Fork a process with this number, and a copy of this socket."""
+        self._started.append(number)
         self._zygote.connection.request(
-            ["fork", rank, self._environment, os.getcwd(), list(sys.path), _ENTRY],
+            ["fork", number, self._environment, os.getcwd(), list(sys.path), self._entry],
             [connection.fileno(), 1, 2, self._page.descriptor],
         )
 
@@ -83,7 +84,7 @@ class RankProcesses:
         """
         data = self._zygote.connection.socket.recv(READ_SIZE)
         if not data:
-            raise ConnectionClosedError("the zygote of the local world is gone")
+            raise ConnectionClosedError("the zygote of the processes is gone")
         for message in self._frames.feed(data):
             if message[0] == "ended":
                 self.ends[message[1]] = message[2]

@@ -11,9 +11,11 @@ import psutil
 import pytest
 
 from polytrain.testing.processes import eventually
-from polytrain.testing.rank_processes import RankProcesses
 from polytrain.workers.messages import ConnectionClosedError
 from polytrain.workers.processes.cache import kept_process, let_go
+from polytrain.workers.processes.forked_group import ForkedGroup
+
+ENTRY = "polytrain.testing.local_rank"
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +29,7 @@ def children_of(pid: int | None) -> list[psutil.Process]:
     return [] if pid is None else psutil.Process(pid).children()
 
 
-def forked(world: RankProcesses, *ranks: int) -> list[socket.socket]:
+def forked(world: ForkedGroup, *ranks: int) -> list[socket.socket]:
     """Ranks that wait for what they are to do: their agents' ends."""
     ours = []
     for rank in ranks:
@@ -41,7 +43,7 @@ def forked(world: RankProcesses, *ranks: int) -> list[socket.socket]:
 def test_worlds_that_are_alike_share_a_zygote() -> None:
     kept = []
     for colour in ("red", "red", "blue"):
-        with RankProcesses(["json"], {"COLOUR": colour}) as world:
+        with ForkedGroup(ENTRY, ["json"], {"COLOUR": colour}) as world:
             forked(world, 0)
         kept.append(kept_process())
     assert kept[0] == kept[1] != kept[2]
@@ -49,7 +51,7 @@ def test_worlds_that_are_alike_share_a_zygote() -> None:
 
 
 def test_it_tells_how_a_rank_has_ended() -> None:
-    with RankProcesses([], {}) as world:
+    with ForkedGroup(ENTRY, [], {}) as world:
         [ours] = forked(world, 0)
         # Without an order there is nothing to do.
         ours.close()
@@ -59,7 +61,7 @@ def test_it_tells_how_a_rank_has_ended() -> None:
 
 
 def test_no_rank_outlives_its_world() -> None:
-    with RankProcesses([], {}) as world:
+    with ForkedGroup(ENTRY, [], {}) as world:
         connections = forked(world, 0, 1, 2)
     assert world.ends == dict.fromkeys(range(3), "killed by SIGKILL")
     assert children_of(kept_process()) == []
@@ -68,7 +70,7 @@ def test_no_rank_outlives_its_world() -> None:
 
 def test_a_world_that_is_interrupted_leaves_nothing() -> None:
     def interrupted() -> None:
-        with RankProcesses([], {}) as world:
+        with ForkedGroup(ENTRY, [], {}) as world:
             forked(world, 0, 1)
             raise KeyboardInterrupt
 
@@ -78,15 +80,15 @@ def test_a_world_that_is_interrupted_leaves_nothing() -> None:
 
 
 def test_a_zygote_that_dies_is_noticed_and_followed_by_another() -> None:
-    with RankProcesses([], {}) as world:
+    with ForkedGroup(ENTRY, [], {}) as world:
         forked(world, 0)
     first = kept_process()
     assert first is not None
-    with RankProcesses([], {}) as world:
+    with ForkedGroup(ENTRY, [], {}) as world:
         os.kill(first, signal.SIGKILL)
         with pytest.raises((ConnectionClosedError, OSError)):
             world.read()
-    with RankProcesses([], {}) as world:
+    with ForkedGroup(ENTRY, [], {}) as world:
         forked(world, 0)
     assert kept_process() not in (None, first)
     assert eventually(lambda: not psutil.pid_exists(first))

@@ -1,0 +1,68 @@
+"""Loads what training has left, in a process that has nothing of the run but its path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from polytrain.api.result import Result
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from polytrain.common.errors import CheckpointError, RunNotFoundError
+from polytrain.storage.location import Location
+from polytrain_plugins import Backend, load_backend
+
+
+def load(
+    path: str | Path, *, filesystem: Any = None, backend: Backend | str | None = None
+) -> Result:
+    """Load a run or one of its checkpoints, to predict with: `load(path).predict(data)`.
+
+    This runs no stored code. What the backend needs beyond the checkpoint, such as torch's
+    `model_fn`, is passed to `predict`.
+
+    Args:
+        path: `Result.path` of a run, whether or not it has ended, or `Checkpoint.path`. Either may
+            have been moved or copied.
+        filesystem: as `RunConfig(storage_filesystem=…)`.
+        backend: of the run, or its name. By default the run's journal says it; a checkpoint
+            that was copied without its run has none.
+
+    Returns:
+        The run's result. Of a checkpoint's path it has this checkpoint, and its metrics.
+
+    Raises:
+        RunNotFoundError: there is neither a run nor a checkpoint.
+        CheckpointError: the checkpoint's manifest can't be read, or its backend isn't known.
+        OSError: the storage can't be read.
+    """
+    if isinstance(backend, str):
+        backend = load_backend(backend)()
+    location = Location.of(path, filesystem, retry_s=0)
+    manifest = _manifest(location)
+    if manifest is None:
+        return Result.from_path(path, filesystem, backend=backend)
+    checkpoint = Checkpoint(location.address, filesystem)
+    try:
+        run = Result.from_path(location.parent.parent.address, filesystem, backend=backend)
+    except RunNotFoundError as error:
+        if backend is None:
+            raise CheckpointError(
+                f"The checkpoint {location.address} isn't in the directory of its run, which would "
+                'name the backend. Pass it: load(path, backend="xgboost"), for example.'
+            ) from error
+        run = Result(path=location.address, backend=backend)
+    return replace(run, checkpoint=checkpoint, metrics=manifest.metrics)
+
+
+def _manifest(location: Location) -> Manifest | None:
+    """The manifest of a checkpoint's directory; None if it isn't one."""
+    try:
+        return parse_manifest(location.open().read(MANIFEST_NAME))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise CheckpointError(
+            f"The manifest of {location.address} can't be read: {error}"
+        ) from error

@@ -1,0 +1,183 @@
+"""Everything that is wrong with a request for predictions, found before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from polytrain.common.data_errors import SourceError
+from polytrain.common.plain_values import is_whole
+from polytrain.data.sources.describe import Source, describe
+from polytrain.prediction.output_files import OutputFiles
+from polytrain.prediction.record import PredictionRecord, record_problems
+from polytrain.workers.pickle_checks import pickle_problems
+from polytrain_plugins import Backend, Device, InvalidJobError, Problem, column_remedy
+
+
+def described(data: Any) -> Source:
+    """Describe the rows to predict.
+
+    Raises:
+        InvalidJobError: they can't be read.
+    """
+    try:
+        return describe("data", data)
+    except SourceError as error:
+        problem = Problem(field="data", what=error.what, remedy=error.remedy)
+        raise InvalidJobError((problem,)) from error
+
+
+def number_problems(**counts: int | None) -> Iterator[Problem]:
+    """Yield the arguments that aren't whole numbers in their range, or None.
+
+    Args:
+        counts: an argument's name to its value; `num_workers` may be 0.
+    """
+    for name, value in counts.items():
+        least = 0 if name == "num_workers" else 1
+        if value is None or (is_whole(value) and value >= least):
+            continue
+        zero = ", 0 to predict in this process," if least == 0 else ""
+        yield Problem(
+            field=name,
+            what=f"{value!r} is not a number of {_COUNTED[name]}",
+            remedy=f"Give 1 or more{zero} or leave it out",
+        )
+
+
+_COUNTED = {"num_workers": "workers", "batch_size": "rows", "rows_per_file": "rows"}
+
+
+def device_problems(backend: Backend, *, use_gpu: Any, num_workers: Any) -> Iterator[Problem]:
+    """Yield why the workers can't have GPUs."""
+    if not isinstance(use_gpu, bool):
+        yield Problem(
+            field="use_gpu",
+            what=f"{use_gpu!r} is neither True nor False",
+            remedy="Give one of them",
+        )
+    elif use_gpu and Device.GPU not in backend.capabilities.devices:
+        yield Problem(
+            field="use_gpu",
+            what=f"the {backend.name} backend uses no GPUs",
+            remedy="Leave it out",
+        )
+    elif use_gpu and num_workers == 0:
+        yield Problem(
+            field="use_gpu",
+            what="there are no workers to get GPUs: num_workers=0 predicts in this process",
+            remedy="Leave one of the two out; this process uses the devices that it sees",
+        )
+
+
+def key_problems(
+    keep: Any, columns: Sequence[str], *, prediction_column: Any, has_output: bool
+) -> Iterator[Problem]:
+    """Yield what is wrong with the key columns, and with the name of the predictions' column."""
+    if not isinstance(prediction_column, str) or not prediction_column:
+        yield Problem(
+            field="prediction_column",
+            what=f"{prediction_column!r} is not a name",
+            remedy='Give a name, such as "prediction"',
+        )
+    if isinstance(keep, str) or not all(isinstance(name, str) for name in keep):
+        shown = [keep] if isinstance(keep, str) else list(columns[:1])
+        yield Problem(
+            field="keep",
+            what=f"{keep!r} is not a list of columns",
+            remedy=f"Pass their names: keep={shown!r}",
+        )
+        return
+    if keep and not has_output:
+        yield Problem(
+            field="keep",
+            what="without an output the predictions are an array, which has no key columns",
+            remedy='Pass output="…" too, or leave it out',
+        )
+    for number, name in enumerate(keep):
+        if name not in columns:
+            yield Problem(
+                field="keep",
+                what=f"the data has no column {name!r}",
+                remedy=column_remedy(name, columns),
+            )
+        elif name in keep[:number]:
+            yield Problem(field="keep", what=f"{name!r} is there twice", remedy="Name it once")
+        elif name == prediction_column:
+            yield Problem(
+                field="keep",
+                what=f"the predictions' column is called {name!r} too",
+                remedy='Name that one differently: prediction_column="…"',
+            )
+
+
+def column_problems(needed: Sequence[str] | None, columns: Sequence[str]) -> Iterator[Problem]:
+    """Yield the columns that the model needs and the data lacks."""
+    for name in needed or ():
+        if name not in columns:
+            yield Problem(
+                field="data",
+                what=f"it has no column {name!r}, which the model needs",
+                remedy=column_remedy(name, columns),
+            )
+
+
+def installation_problems(backend: Backend) -> Iterator[Problem]:
+    """Yield the libraries of the backend that aren't installed here."""
+    for module, command in backend.requires.items():
+        if importlib.util.find_spec(module) is None:
+            yield Problem(
+                field="backend",
+                what=f"the {backend.name} backend needs {module}, which isn't installed",
+                remedy=f"Install it: {command}",
+            )
+
+
+def option_problems(
+    backend: Backend, options: Mapping[str, Any], source: Source, *, is_sent: bool
+) -> Iterator[Problem]:
+    """Yield what is wrong with the backend's options.
+
+    Args:
+        backend: the model's.
+        options: what the user passed.
+        source: the rows to predict.
+        is_sent: whether workers in other processes get the options.
+    """
+    yield from backend.prediction_problems(options, source.info)
+    functions: dict[str, Callable[..., Any]] = {
+        name: value for name, value in options.items() if callable(value)
+    }
+    for name, function in functions.items() if is_sent else ():
+        yield from pickle_problems(name, function)
+
+
+def output_problems(output: OutputFiles, now: PredictionRecord) -> Iterator[Problem]:
+    """Yield why the predictions can't be added to what is in an output.
+
+    Args:
+        output: the output.
+        now: what the user requests.
+    """
+    place = output.location.address
+    before = output.record()
+    if before is not None:
+        yield from record_problems(before, now, place=place)
+    elif output.names():
+        yield Problem(
+            field="output",
+            what=f"{place!r} has files that aren't predictions of this version of polytrain",
+            remedy="Give an empty directory, or one that doesn't exist",
+        )
+
+
+def raise_if_any(problems: Iterable[Problem]) -> None:
+    """Raise all problems together, if there are any.
+
+    Raises:
+        InvalidJobError: there are.
+    """
+    found = tuple(problems)
+    if found:
+        raise InvalidJobError(found)

@@ -1,0 +1,144 @@
+"""The files of predictions: each appears at once with its whole content, or not at all."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from polytrain.prediction.parts import Part
+from polytrain.prediction.record import RECORD_FILE, PredictionRecord, record_from_json
+from polytrain.storage.location import Location
+from polytrain.storage.retry import retry
+
+_STAGING = "_staging"
+"""Where files are written, if the output is a directory: the last step is a rename then."""
+
+_LOCK = "_lock"
+
+_READERS = 16
+"""Footers that are read at once; object storage has a high latency."""
+
+_SHOWN_WITHIN_S = 60.0
+"""Longest time until a network file system shows files that another node wrote."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputFiles:
+    """An output. It holds only a location, so it can be sent to every process."""
+
+    location: Location
+
+    @property
+    def lock(self) -> Location:
+        """Where the lease of the process that writes is."""
+        return self.location.below(_LOCK)
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Callable[[pa.Table], None]]:
+        """Yield a function that adds rows to a new file, which is stored at the end of the block.
+
+        A file of this name is replaced. After an error nothing is stored.
+        """
+        with tempfile.TemporaryDirectory(
+            prefix="polytrain-predictions-", dir=self._staging()
+        ) as directory:
+            file = Path(directory, name)
+            writer: Any = None
+
+            def write(table: pa.Table) -> None:
+                nonlocal writer
+                if writer is None:
+                    writer = pq.ParquetWriter(file, table.schema)
+                writer.write_table(table)
+
+            try:
+                yield write
+            finally:
+                if writer is not None:
+                    writer.close()
+            self.location.open().put(file, name, move=True)
+
+    def record(self) -> PredictionRecord | None:
+        """What the files are predictions of; None if there is no record, or an unknown one.
+
+        Raises:
+            OSError: the storage failed.
+        """
+        try:
+            return record_from_json(self.location.open().read(RECORD_FILE))
+        except FileNotFoundError:
+            return None
+
+    def write_record(self, record: PredictionRecord) -> None:
+        """Store what the files are predictions of."""
+        self.location.open().write(RECORD_FILE, record.to_json())
+
+    def names(self) -> frozenset[str]:
+        """Names of all files, except in the directories for staging and leases."""
+        paths = self.location.open().list("")
+        return frozenset(path for path in paths if path.partition("/")[0] not in (_STAGING, _LOCK))
+
+    def finished(self, parts: Iterable[Part]) -> frozenset[int]:
+        """Numbers of the parts whose files are complete: their footers have the parts' rows."""
+        present = self.names()
+        candidates = [part for part in parts if part.file in present]
+        with ThreadPoolExecutor(_READERS) as readers:
+            rows = readers.map(self._rows_in, [part.file for part in candidates])
+            return frozenset(
+                part.number
+                for part, found in zip(candidates, rows, strict=True)
+                if found == len(part.rows)
+            )
+
+    def expect(self, files: Collection[str]) -> None:
+        """Check that the driver sees all files, which workers may have stored on other nodes.
+
+        Raises:
+            OSError: it doesn't.
+        """
+
+        def check() -> None:
+            lacking = sorted(set(files) - self.names())
+            if lacking:
+                raise OSError(
+                    f"files that the workers stored are missing in {self.location.address} "
+                    f"({len(lacking)}, such as {lacking[0]}). Give an output that all nodes reach: "
+                    "an address, or a directory that they mount"
+                )
+
+        retry(check, retry_s=_SHOWN_WITHIN_S, what=self.location.address)
+
+    def clear_staging(self) -> None:
+        """Delete what processes that were killed have left."""
+        if self.location.is_local:
+            self.location.open().delete_below(_STAGING)
+
+    def _staging(self) -> Path | None:
+        if not self.location.is_local:
+            return None
+        staging = Path(self.location.address, _STAGING)
+        staging.mkdir(parents=True, exist_ok=True)
+        return staging
+
+    def _rows_in(self, name: str) -> int | None:
+        """Rows of a file; None if it isn't a complete Parquet file."""
+        from polytrain.storage.filesystems import find
+
+        place = find(self.location.below(name).address)
+
+        def rows() -> int | None:
+            try:
+                metadata = pq.read_metadata(place.path, filesystem=place.filesystem)
+            except (pa.ArrowInvalid, FileNotFoundError):
+                return None
+            return int(metadata.num_rows)
+
+        return retry(rows, retry_s=self.location.retry_s, what=self.location.address)

@@ -1,0 +1,345 @@
+"""The way of a call: check everything, divide the rows, have workers predict them, collect."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.common.config import ScalingConfig
+from polytrain.common.errors import RunOwnedError
+from polytrain.data.fingerprint import fingerprint, marks
+from polytrain.data.shards.rows import PieceRows
+from polytrain.data.sources.describe import Source
+from polytrain.policy.cluster import choose_cluster, new_ray_problems
+from polytrain.prediction.checks import (
+    column_problems,
+    described,
+    device_problems,
+    installation_problems,
+    key_problems,
+    number_problems,
+    option_problems,
+    output_problems,
+    raise_if_any,
+)
+from polytrain.prediction.columns import joined
+from polytrain.prediction.computed import computed_in_order
+from polytrain.prediction.inline_workers import InlineWorkers
+from polytrain.prediction.local_workers import LocalWorkers
+from polytrain.prediction.model_files import ModelFiles, digest_of
+from polytrain.prediction.output_files import OutputFiles
+from polytrain.prediction.parts import PART_ROWS, Part, Unit, default_part_rows, divided, units
+from polytrain.prediction.predictor import PredictionTask
+from polytrain.prediction.record import PredictionRecord, split_options, this_python
+from polytrain.prediction.scheduling import PickledTask, RowsOf, Workers, predicted_parts
+from polytrain.run.lease import leased
+from polytrain.storage.checks import writing_problems
+from polytrain.storage.location import Location
+from polytrain.workers.available_clusters import available_clusters
+from polytrain.workers.machine_resources import machine_resources
+from polytrain.workers.pickling import code_in, pickled_apart
+from polytrain_plugins import (
+    Backend,
+    InvalidJobError,
+    Job,
+    Predictions,
+    Problem,
+    UnsupportedCapabilityError,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionRequest:
+    """The arguments of `Result.predict`."""
+
+    backend: Backend
+    checkpoint: Checkpoint
+    data: Any
+    output: str | Path | None = None
+    keep: Sequence[str] = ()
+    prediction_column: str = "prediction"
+    num_workers: int | None = None
+    use_gpu: bool = False
+    batch_size: int | None = None
+    rows_per_file: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionOutput:
+    """Predictions that were stored as Parquet files.
+
+    The files' names have the order of the rows, which is also the order within a file. All readers
+    of Parquet directories read them as one table.
+    """
+
+    path: str
+    """The directory, or its address."""
+
+    num_rows: int
+    files: tuple[str, ...]
+    """Their names, in order."""
+
+
+def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
+    """Predict the rows of a data set; see `Result.predict`."""
+    if not request.backend.capabilities.predictive:
+        raise UnsupportedCapabilityError(
+            f"The {request.backend.name} backend doesn't predict: use result.load_model() and its "
+            "own method."
+        )
+    source = _checked(request)
+    model = ModelFiles(checkpoint=request.checkpoint)
+    with model.directory() as directory:
+        needed = request.backend.engine().model_columns(
+            directory, source.schema.names, **request.options
+        )
+        digest = "" if request.output is None else digest_of(directory)
+    raise_if_any(column_problems(needed, source.schema.names))
+    # A pipeline is known by its steps, not by the blocks that it computes now.
+    known_by = "" if request.output is None else fingerprint(source, marks(source))
+    source = computed_in_order(source)
+    task = _task(request, source, model, needed)
+    parts = divided(_rows(source), _part_rows(request, source))
+    if task.output is None:
+        return _array(request, task, parts)
+    record = _record(request, source, model=digest, data=known_by)
+    return _stored(request, task, record, parts, task.output)
+
+
+def _checked(request: PredictionRequest) -> Source:
+    """The rows to predict, if nothing is wrong with the request.
+
+    Raises:
+        InvalidJobError: with all problems.
+    """
+    problems = [*_argument_problems(request)]
+    try:
+        source = described(request.data)
+    except InvalidJobError as error:
+        raise InvalidJobError((*problems, *error.problems)) from error
+    problems += key_problems(
+        request.keep,
+        source.schema.names,
+        prediction_column=request.prediction_column,
+        has_output=request.output is not None,
+    )
+    problems += option_problems(
+        request.backend, request.options, source, is_sent=request.num_workers != 0
+    )
+    raise_if_any(problems)
+    return source
+
+
+def _argument_problems(request: PredictionRequest) -> Iterator[Problem]:
+    yield from number_problems(
+        num_workers=request.num_workers,
+        batch_size=request.batch_size,
+        rows_per_file=request.rows_per_file,
+    )
+    yield from device_problems(
+        request.backend, use_gpu=request.use_gpu, num_workers=request.num_workers
+    )
+    yield from installation_problems(request.backend)
+    if request.output is None:
+        if request.rows_per_file is not None:
+            yield Problem(
+                field="rows_per_file",
+                what="there are no files without an output",
+                remedy='Pass output="…" too, or leave it out',
+            )
+        return
+    yield from writing_problems(
+        Location.of(request.output),
+        field="output",
+        num_workers=0 if request.num_workers == 0 else 1,
+    )
+
+
+def _rows(source: Source) -> int:
+    assert source.info.num_rows is not None
+    return source.info.num_rows
+
+
+def _part_rows(request: PredictionRequest, source: Source) -> int:
+    if request.output is None:
+        return PART_ROWS
+    return request.rows_per_file or default_part_rows(_rows(source))
+
+
+def _task(
+    request: PredictionRequest, source: Source, model: ModelFiles, needed: Sequence[str] | None
+) -> PredictionTask:
+    names = source.schema.names
+    model_columns = tuple(names if needed is None else needed)
+    output = request.output
+    return PredictionTask(
+        backend=request.backend,
+        model=model,
+        source=source,
+        columns=tuple(name for name in names if name in {*model_columns, *request.keep}),
+        model_columns=model_columns,
+        batch_size=request.batch_size or request.backend.prediction_batch_size,
+        keep=tuple(request.keep),
+        prediction_column=request.prediction_column,
+        output=None if output is None else OutputFiles(location=Location.of(output)),
+        options=request.options,
+    )
+
+
+def _record(
+    request: PredictionRequest, source: Source, *, model: str, data: str
+) -> PredictionRecord:
+    free = request.backend.mutable_prediction_options
+    options, code = split_options(
+        {name: value for name, value in request.options.items() if name not in free}
+    )
+    return PredictionRecord(
+        model=model,
+        data=data,
+        rows=_rows(source),
+        rows_per_file=_part_rows(request, source),
+        keep=tuple(request.keep),
+        prediction_column=request.prediction_column,
+        options=options,
+        code=code,
+        python=this_python(),
+    )
+
+
+def _array(request: PredictionRequest, task: PredictionTask, parts: Sequence[Part]) -> Predictions:
+    work = units(parts, task.source.pieces)
+    with _workers(request, task, work, has_many=len(parts) > 1) as workers:
+        done = sorted(predicted_parts(workers, work), key=lambda part: part.number)
+    return joined([part.predictions for part in done if part.predictions is not None])
+
+
+def _stored(
+    request: PredictionRequest,
+    task: PredictionTask,
+    record: PredictionRecord,
+    parts: Sequence[Part],
+    output: OutputFiles,
+) -> PredictionOutput:
+    """Store the predictions of all parts that aren't in the output yet."""
+    files = tuple(part.file for part in parts)
+    result = PredictionOutput(path=output.location.address, num_rows=record.rows, files=files)
+    raise_if_any(output_problems(output, record))
+    with _owned(output):
+        # Its previous owner may have written since.
+        raise_if_any(output_problems(output, record))
+        before = output.record()
+        if before is not None and before.finished and output.names() >= {*files}:
+            return result
+        output.clear_staging()
+        output.write_record(record)
+        work = units(parts, task.source.pieces, finished=output.finished(parts))
+        if work:
+            with _workers(request, task, work, has_many=len(parts) > 1) as workers:
+                for _ in predicted_parts(workers, work):
+                    pass
+        output.expect(files)
+        output.clear_staging()
+        output.write_record(replace(record, finished=True))
+    return result
+
+
+@contextmanager
+def _owned(output: OutputFiles) -> Iterator[None]:
+    """Have the output to this process.
+
+    Raises:
+        InvalidJobError: another process writes to it.
+    """
+    wording = ("The output", "Wait for it to end, or give a different output")
+    no_retry = replace(output.lock, retry_s=0)
+    try:
+        with leased(output.lock.open(), no_retry.open(), wording=wording):
+            yield
+    except RunOwnedError as error:
+        problem = Problem(
+            field="output",
+            what=str(error).rstrip("."),
+            remedy="Files that are finished are kept: the next call resumes after them",
+        )
+        raise InvalidJobError((problem,)) from error
+
+
+@contextmanager
+def _workers(
+    request: PredictionRequest, task: PredictionTask, work: Sequence[Unit], *, has_many: bool
+) -> Iterator[Workers]:
+    """The calling process, processes on this machine, or actors on Ray: see `Result.predict`."""
+    if request.num_workers == 0 or (request.num_workers is None and not has_many):
+        yield InlineWorkers(task)
+        return
+    scaling = ScalingConfig(num_workers=request.num_workers or 1, use_gpu=request.use_gpu)
+    around = available_clusters(None, {"data": request.data})
+    raise_if_any(new_ray_problems(scaling, around))
+    if choose_cluster(scaling, around).is_local:
+        cpus = max(1, int(machine_resources(os.environ)["CPU"]))
+        count = min(request.num_workers or cpus, len(work))
+        demand = request.backend.demand(_job(count))
+        pickled, rows_of = _for_other_processes(task)
+        with LocalWorkers(
+            pickled,
+            count=count,
+            modules=demand.preload,
+            environment={"OMP_NUM_THREADS": "1", **demand.environment},
+            rows_of=rows_of,
+        ) as workers:
+            yield workers
+        return
+    # Importing Ray takes a while.
+    from polytrain.prediction.ray_workers import REFERENCES, RayWorkers, free_workers, has_nodes
+    from polytrain.workers.ray_runtime import running_ray
+
+    with running_ray():
+        if has_nodes():
+            task = replace(task, model=task.model.for_other_nodes())
+        pickled, rows_of = _for_other_processes(task, apart=REFERENCES)
+        count = min(request.num_workers or free_workers(use_gpu=request.use_gpu), len(work))
+        with RayWorkers(pickled, count=count, use_gpu=request.use_gpu, rows_of=rows_of) as actors:
+            yield actors
+
+
+def _for_other_processes(
+    task: PredictionTask, *, apart: tuple[type, ...] = ()
+) -> tuple[PickledTask, RowsOf]:
+    """The pickled task, and what gives the rows that have to be sent with a unit.
+
+    Args:
+        task: what every process has to know.
+        apart: types of objects that Ray has to send itself.
+    """
+    source = task.source
+    # A map-style data set may be of a class in a script.
+    datasets = [getattr(piece, "dataset", None) for piece in source.pieces[:1]]
+    code = code_in([task.backend, dict(task.options), datasets])
+    if not source.in_memory:
+        return pickled_apart(*code, value=task, kind=apart), lambda unit: None
+    rows = PieceRows(source.pieces, source.schema)
+    columns = list(task.columns)
+
+    def rows_of(unit: Unit) -> pa.Table:
+        return rows.read(range(unit[0].rows.start, unit[-1].rows.stop)).select(columns)
+
+    bare = replace(task, source=replace(source, pieces=()))
+    return pickled_apart(*code, value=bare, kind=apart), rows_of
+
+
+def _job(num_workers: int) -> Job:
+    return Job(
+        num_workers=num_workers,
+        use_gpu=False,
+        cpus_per_worker=1,
+        has_training_function=False,
+        datasets={},
+    )

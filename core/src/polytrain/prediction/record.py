@@ -1,0 +1,128 @@
+"""What the files in an output are predictions of: written before them, and compared. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from polytrain.run.code_fingerprint import code_fingerprint, python_version
+from polytrain.run.identity import is_full, plain
+from polytrain_plugins import Problem
+
+RECORD_FILE = "_predictions.json"
+"""Readers of Parquet directories ignore names that begin with an underscore."""
+
+_FORMAT = 1
+
+_ELSEWHERE = "Give a different output, or delete this one"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionRecord:
+    """A request for predictions, as far as it decides what is in the files."""
+
+    model: str
+    """Digest of the checkpoint's files."""
+
+    data: str
+    """Fingerprint of the data set."""
+
+    rows: int
+    rows_per_file: int
+    keep: tuple[str, ...]
+    prediction_column: str
+    options: Mapping[str, Any]
+    """Those that are plain values."""
+
+    code: Mapping[str, str]
+    """Option → fingerprint of a function or an object."""
+
+    python: str
+    """Fingerprints of code compare within a Python version only."""
+
+    finished: bool = False
+
+    def to_json(self) -> bytes:
+        """The content of the record's file."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
+
+
+def record_from_json(content: bytes) -> PredictionRecord | None:
+    """Read a record; None if the content isn't one, or has a different format."""
+    try:
+        values = json.loads(content)
+        if values.pop("format") != _FORMAT:
+            return None
+        return PredictionRecord(**{**values, "keep": tuple(values["keep"])})
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options that are plain values, and fingerprints of the others."""
+    values = {name: plain(value) for name, value in options.items()}
+    code = {
+        name: code_fingerprint(options[name])
+        for name, value in values.items()
+        if not is_full(value)
+    }
+    return {name: value for name, value in values.items() if name not in code}, code
+
+
+def this_python() -> str:
+    """The version in the records of this process."""
+    return python_version()
+
+
+def record_problems(
+    before: PredictionRecord, now: PredictionRecord, *, place: str
+) -> Iterator[Problem]:
+    """Yield how a request differs from the one whose predictions an output holds.
+
+    Args:
+        before: what the output holds.
+        now: what the user requests.
+        place: the output, for messages.
+    """
+    if before.model != now.model:
+        yield _other(place, "a different model, or a different checkpoint of it")
+    if (before.data, before.rows) != (now.data, now.rows):
+        yield _other(place, f"different data ({before.rows} rows; these have {now.rows})")
+    for field in ("keep", "prediction_column", "rows_per_file"):
+        was, is_ = getattr(before, field), getattr(now, field)
+        if was != is_:
+            shown = list(was) if isinstance(was, tuple) else was
+            yield Problem(
+                field=field,
+                what=f"the predictions in {place!r} were begun with {shown!r}",
+                remedy=f"Pass the same. {_ELSEWHERE}",
+            )
+    yield from _option_problems(before, now, place)
+
+
+def _option_problems(
+    before: PredictionRecord, now: PredictionRecord, place: str
+) -> Iterator[Problem]:
+    for name in sorted({*before.options, *before.code, *now.options, *now.code}):
+        was = _shown(before, name)
+        if was != _shown(now, name):
+            remedy = f"Pass the same. {_ELSEWHERE}"
+        elif before.python == now.python and before.code.get(name) != now.code.get(name):
+            was, remedy = "with different code", _ELSEWHERE
+        else:
+            continue
+        yield Problem(
+            field=name, what=f"the predictions in {place!r} were begun {was}", remedy=remedy
+        )
+
+
+def _shown(record: PredictionRecord, name: str) -> str:
+    if name in record.code:
+        return "with a function or an object"
+    return f"with {record.options[name]!r}" if name in record.options else "without it"
+
+
+def _other(place: str, of: str) -> Problem:
+    return Problem(field="output", what=f"{place!r} has predictions of {of}", remedy=_ELSEWHERE)
