@@ -75,6 +75,7 @@ def spec_in(tmp_path: Path, *, kill_timeout_s: float) -> AgentSpec:
         hang_timeout_s=None,
         straggler_window_s=None,
         merges_files=False,
+        passes_all_reports=False,
         leave_timeout_s=60.0,
         kill_timeout_s=kill_timeout_s,
     )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ValidationTaskConfig,
     )
     from polytrain.prediction.predict import PredictionOutput
+    from polytrain.run.user_callbacks import TrainRunContext, UserCallback
     from polytrain.workers.checkpoint_handling import CheckpointUploadMode
     from polytrain.workers.context import Context, TrainContext
     from polytrain.workers.reported_checkpoints import (
@@ -88,8 +89,10 @@ __all__ = [
     "RunOwnedError",
     "ScalingConfig",
     "TrainContext",
+    "TrainRunContext",
     "Trainer",
     "TrainingFailedError",
+    "UserCallback",
     "ValidationConfig",
     "ValidationFn",
     "ValidationTaskConfig",
@@ -137,6 +140,7 @@ _HOMES = {
     "polytrain.api.result": ("Result",),
     "polytrain.api.trainer": ("Trainer", "make_trainer"),
     "polytrain.prediction.predict": ("PredictionOutput",),
+    "polytrain.run.user_callbacks": ("TrainRunContext", "UserCallback"),
     "polytrain.workers.checkpoint_handling": ("CheckpointUploadMode",),
     "polytrain.workers.context": ("Context", "TrainContext"),
     "polytrain.workers.reported_checkpoints": (

@@ -16,7 +16,7 @@ from polytrain.checkpoint.events import PartStaged, PartStored
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.common.config import CheckpointConfig, FailureConfig
+from polytrain.common.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from polytrain.common.errors import RunOwnedError
 from polytrain.common.events import AgentsPlaced, Done, Exited, Joined, Offered, Reported
 from polytrain.common.placement import NodeAddress, members
@@ -31,6 +31,7 @@ from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.journal import Journal
 from polytrain.run.ledger import Ledger
 from polytrain.run.states import State
+from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.storage.location import Location
 from polytrain.ui.observers import Observers
@@ -194,6 +195,7 @@ class Driver:
     released: threading.Event = field(default_factory=threading.Event)
     """Set when training has ended and the run waits for validations alone."""
 
+    callbacks: Sequence[Any] = ()
     validation_config: ValidationConfig = field(
         default_factory=lambda: ValidationConfig(fn=lambda checkpoint: {})
     )
@@ -234,6 +236,12 @@ class Driver:
         ):
             journal.opened(anew=True, identity={}, world_size=self.world_size)
             observers = self.observers
+            context = TrainRunContext(
+                run=run,
+                run_config=RunConfig(),
+                scaling_config=ScalingConfig(),
+                train_loop_config=None,
+            )
             validations = self.validations(self.manager, journal)
             self.controller = Controller(
                 run=run,
@@ -255,6 +263,7 @@ class Driver:
                 journal=journal,
                 background_tasks=background_tasks,
                 observers=observers,
+                callbacks=UserCallbacks(self.callbacks, context, None),
                 output=output,
                 health_monitor=HealthMonitor(
                     config=self.failure_config, group=group, journal=journal

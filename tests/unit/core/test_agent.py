@@ -69,6 +69,7 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSpec:
         hang_timeout_s=None,
         straggler_window_s=None,
         merges_files=False,
+        passes_all_reports=False,
         leave_timeout_s=60.0,
         kill_timeout_s=0.01,
     )

@@ -187,7 +187,7 @@ def test_a_channel_carries_messages_in_order() -> None:
         sender.send(leave_message())
         sender.send(report_message(1, {"text": "x" * 5000}))
         assert receiver.receive() == ["leave"]
-        assert receiver.receive() == ["report", 1, {"text": "x" * 5000}, 0.0]
+        assert receiver.receive() == ["report", 1, {"text": "x" * 5000}, 0.0, False]
 
 
 def test_no_report_overtakes_one_with_a_checkpoint() -> None:

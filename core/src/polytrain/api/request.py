@@ -39,6 +39,7 @@ from polytrain.policy.cluster import (
     local_problems,
     new_ray_problems,
 )
+from polytrain.run.user_callbacks import callback_problems
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
 from polytrain.ui.observer_checks import observers_problems
@@ -119,6 +120,7 @@ def checked(
     program = None if backend is None else backend.program(max_failures=0)
     problems += frequency_problems(request.run, request.training_function or program)
     problems += observers_problems(getattr(request.run, "observers", ()))
+    problems += callback_problems(getattr(request.run, "callbacks", ()))
     wrong_validation = tuple(validation_problems(request.validation))
     if wrong_validation:
         problems += wrong_validation

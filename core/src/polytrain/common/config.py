@@ -272,6 +272,10 @@ class RunConfig(_PlainNumbers):
     observers: tuple[Any, ...] = ()
     """Objects with hooks of `polytrain_plugins.hookspecs.ObserverHooks`."""
 
+    callbacks: tuple[Any, ...] = ()
+    """Objects of subclasses of `UserCallback`, with Ray Train's methods. While there are any, the
+    reports of all ranks are sent to the driver."""
+
     worker_runtime_env: Mapping[str, Any] | None = field(default=None, repr=False)
     """Runtime environment of worker processes, as Ray takes it: `{"env_vars": {"NAME": "value"}}`
     sets variables before anything is imported, on Ray and without it. Every other part (`pip`,
@@ -288,4 +292,8 @@ class RunConfig(_PlainNumbers):
                 object.__setattr__(self, name, default())
 
 
-_NESTED = {"failure_config": FailureConfig, "checkpoint_config": CheckpointConfig}
+_NESTED = {
+    "failure_config": FailureConfig,
+    "checkpoint_config": CheckpointConfig,
+    "callbacks": tuple,
+}

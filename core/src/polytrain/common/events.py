@@ -86,6 +86,9 @@ class Reported:
     stalled_s: float = 0.0
     """Seconds that its training has stood still for checkpoints, so far."""
 
+    has_checkpoint: bool = False
+    """Whether the rank has staged its part of a checkpoint with it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavesOnRequest:

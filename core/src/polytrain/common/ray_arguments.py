@@ -104,10 +104,6 @@ RUN: dict[str, Any] = {
         "log_to_file",
     ),
     "absent": {
-        "callbacks": Absent(
-            instead="Use observers=(…,), with the hooks of "
-            "polytrain_plugins.hookspecs.ObserverHooks"
-        ),
         "logging_config": Absent(
             instead='logging.getLogger("polytrain").setLevel(…) sets the level',
             is_harmless=True,

@@ -24,8 +24,6 @@ ABSENT: Mapping[str, Mapping[str, str]] = {
         "PreemptionError": "a preemption never fails a run here, and needs no handling",
         "PreemptionInfo": "checkpoint_requested() says that a worker's node goes away soon",
         "SyncConfig": "files are stored as they are reported; RunConfig(storage_path=…) says where",
-        "UserCallback": "RunConfig(observers=(…,)) takes objects with the hooks of "
-        "polytrain_plugins.hookspecs.ObserverHooks",
         "WorkerGroupError": _WORKER_ERRORS,
         "get_preemption_info": "checkpoint_requested() says that a worker's node goes away soon",
         "horovod": "Ray Train has removed it; use polytrain.torch",

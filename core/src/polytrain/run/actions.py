@@ -64,6 +64,9 @@ class EndAttempt:
     root: Failure | None
     """Why it failed; None for a planned end."""
 
+    failures: tuple[Failure, ...] = ()
+    """All that went wrong, the root first."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conclude:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
+from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked, Committed
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.common.errors import FailureKind
 from polytrain.common.events import (
@@ -45,6 +45,7 @@ from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
 from polytrain.run.transition import Transition
+from polytrain.run.user_callbacks import UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.ui.observers import Observers
 from polytrain.ui.progress import WorkerOutput
@@ -67,6 +68,7 @@ class Controller:
     journal: Journal
     background_tasks: BackgroundTasks
     observers: Observers
+    callbacks: UserCallbacks
     output: WorkerOutput
     health_monitor: HealthMonitor
     validations: ValidationCoordinator
@@ -247,6 +249,10 @@ class Controller:
         if noted is not None:
             self.state = noted
             self._fail_if(self.checkpoints.take(event))
+            if isinstance(event, Committed):
+                info = self.checkpoints.manager.info_of(event.manifest.directory)
+                if info is not None:
+                    self.callbacks.committed(info)
 
     def _happen(self, event: Event) -> None:
         self._follow(event, step(self.state, event, now=time.monotonic()))
@@ -278,10 +284,12 @@ class Controller:
                 self.group.kill(attempt)
             case EndAttempt(root=root, reason=reason):
                 self.journal.attempt_ended(action)
+                self.callbacks.failed(action.failures)
                 why = reason if root is None else f"{root} ({reason})"
                 self._end_attempt(succeeded=False, planned=root is None, reason=why)
             case Conclude():
                 if action.succeeded:
+                    self.callbacks.succeeded()
                     self._end_attempt(succeeded=True, planned=True, reason=action.reason)
                 self._conclusion = action
             case _:
@@ -304,6 +312,7 @@ class Controller:
         self.output.muted = False
         self._attempt = Attempt(number=attempt, checkpoint=start.path, num_workers=world_size)
         self.observers.attempt_started(self.run, self._attempt)
+        self.callbacks.attempt_started(world_size)
         self.group.launch(
             LaunchOrder(
                 attempt_id=AttemptId(token=self.lease.token, attempt=attempt),
@@ -329,6 +338,7 @@ class Controller:
         if noted is None:
             return
         self.state = noted
+        self.callbacks.reported(report)
         if report.rank != 0:
             return
         self.journal.reported(report)

@@ -43,6 +43,7 @@ from polytrain.run.lease import Lease
 from polytrain.run.ledger import Ledger
 from polytrain.run.reports import Reports
 from polytrain.run.states import State
+from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
@@ -323,6 +324,7 @@ def _controller(
         journal=journal,
         background_tasks=background_tasks,
         observers=observers,
+        callbacks=_callbacks(run),
         output=output,
         health_monitor=HealthMonitor(
             config=run.config.failure_config, group=group, journal=journal
@@ -330,6 +332,16 @@ def _controller(
         validations=validations,
         release_workers=workers.close,
     )
+
+
+def _callbacks(run: Run) -> UserCallbacks:
+    context = TrainRunContext(
+        run=run.info,
+        run_config=run.config,
+        scaling_config=run.scaling,
+        train_loop_config=run.training_config,
+    )
+    return UserCallbacks(run.config.callbacks, context, run.location.filesystem)
 
 
 def _validations(
@@ -405,6 +417,7 @@ def _group(run: Run) -> WorkerGroup:
             straggler_window_s=(
                 failure.straggler_window_s if failure.stragglers != "ignore" else None
             ),
+            passes_all_reports=bool(run.config.callbacks),
             datasets=run.datasets,
             specs=run.specs,
             directory=os.getcwd(),

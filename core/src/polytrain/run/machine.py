@@ -394,9 +394,11 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
         # A stop is requested: the driver that resumes the run applies the failure policy.
         return _stopped(state, state.drain, root)
     decision = state.policy.decide(attempts)
-    ended = EndAttempt(attempt=state.attempt, root=root, reason=decision.reason)
+    others = tuple(failure for failure in failures if failure is not root)
+    ended = EndAttempt(
+        attempt=state.attempt, root=root, reason=decision.reason, failures=(root, *others)
+    )
     if not decision.restart:
-        others = tuple(failure for failure in failures if failure is not root)
         # Errors of a lost process's peers don't show the cause.
         shown = (root,) if root.kind.is_loss else (root, *others)
         concluded = _concluded_failed(state, shown, decision.reason)

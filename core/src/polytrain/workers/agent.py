@@ -92,6 +92,9 @@ class AgentSpec:
     merges_files: bool
     """Whether ranks other than 0 store only what rank 0's part of a checkpoint lacks."""
 
+    passes_all_reports: bool
+    """Whether all reports of ranks above 0 are sent, and not only the newest."""
+
     leave_timeout_s: float
     """Seconds that a worker process may take to leave before it is killed."""
 
@@ -351,6 +354,7 @@ class Agent:
             imported=self._preload,
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
+            passes_all_reports=self._spec.passes_all_reports or self._rank == 0,
         )
         self._worker = worker
         self._zygotes.fork(

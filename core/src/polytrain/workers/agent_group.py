@@ -103,6 +103,9 @@ class AgentGroupSpec:
 
     hang_timeout_s: float | None
     straggler_window_s: float | None
+    passes_all_reports: bool
+    """Whether all reports of ranks above 0 are sent to the driver, and not only the newest."""
+
     datasets: tuple[RunDataset, ...]
     specs: tuple[ShardSpec | StreamSpec, ...]
     """Of the data sets, in the same order."""
@@ -263,6 +266,7 @@ class AgentGroup:
             runtime_env=self._spec.runtime_env if parts_of_ray(self._spec.runtime_env) else {},
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
+            passes_all_reports=self._spec.passes_all_reports,
             leave_timeout_s=LEAVE_TIMEOUT_S,
             kill_timeout_s=_KILL_TIMEOUT_S,
             merges_files=self._spec.job.merges_files,

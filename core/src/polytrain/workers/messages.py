@@ -207,9 +207,12 @@ def joined_message() -> Message:
     return ["joined"]
 
 
-def report_message(step: int, metrics: Mapping[str, Any], stalled_s: float = 0.0) -> Message:
-    """A step, its metrics, and the seconds that training has waited for checkpoints."""
-    return ["report", step, dict(metrics), stalled_s]
+def report_message(
+    step: int, metrics: Mapping[str, Any], stalled_s: float = 0.0, *, has_checkpoint: bool = False
+) -> Message:
+    """A step, its metrics, the seconds that training has waited for checkpoints, and whether the
+    rank's part of a checkpoint follows."""
+    return ["report", step, dict(metrics), stalled_s, has_checkpoint]
 
 
 def staged_message(
@@ -298,9 +301,14 @@ def to_event(
             return Offered(attempt=attempt, rank=rank, offer=offer)
         case ["joined"]:
             return Joined(attempt=attempt, rank=rank)
-        case ["report", step, metrics, stalled_s]:
+        case ["report", step, metrics, stalled_s, has_checkpoint]:
             return Reported(
-                attempt=attempt, rank=rank, step=step, metrics=metrics, stalled_s=stalled_s
+                attempt=attempt,
+                rank=rank,
+                step=step,
+                metrics=metrics,
+                stalled_s=stalled_s,
+                has_checkpoint=has_checkpoint,
             )
         case ["saves on request"]:
             return SavesOnRequest(attempt=attempt, rank=rank)

@@ -47,6 +47,7 @@ class ProcessConnection:
         imported: Callable[[Message], None],
         hang_timeout_s: float | None,
         straggler_window_s: float | None,
+        passes_all_reports: bool,
     ) -> None:
         """
         Args:
@@ -57,6 +58,8 @@ class ProcessConnection:
             imported: called with the modules that it has imported.
             hang_timeout_s: seconds without progress after which an event is sent; None for never.
             straggler_window_s: seconds over which its load is measured; None for never.
+            passes_all_reports: whether all reports are passed on that are there at once, and not
+                only the newest.
         """
         self.order = order
         self.pid = 0
@@ -76,6 +79,7 @@ class ProcessConnection:
         self._imported = imported
         self._hang_timeout_s = hang_timeout_s
         self._straggler_window_s = straggler_window_s
+        self._passes_all_reports = passes_all_reports
         self._watches: list[Watch] = []
         self._frames = FrameBuffer()
         self._reports = ReportReader(Ring(self.page.reports))
@@ -228,9 +232,9 @@ class ProcessConnection:
         self._tell_reports(self._reports.take())
 
     def _tell_reports(self, reports: Sequence[Message]) -> None:
-        """Pass on reports; of ranks above 0 only the newest."""
+        """Pass on reports: all of them, or only the newest."""
         events = [to_event(each, attempt=self.attempt, rank=self._rank) for each in reports]
-        for event in events if self._rank == 0 else events[-1:]:
+        for event in events if self._passes_all_reports else events[-1:]:
             self._tell(event)
 
     def _take_call(self) -> None:

@@ -129,7 +129,7 @@ class WorkerSession:
         with self._lock:
             self._step, self._last_metrics = step, plain_metrics(metrics)
             if self._writes and model is not None and self._is_due(step):
-                self._save(model, with_it=self._reported)
+                self._save(model, with_it=self._reported_with_checkpoint)
             else:
                 self._channel.send(*self._reported())
 
@@ -187,7 +187,11 @@ class WorkerSession:
                 self._reported_ignored = True
                 return
             self._give(
-                write, source=source, validation=validation, with_it=self._reported, waits=waits
+                write,
+                source=source,
+                validation=validation,
+                with_it=self._reported_with_checkpoint,
+                waits=waits,
             )
 
     def _own_directory(self, checkpoint: Checkpoint) -> Path:
@@ -323,8 +327,15 @@ class WorkerSession:
         """Seconds that training has waited for checkpoints so far."""
         return self._uploader.stalled_s
 
-    def _reported(self) -> list[Message]:
-        return [report_message(self._step, self._last_metrics, self.stalled_s)]
+    def _reported(self, *, has_checkpoint: bool = False) -> list[Message]:
+        return [
+            report_message(
+                self._step, self._last_metrics, self.stalled_s, has_checkpoint=has_checkpoint
+            )
+        ]
+
+    def _reported_with_checkpoint(self) -> list[Message]:
+        return self._reported(has_checkpoint=True)
 
     @property
     def _writes(self) -> bool:

@@ -1,0 +1,186 @@
+"""When callbacks are called, and with what: once all ranks have reported, in order."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from typing import Any
+
+import pytest
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.common.config import RunConfig, ScalingConfig
+from polytrain.common.errors import Failure, FailureKind
+from polytrain.common.events import Reported
+from polytrain.run.user_callbacks import (
+    TrainRunContext,
+    UserCallback,
+    UserCallbacks,
+    callback_problems,
+)
+from polytrain_plugins import CheckpointInfo, RunInfo
+
+CONTEXT = TrainRunContext(
+    run=RunInfo(name="run", backend="reference", num_workers=2, path="/runs/run"),
+    run_config=RunConfig(),
+    scaling_config=ScalingConfig(),
+    train_loop_config=None,
+)
+
+
+class Noted(UserCallback):
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        assert run_context is CONTEXT
+        self.calls.append((metrics, checkpoint and checkpoint.path))
+
+    def after_exception(self, run_context: Any, worker_exceptions: Any) -> None:
+        assert run_context is CONTEXT
+        self.calls.append({rank: repr(error) for rank, error in worker_exceptions.items()})
+
+
+def started(*callbacks: Any, ranks: int = 2) -> UserCallbacks:
+    made = UserCallbacks(callbacks, CONTEXT, None)
+    made.attempt_started(ranks)
+    return made
+
+
+def report(rank: int, step: int, *, has_checkpoint: bool = False) -> Reported:
+    return Reported(
+        attempt=0,
+        rank=rank,
+        step=step,
+        metrics={"rank": rank, "step": step},
+        has_checkpoint=has_checkpoint,
+    )
+
+
+def commit(step: int) -> CheckpointInfo:
+    return CheckpointInfo(path=f"/runs/run/{step}", step=step, metrics={})
+
+
+def of_both(step: int) -> list[dict[str, int]]:
+    return [{"rank": rank, "step": step} for rank in (0, 1)]
+
+
+def test_a_report_is_told_once_all_ranks_have_made_it() -> None:
+    noted = Noted()
+    callbacks = started(noted)
+    for step in (1, 2):
+        callbacks.reported(report(0, step))
+    assert noted.calls == []
+    for step in (1, 2):
+        callbacks.reported(report(1, step))
+        assert noted.calls[-1] == (of_both(step), None)
+
+
+def test_a_report_with_a_checkpoint_is_told_after_the_commit_and_in_order() -> None:
+    noted = Noted()
+    callbacks = started(noted)
+    callbacks.reported(report(1, 1))
+    callbacks.reported(report(0, 1, has_checkpoint=True))
+    for rank in (0, 1):
+        callbacks.reported(report(rank, 2))
+    assert noted.calls == []
+    callbacks.committed(commit(1))
+    assert noted.calls == [(of_both(1), "/runs/run/1"), (of_both(2), None)]
+
+
+def test_a_checkpoint_that_is_dropped_holds_up_nothing() -> None:
+    noted = Noted()
+    callbacks = started(noted, ranks=1)
+    for step in (1, 2):
+        callbacks.reported(report(0, step, has_checkpoint=True))
+    callbacks.committed(commit(2))
+    assert [checkpoint for _, checkpoint in noted.calls] == [None, "/runs/run/2"]
+
+
+def test_what_other_ranks_never_report_is_told_at_the_end() -> None:
+    noted = Noted()
+    callbacks = started(noted)
+    callbacks.reported(report(0, 1))
+    callbacks.succeeded()
+    assert noted.calls == [([{"rank": 0, "step": 1}, {}], None)]
+
+
+def test_reports_of_one_rank_alone_do_not_fill_the_memory() -> None:
+    noted = Noted()
+    callbacks = started(noted)
+    for step in range(1, 10_101):
+        callbacks.reported(report(0, step))
+    assert len(noted.calls) == 100
+    assert noted.calls[0] == ([{"rank": 0, "step": 1}, {}], None)
+
+
+def test_the_next_attempt_begins_anew() -> None:
+    noted = Noted()
+    callbacks = started(noted, ranks=1)
+    callbacks.committed(commit(9))
+    callbacks.attempt_started(1)
+    callbacks.reported(report(0, 1, has_checkpoint=True))
+    assert noted.calls == []
+
+
+def test_exceptions_of_ranks_are_told() -> None:
+    noted = Noted()
+    kinds = FailureKind.USER_ERROR, FailureKind.WORKER_LOST, FailureKind.STORAGE
+    user, lost, storage = kinds
+    started(noted).failed(
+        (
+            Failure(kind=user, rank=1, message="bad", error=pickle.dumps(ValueError("bad"))),
+            Failure(kind=lost, rank=0, message="killed by SIGKILL"),
+            Failure(kind=user, rank=2, message="unknown", error=b"no pickle"),
+            Failure(kind=storage, rank=None, message="full"),
+        )
+    )
+    assert noted.calls == [
+        {
+            1: "ValueError('bad')",
+            0: "RuntimeError('killed by SIGKILL')",
+            2: "RuntimeError('unknown')",
+        }
+    ]
+
+
+class Raises(UserCallback):
+    calls = 0
+
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+        self.calls += 1
+        raise OSError("no network")
+
+
+def test_a_callback_that_raises_is_left_out_from_then_on(caplog: pytest.LogCaptureFixture) -> None:
+    raises, noted = Raises(), Noted()
+    callbacks = started(raises, noted, ranks=1)
+    with caplog.at_level(logging.ERROR):
+        for step in (1, 2):
+            callbacks.reported(report(0, step))
+    assert raises.calls == 1
+    assert len(noted.calls) == 2
+    assert "The callback 'Raises' raised in after_report and is not called again" in caplog.text
+
+
+class OnlyReports:
+    """A class of the user's, or Ray Train's own."""
+
+    def after_report(self, run_context: Any, metrics: Any, checkpoint: Checkpoint | None) -> None:
+        """It needs no other method."""
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        (Noted(), "it is a Noted"),
+        ([Noted], "it is the class Noted"),
+        ([print], "has neither after_report nor after_exception"),
+        ([OnlyReports(), Noted()], ""),
+        ((), ""),
+    ],
+)
+def test_what_is_no_callback_is_refused(given: Any, what: str) -> None:
+    problems = [str(problem) for problem in callback_problems(given)]
+    assert len(problems) == bool(what)
+    assert all(what in problem for problem in problems)
