@@ -18,7 +18,8 @@ import pytest
 from polytrain.common.processes import peer_of
 from polytrain.testing.processes import eventually
 from polytrain.workers.processes.cache import keep, let_go, warm_zygote
-from polytrain.workers.processes.client import Description, ZygoteConnection, ZygoteSpec
+from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
+from polytrain.workers.processes.lifetime import Description
 from polytrain.workers.processes.warm import (
     find,
     serves,

@@ -162,7 +162,7 @@ def test_what_a_zygote_dies_of_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def break_down(*args: object) -> NoReturn:
         raise RuntimeError("something nobody has thought of")
 
-    monkeypatch.setattr(zygote, "unpack", break_down)
+    monkeypatch.setattr(zygote, "receive_request", break_down)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     with served_here(monkeypatch) as connection:
         connection.request(["reset"])

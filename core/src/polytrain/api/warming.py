@@ -12,11 +12,11 @@ from pathlib import Path
 
 from polytrain.common.processes import peer_of
 from polytrain.workers.processes.client import (
-    Description,
     ZygoteConnection,
     ZygoteSpec,
     zygote_name,
 )
+from polytrain.workers.processes.lifetime import Description
 from polytrain.workers.processes.preload import is_installed
 from polytrain.workers.processes.warm import find, held_zygotes, start, warm_token
 from polytrain_plugins import Demand, Job, RegistryError, backend_names, load_backend

@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polytrain.common.processes import children_of, peer_of, wait_if_ending
-from polytrain.workers.messages import SocketChannel, pack
+from polytrain.workers.messages import SocketChannel
+from polytrain.workers.processes.lifetime import Description, described
+from polytrain.workers.processes.requests import send_request
 
 # Threads that libraries start while they are imported would make forking unsafe.
 _NO_ARROW_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -46,9 +48,6 @@ _PAUSE_S = 0.001
 
 _LAST_OUTPUT = 4000
 """Bytes of a zygote's output that are shown."""
-
-_LONGEST_FRAME = 16 << 10
-"""Bytes of a request that are sent through the socket."""
 
 _START = """import marshal, os, sys
 with os.fdopen(int(sys.argv[1]), "rb") as file:
@@ -87,25 +86,6 @@ class ZygoteSpec:
 
     kept_s: float = 0.0
     """Seconds after its last use for which it stays without clients."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """What a zygote holds."""
-
-    pid: int
-    modules: tuple[str, ...]
-    environment: Mapping[str, str]
-    """Variables that were set for its imports."""
-
-    kept_s: float
-    """Seconds after its last use for which it stays without clients."""
-
-    left_s: float
-    """How many of them are left, if nobody uses it from now on."""
-
-    users: int
-    """Clients for which it has forked worker processes."""
 
 
 def zygote_name(token: str, node_id: str) -> str:
@@ -196,27 +176,9 @@ class ZygoteConnection:
     def request(self, message: list[object], descriptors: Sequence[int] = ()) -> None:
         """Send a request, together with open descriptors.
 
-        This doesn't wait for the zygote, which may be importing. Its socket takes little, so a long
-        request is in a file in memory, and the descriptor of that file comes first.
+        This doesn't wait for the zygote, which may be importing.
         """
-        frame = pack(message)
-        if len(frame) <= _LONGEST_FRAME:
-            self._send(frame, descriptors)
-            return
-        content = os.memfd_create("polytrain-request")
-        try:
-            with os.fdopen(content, "wb", closefd=False) as file:
-                file.write(frame)
-            kind, *others = message
-            header = [kind, *others[:1]] if kind == "fork" else [kind]
-            self._send(pack(["in memory", *header]), [content, *descriptors])
-        finally:
-            os.close(content)
-
-    def _send(self, frame: bytes, descriptors: Sequence[int]) -> None:
-        # The descriptors are sent with the first bytes; the rest may need several messages.
-        socket.send_fds(self.socket, [frame[:4]], list(descriptors))
-        self.socket.sendall(frame[4:])
+        send_request(self.socket, message, descriptors)
 
     @property
     def is_open(self) -> bool:
@@ -265,15 +227,7 @@ class ZygoteConnection:
             return None
         finally:
             self.socket.settimeout(None)
-        _, pid, modules, environment, kept_s, left_s, users = answer
-        return Description(
-            pid=pid,
-            modules=tuple(modules),
-            environment=environment,
-            kept_s=kept_s,
-            left_s=left_s,
-            users=users,
-        )
+        return described(answer)
 
     def detach(self) -> subprocess.Popen[bytes] | None:
         """Leave the zygote to itself; return its process if this process started it."""

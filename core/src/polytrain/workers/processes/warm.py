@@ -18,11 +18,11 @@ from pathlib import Path
 
 from polytrain.workers.processes.client import (
     WARM_PREFIX,
-    Description,
     ZygoteConnection,
     ZygoteSpec,
     zygote_name,
 )
+from polytrain.workers.processes.lifetime import Description
 from polytrain_plugins import Problem
 
 WARM_VARIABLE = "POLYTRAIN_WARM"

@@ -12,13 +12,8 @@ client; a warm one stays for a time after its last use.
     ["stop"]                        the zygote ends with its last client
 
 "fork" comes with descriptors: the worker's end of a socket pair, its standard output and error, its
-page, and further ones for its entry, the module whose `run_and_exit` the process runs.
-
-    ["in memory", "fork", id]
-    ["in memory", "preload"]
-
-come instead of a long request, whose frame is in the file of the first descriptor. The zygote
-answers
+page, and further ones for its entry, the module whose `run_and_exit` the process runs. `requests`
+sends and receives these. The zygote answers
 
     ["forked", id, pid]
     ["ended", id, how, killed]      when a worker process ends, or can't be started
@@ -45,7 +40,6 @@ import os
 import selectors
 import signal
 import socket
-import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,7 +59,7 @@ from polytrain.common.processes import (
     session_of,
     thread_count,
 )
-from polytrain.workers.messages import pack, receive_exactly, unpack
+from polytrain.workers.messages import pack
 from polytrain.workers.processes.client import BACKLOG, preloaded_name
 from polytrain.workers.processes.forked import (
     ForkRequest,
@@ -75,10 +69,9 @@ from polytrain.workers.processes.forked import (
     ignore_children,
     spawn,
 )
+from polytrain.workers.processes.lifetime import Lifetime
 from polytrain.workers.processes.preload import PreloadRequest, preload
-
-_MAX_DESCRIPTORS = 250
-"""Descriptors that one message can carry; the kernel's limit is 253."""
+from polytrain.workers.processes.requests import LacksDescriptorsError, receive_request
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,13 +109,7 @@ class Zygote:
     environment: Mapping[str, str] = field(default_factory=dict)
     """The variables that were set for its imports."""
 
-    kept_s: float = 0.0
-    """Seconds after its last use for which it stays without clients. Then it is warm."""
-
-    _used_at: float = field(default_factory=time.monotonic)
-    _users: set[socket.socket] = field(default_factory=set)
-    """Clients for which it has forked."""
-
+    lifetime: Lifetime = field(default_factory=Lifetime)
     _has_preloaded: bool = False
     _preloaded: tuple[int, int] | None = None
     """The preloaded zygote's process id and pidfd."""
@@ -143,7 +130,7 @@ class Zygote:
         if not self.is_preloaded:
             self._accept()
         try:
-            while self._clients or self.is_preloaded or self._left_s > 0:
+            while self._clients or self.is_preloaded or self.lifetime.left_s > 0:
                 for key, _ in self._selector.select(self._longest_wait_s):
                     self._serve_source(key.fileobj)
         except Exception as error:
@@ -154,12 +141,8 @@ class Zygote:
         kill_children_except(set())
 
     @property
-    def _left_s(self) -> float:
-        return self._used_at + self.kept_s - time.monotonic() if self.kept_s else 0.0
-
-    @property
     def _longest_wait_s(self) -> float | None:
-        return None if self._clients or self.is_preloaded else max(0.0, self._left_s)
+        return None if self._clients or self.is_preloaded else max(0.0, self.lifetime.left_s)
 
     def _serve_source(self, source: Any) -> None:
         if source is self.listener:
@@ -202,14 +185,12 @@ class Zygote:
 
     def _serve_client(self, client: socket.socket) -> None:
         try:
-            header, descriptors, flags, _ = socket.recv_fds(client, 4, _MAX_DESCRIPTORS)
-            header += receive_exactly(client, 4 - len(header))
-            request = unpack(receive_exactly(client, int.from_bytes(header, "big")))
-            if flags & socket.MSG_CTRUNC:
-                self._lacks_descriptors(client, request, descriptors)
-                return
-            if request[0] == "in memory":
-                request = unpack(_content(descriptors.pop(0))[4:])
+            request, descriptors = receive_request(client)
+        except LacksDescriptorsError as error:
+            if error.kind == "fork":
+                lack = OSError(errno.EMFILE, "too many open files")
+                self._not_started(client, error.details[0], lack)
+            return
         except (EOFError, IndexError, OSError, ValueError):
             self._drop(client)
             return
@@ -220,21 +201,11 @@ class Zygote:
         elif request[0] == "reset":
             self._reset(client)
         elif request[0] == "describe":
-            held = [list(self.modules), dict(self.environment), self.kept_s, self._left_s]
-            self._answer(client, ["holds", os.getpid(), *held, len(self._users)])
+            self._answer(client, self.lifetime.description(self.modules, self.environment))
         elif request[0] == "stop":
-            self.kept_s = 0.0
+            self.lifetime.stop()
         else:
             self._preload(request)
-
-    def _lacks_descriptors(
-        self, client: socket.socket, request: list[Any], descriptors: list[int]
-    ) -> None:
-        for descriptor in descriptors:
-            os.close(descriptor)
-        kind, *others = request[1:] if request[0] == "in memory" else request
-        if kind == "fork":
-            self._not_started(client, others[0], OSError(errno.EMFILE, "too many open files"))
 
     def _drop(self, client: socket.socket) -> None:
         """Drop an agent that is gone, and kill its worker processes."""
@@ -243,9 +214,7 @@ class Zygote:
                 kill_session(worker.pid)
         self._selector.unregister(client)
         self._clients.discard(client)
-        if client in self._users:
-            self._users.discard(client)
-            self._used_at = time.monotonic()
+        self.lifetime.end_use(client)
         client.close()
 
     def _kill(self, client: socket.socket, process_id: int) -> None:
@@ -288,7 +257,7 @@ class Zygote:
 
     def _preload(self, request: list[Any]) -> None:
         # A warm zygote serves several scripts: none may get what another's function imported.
-        if self.kept_s or self.is_preloaded or self._has_preloaded:
+        if self.lifetime.is_warm or self.is_preloaded or self._has_preloaded:
             return
         # Only once: imports that made forking unsafe would do so again.
         if thread_count() > 1 or holds_device():
@@ -339,7 +308,7 @@ class Zygote:
         finally:
             for descriptor in request.descriptors:
                 os.close(descriptor)
-        self._users.add(client)
+        self.lifetime.begin_use(client)
         self._answer(client, ["forked", request.id, pid])
         self._workers[pidfd] = _Worker(id=request.id, pid=pid, pidfd=pidfd, client=client)
         self._selector.register(pidfd, selectors.EVENT_READ)
@@ -367,13 +336,6 @@ def _watched(pid: int) -> int:
         kill_session(pid)
         os.waitpid(pid, 0)
         raise
-
-
-def _content(descriptor: int) -> bytes:
-    """The content of a file in memory, which is closed."""
-    with os.fdopen(descriptor, "rb") as file:
-        file.seek(0)
-        return file.read()
 
 
 def _any_descriptor() -> int:
@@ -462,5 +424,5 @@ def main(
                 children=children,
                 modules=modules,
                 environment=environment,
-                kept_s=kept_s,
+                lifetime=Lifetime(kept_s=kept_s),
             ).serve()
