@@ -12,8 +12,10 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
@@ -22,6 +24,7 @@ import pytest
 from polytrain.boosting.categories import agreed_categories, encoded
 from polytrain.boosting.feature_problems import feature_problems
 from polytrain.boosting.numbers import floats, plainly_typed
+from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.sources.arrays import tensors_of
 from polytrain.testing.shards import shard_of
 from polytrain_plugins import DatasetInfo, Job
@@ -110,6 +113,47 @@ def dicts(directory: Path, columns: pa.Table) -> Any:
     return rows
 
 
+def arrays(directory: Path, columns: pa.Table) -> Any:
+    """As NumPy has the values; lists, and what has missing rows, as Python has them."""
+    column = columns.column("x")
+    if column.null_count or pa.types.is_nested(column.type):
+        return dict(x=[row["x"] for row in dicts(directory, columns)], row=[0, 1])
+    if column.type == TENSORS.type:
+        return dict(x=TENSORS.to_numpy_ndarray(), row=[0, 1])
+    return {"x": column_to_numpy(column), "row": np.arange(2)}
+
+
+def polars(directory: Path, columns: pa.Table) -> Any:
+    return pl.from_arrow(columns)
+
+
+def hugging_face(directory: Path, columns: pa.Table) -> Any:
+    if columns.schema.field("x").type == TENSORS.type:
+        kinds = {"x": datasets.Array2D((2, 2), "float32"), "row": datasets.Value("int64")}
+        rows = dicts(directory, columns)
+        return datasets.Dataset.from_list(rows, features=datasets.Features(kinds))
+    return datasets.Dataset(columns)
+
+
+class Items:
+    """A map-style data set."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[index]
+
+
+def items(directory: Path, columns: pa.Table) -> Any:
+    """Values as NumPy has them, as data sets give them."""
+    rows = arrays(directory, columns)
+    return Items([{"x": x, "row": row} for x, row in zip(rows["x"], rows["row"], strict=True)])
+
+
 SOURCES = {
     "Arrow": in_memory,
     "IPC": ipc,
@@ -118,12 +162,18 @@ SOURCES = {
     "CSV": csv,
     "JSON": json_lines,
     "dicts": dicts,
+    "arrays": arrays,
+    "items": items,
+    "polars": polars,
+    "Hugging Face": hugging_face,
 }
 
 THERE_IS_NO = {
     *itertools.product(["tensors", "tensors with nulls"], ["pandas", "CSV"]),
     *((name, "CSV") for name in COLUMNS if "lists" in name),
     *itertools.product(["timestamp", "timestamp with nulls"], ["JSON"]),
+    *((name, "items") for name in COLUMNS if "nulls" in name),
+    *itertools.product(["timestamp", "decimal", "ragged lists"], ["items"]),
 }
 """Types that a source doesn't have."""
 

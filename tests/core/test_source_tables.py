@@ -120,6 +120,23 @@ def write_years(directory: Path) -> None:
         pq.write_table(rows, directory / f"year={year}" / "part.parquet", row_group_size=2)
 
 
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("float64", [[0.1, 1e300], [1.0, 2.0]]),
+        ("int64", [[2**53 + 1, 1], [2, 3]]),
+        ("bool", [[True, False], [False, True]]),
+    ],
+)
+def test_arrays_of_hugging_face_keep_their_type(kind: str, values: list[Any]) -> None:
+    features = datasets.Features({"x": datasets.Array2D((2, 2), kind)})
+    for rows in ([values, values], [values, None]):
+        data = datasets.Dataset.from_list([{"x": row} for row in rows], features=features)
+        [batch] = shard_of(data).iter_batches()
+        assert batch["x"][0].dtype == kind
+        assert [None if row is None else row.tolist() for row in batch["x"]] == rows
+
+
 def test_a_parquet_dataset_stays_in_its_files(tmp_path: Path) -> None:
     write_years(tmp_path)
     dataset = pads.dataset(tmp_path, partitioning="hive")

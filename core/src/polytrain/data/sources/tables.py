@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError, one_line
+from polytrain.data.shards.lists import lists_to_numpy
 from polytrain.data.shards.wide_types import widened
-from polytrain.data.sources.arrays import table_of
+from polytrain.data.sources.arrays import table_of, tensors_of
 from polytrain.data.sources.missing import found_missing, noted
 from polytrain.data.sources.pieces import Pieces, TablePiece
 from polytrain.data.sources.ray_tensors import plain_columns
@@ -131,10 +132,21 @@ def _from_hugging_face(dataset: Any) -> pa.Table:
         if isinstance(field.type, pa.BaseExtensionType) and type(field.type).__module__.startswith(
             "datasets."
         ):
-            # Its own type for arrays, which other processes would need the library to read.
-            values = dataset.with_format("numpy", columns=[field.name])[:][field.name]
-            table = table.set_column(index, field.name, table_of({field.name: values}).column(0))
-    return table.replace_schema_metadata(None)
+            table = table.set_column(index, field.name, _plain_arrays(table.column(index)))
+    return table
+
+
+def _plain_arrays(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Arrays of Hugging Face, whose type other processes would need the library to read.
+
+    As tensors, or as lists if they differ in shape or are missing. Its own conversion would round
+    them to 32 bits.
+    """
+    lists = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    arrays = lists_to_numpy(lists)
+    if arrays.dtype == object or not arrays.size:
+        return lists
+    return pa.chunked_array([tensors_of(arrays)])
 
 
 def is_place(data: Any) -> bool:
