@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow.fs as pafs
@@ -151,3 +152,38 @@ def test_a_value_that_can_not_be_kept_does_not_lose_the_run(
         _ = result.return_value
     with pytest.raises(train.ReturnValueError, match=r"more than 16\.0 MiB"):
         _ = train.Result.from_path(result.path).return_value
+
+
+def reports_losses() -> None:
+    rank = train.get_context().get_world_rank()
+    for step in range(3 - rank):
+        train.report({"loss": 10 * step + rank})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_other_ranks_metrics_are_kept_on_request(tmp_path: Path, num_workers: int) -> None:
+    def fit(keep: Literal["rank_0", "every_rank"]) -> train.Result:
+        return train.DataParallelTrainer(
+            reports_losses,
+            scaling_config=train.ScalingConfig(num_workers=num_workers),
+            run_config=train.RunConfig(
+                name=keep, storage_path=tmp_path, progress=False, keep_reports=keep
+            ),
+        ).fit()
+
+    def losses(result: train.Result) -> dict[int, list[int]]:
+        return {rank: [m["loss"] for m in kept] for rank, kept in result.histories.items()}
+
+    assert losses(fit("rank_0")) == {0: [0, 10, 20]}
+    result = fit("every_rank")
+    expected = {0: [0, 10, 20], 1: [1, 11]} if num_workers else {0: [0, 10, 20]}
+    assert losses(result) == losses(train.Result.from_path(result.path)) == expected
+    assert [m["loss"] for m in result.history] == expected[0]
+
+
+def test_whose_reports_are_kept_is_checked() -> None:
+    with pytest.raises(train.InvalidJobError, match=r"RunConfig\.keep_reports: 'all'"):
+        train.DataParallelTrainer(
+            reports_losses,
+            run_config=train.RunConfig(keep_reports="all"),  # type: ignore[arg-type]  # the point
+        )

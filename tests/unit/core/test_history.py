@@ -302,3 +302,52 @@ def test_a_journal_is_read_again_only_if_somebody_has_written_to_it(written: Wri
     second = previous_run(storage, known=first)
     assert second.history is not None
     assert steps(second.history) == [1, 2]
+
+
+def report_of_rank(journal: Journal, rank: int, *steps: int) -> None:
+    for step in steps:
+        journal.rank_reported(
+            Reported(attempt=0, rank=rank, step=step, metrics={"at": 10 * step + rank})
+        )
+
+
+def of_ranks(run_history: RunHistory) -> dict[int, list[int]]:
+    return {
+        rank: [metrics["at"] for metrics in kept]
+        for rank, kept in run_history.of_other_ranks.items()
+    }
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+def test_reports_of_all_ranks_are_kept_and_undone_by_a_restart(
+    written: Written, count: int
+) -> None:
+    first = written.driver()
+    for step in range(1, count + 1):
+        report(first, step)
+        report_of_rank(first, 1, step)
+    report_of_rank(first, 2, 1)
+    # What is written as drafts alone is read too.
+    assert of_ranks(written.read()) == {1: [10 * s + 1 for s in range(1, count + 1)], 2: [12]}
+    first.sync()
+    second = written.driver()
+    second.launched(attempt=0, step=2, start=None, world_size=2)
+    report_of_rank(second, 1, 3)
+    second.sync()
+    assert of_ranks(written.read()) == {1: [11, 21, 31], 2: [12]}
+    assert steps(written.read()) == [1, 2]
+
+
+def test_what_a_driver_resumes_has_the_reports_of_all_ranks(written: Written) -> None:
+    first = written.driver()
+    report_of_rank(first, 1, *range(1, 40))
+    first.sync()
+    known = written.read()
+    again = Journal(
+        Location.of(written.file.parent).open(),
+        token=9,
+        ledger=Ledger(),
+        of_other_ranks=known.of_other_ranks,
+    )
+    again.launched(attempt=0, step=5, start=None, world_size=2)
+    assert len(again.of_other_ranks[1]) == 5

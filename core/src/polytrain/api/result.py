@@ -40,6 +40,11 @@ class Result(metaclass=RayTrainClass):
     checkpoint has returned. Steps that a restart repeated are here once. Millions of them take 8
     bytes for each number; `list(history)` takes far more."""
 
+    histories: Mapping[int, Sequence[Mapping[str, Any]]] = field(default_factory=dict, repr=False)
+    """Rank → its reports, as `history`: rank 0's alone, unless
+    `RunConfig(keep_reports="every_rank")`. Ranks that a smaller number of workers doesn't have any
+    more keep theirs."""
+
     checkpoint: Checkpoint | None = None
     """The newest committed checkpoint."""
 
@@ -310,6 +315,7 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
     result = Result(
         metrics=outcome.history[-1] if outcome.history else {},
         history=outcome.history,
+        histories={0: outcome.history, **outcome.of_other_ranks},
         checkpoint=checkpoint(outcome.newest) if outcome.newest else None,
         best_checkpoints=tuple((checkpoint(info), info.metrics) for info in outcome.best),
         path=run.location.address,
@@ -361,6 +367,7 @@ def recorded(
     return Result(
         metrics=run_history.metrics,
         history=run_history.history,
+        histories={0: run_history.history, **dict(sorted(run_history.of_other_ranks.items()))},
         checkpoint=checkpoint(newest) if newest else None,
         best_checkpoints=tuple((checkpoint(each), each.metrics) for each in kept),
         path=location.address,

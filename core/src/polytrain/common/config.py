@@ -272,6 +272,10 @@ class RunConfig(_PlainNumbers):
     observers: tuple[Any, ...] = ()
     """Objects with hooks of `polytrain_plugins.hookspecs.ObserverHooks`."""
 
+    keep_reports: Literal["rank_0", "every_rank"] = "rank_0"
+    """Whose reports are kept in the run's journal, for `Result.histories`. Rank 0's are
+    `Result.history` in any case."""
+
     callbacks: tuple[Any, ...] = ()
     """Objects of subclasses of `UserCallback`, with Ray Train's methods. While there are any, the
     reports of all ranks are sent to the driver."""

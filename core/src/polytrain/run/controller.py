@@ -69,6 +69,9 @@ class Controller:
     background_tasks: BackgroundTasks
     observers: Observers
     callbacks: UserCallbacks
+    keeps_all_reports: bool = False
+    """Whether the journal has the reports of ranks above 0."""
+
     output: WorkerOutput
     health_monitor: HealthMonitor
     validations: ValidationCoordinator
@@ -339,12 +342,17 @@ class Controller:
             return
         self.state = noted
         self.callbacks.reported(report)
-        if report.rank != 0:
+        if report.rank == 0:
+            self.journal.reported(report)
+        elif self.keeps_all_reports:
+            self.journal.rank_reported(report)
+        else:
             return
-        self.journal.reported(report)
         if self.journal.wants_sync and not self._is_syncing:
             self._is_syncing = True
             self.background_tasks.give(self._sync, attempt=self.state.attempt)
+        if report.rank != 0:
+            return
         public = Report(
             rank=report.rank,
             attempt=report.attempt,

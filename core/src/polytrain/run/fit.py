@@ -166,6 +166,9 @@ class RunOutcome:
     history: Reports
     """Rank 0's reported metrics, without those that a restart undid."""
 
+    of_other_ranks: Mapping[int, Reports]
+    """The same of ranks above 0, by rank, if they are kept."""
+
     newest: CheckpointInfo | None
     """The newest intact checkpoint."""
 
@@ -271,7 +274,11 @@ def _journal(run: Run) -> Iterator[Journal]:
     past = RunHistory() if run.past is None else run.past
     ranking = run.config.checkpoint_config
     with Journal(
-        run.location.open(), token=run.lease.token, ledger=past.ledger, reports=past.history
+        run.location.open(),
+        token=run.lease.token,
+        ledger=past.ledger,
+        reports=past.history,
+        of_other_ranks=past.of_other_ranks,
     ) as journal:
         with storage_needed(run.location):
             journal.opened(
@@ -325,6 +332,7 @@ def _controller(
         background_tasks=background_tasks,
         observers=observers,
         callbacks=_callbacks(run),
+        keeps_all_reports=run.config.keep_reports == "every_rank",
         output=output,
         health_monitor=HealthMonitor(
             config=run.config.failure_config, group=group, journal=journal
@@ -417,7 +425,8 @@ def _group(run: Run) -> WorkerGroup:
             straggler_window_s=(
                 failure.straggler_window_s if failure.stragglers != "ignore" else None
             ),
-            passes_all_reports=bool(run.config.callbacks),
+            passes_all_reports=bool(run.config.callbacks)
+            or run.config.keep_reports == "every_rank",
             datasets=run.datasets,
             specs=run.specs,
             directory=os.getcwd(),
@@ -455,6 +464,7 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         logger.warning("The run's checkpoints can't be read now: %s", unreadable.failures[0])
     return RunOutcome(
         history=controller.journal.reports,
+        of_other_ranks=dict(sorted(controller.journal.of_other_ranks.items())),
         newest=newest,
         best=tuple(manager.best()),
         returned=controller.returned if conclusion.succeeded else (),

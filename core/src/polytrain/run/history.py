@@ -39,6 +39,9 @@ class RunHistory:
     validations: Validations = field(default_factory=Validations)
     """Which checkpoints were to be validated, and what has become of that."""
 
+    of_other_ranks: dict[int, Reports] = field(default_factory=dict)
+    """The same of ranks above 0, by rank, if they were kept."""
+
     succeeded: bool | None = None
     """None until a driver concludes the run."""
 
@@ -73,7 +76,7 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
     """
     run_history: RunHistory | None = None
     token = -1
-    reports = 0
+    reports: dict[int, int] = {}
     for entry in entries(journal):
         if entry["token"] < token:
             continue
@@ -81,7 +84,7 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
             if entry.get("format") != FORMAT:
                 raise RunFormatError(entry.get("format"), FORMAT)
             token = entry["token"]
-            reports = 0
+            reports = {}
             if run_history is None or entry["anew"]:
                 run_history = RunHistory(since_token=token)
             run_history.identity = entry["identity"]
@@ -92,7 +95,10 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
             continue
         match entry["event"]:
             case "Reported" | "Reports":
-                reports = _take_reports(run_history, entry, reports)
+                reports[0] = _take_reports(run_history, entry, reports.get(0, 0))
+            case "RankReported" | "RankReports":
+                rank = entry["rank"]
+                reports[rank] = _take_rank_reports(run_history, entry, reports.get(rank, 0))
             case _:
                 _take(run_history, entry)
     return run_history
@@ -111,7 +117,8 @@ def _take(run_history: RunHistory, entry: Mapping[str, Any]) -> None:
         case "Launched":
             run_history.launches += 1
             run_history.returned = None
-            run_history.history.drop_after(entry["step"])
+            for kept in (run_history.history, *run_history.of_other_ranks.values()):
+                kept.drop_after(entry["step"])
         case "Concluded":
             run_history.succeeded, run_history.reason = entry["succeeded"], entry["reason"]
             run_history.stopped = entry["stopped"]
@@ -162,6 +169,24 @@ def _take_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int)
     run_history.history.extend(reports, start=start)
     run_history.ledger.take_reports(times, reports.steps(), dict(entry["stalled_s"]), start=start)
     return int(behind)
+
+
+def _take_rank_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int) -> int:
+    """Take one report of a rank above 0, or many, as `_take_reports` does."""
+    is_one = entry["event"] == "RankReported"
+    behind = int(entry["n"] + (1 if is_one else entry["count"]))
+    if behind <= known:
+        return known
+    kept = run_history.of_other_ranks.setdefault(entry["rank"], Reports())
+    if is_one:
+        kept.add(entry["step"], entry["metrics"])
+        return behind
+    try:
+        kept.extend(Reports.from_json(entry), start=max(0, known - entry["n"]))
+    except (KeyError, TypeError, ValueError) as error:
+        logger.warning("%d reports in the journal are damaged: %s", behind - known, error)
+        return known
+    return behind
 
 
 def entries(journal: Iterable[bytes]) -> Iterator[dict[str, Any]]:

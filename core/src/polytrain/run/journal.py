@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -50,7 +51,13 @@ class Journal:
     """Appends events to the journal. Threads may share it."""
 
     def __init__(
-        self, storage: Storage, *, token: int, ledger: Ledger, reports: Reports | None = None
+        self,
+        storage: Storage,
+        *,
+        token: int,
+        ledger: Ledger,
+        reports: Reports | None = None,
+        of_other_ranks: Mapping[int, Reports] | None = None,
     ) -> None:
         """
         Args:
@@ -58,14 +65,17 @@ class Journal:
             token: fencing token of this driver's lease, which is in every line.
             ledger: the ledger of the journal so far, which is kept up to date.
             reports: what was reported so far and no restart has undone, which is too.
+            of_other_ranks: the same of ranks above 0, by rank.
         """
         self.ledger = ledger
         self.reports = Reports() if reports is None else reports
+        self.of_other_ranks = defaultdict(Reports, of_other_ranks or {})
         self._storage = storage
         self._log: Log = storage.open_log(JOURNAL, series=f"{token:06d}")
         self._token = token
         self._lock = threading.Lock()
         self._drafts = _Drafts()
+        self._drafts_of_ranks: dict[int, _Drafts] = {}
 
     def __enter__(self) -> Journal:
         return self
@@ -172,7 +182,8 @@ class Journal:
         """
         self._write("Launched", attempt=attempt, step=step, start=start, world_size=world_size)
         # What came after the checkpoint is done, and reported, once more.
-        self.reports.drop_after(step)
+        for reports in (self.reports, *self.of_other_ranks.values()):
+            reports.drop_after(step)
 
     def started(self, *, attempt: int) -> None:
         """Note that every rank's process is requested: data and starting point are on the nodes."""
@@ -204,6 +215,22 @@ class Journal:
         with self._lock, storage_errors():
             self._drafts.add(entry, line)
             if len(self._drafts) < _FULL:
+                self._log.draft(line)
+            else:
+                self._append("")
+
+    def rank_reported(self, report: Reported) -> None:
+        """Note a report of a rank above 0. The ledger counts those of rank 0."""
+        rank, step, metrics = report.rank, report.step, report.metrics
+        self.of_other_ranks[rank].add(step, metrics)
+        with self._lock, storage_errors():
+            drafts = self._drafts_of_ranks.setdefault(rank, _Drafts(rank=rank))
+            entry = self._entry(
+                "RankReported", rank=rank, n=drafts.written, step=step, metrics=metrics
+            )
+            line = strict_json.dumps(entry) + "\n"
+            drafts.add(entry, line)
+            if len(drafts) < _FULL:
                 self._log.draft(line)
             else:
                 self._append("")
@@ -280,8 +307,10 @@ class Journal:
 
     def _append(self, line: str) -> None:
         """Append the drafts, for good, and a line."""
-        drafts, self._drafts = self._drafts, _Drafts(first=self._drafts.written)
-        text = drafts.text(self._token) + line
+        drafts = [self._drafts, *self._drafts_of_ranks.values()]
+        self._drafts = self._drafts.next()
+        self._drafts_of_ranks = {rank: it.next() for rank, it in self._drafts_of_ranks.items()}
+        text = "".join(each.text(self._token) for each in drafts) + line
         if text:
             self._log.write(text)
 
@@ -289,12 +318,14 @@ class Journal:
 class _Drafts:
     """Reports that aren't in the journal for good."""
 
-    def __init__(self, first: int = 0) -> None:
+    def __init__(self, first: int = 0, *, rank: int = 0) -> None:
         """
         Args:
             first: number of this driver's reports before.
+            rank: the rank that makes them.
         """
         self._first = first
+        self._rank = rank
         self._lines: list[str] = []
         self._reports = Reports()
         self._times = array("d")
@@ -305,6 +336,10 @@ class _Drafts:
     def written(self) -> int:
         """Number of this driver's reports, these included."""
         return self._first + len(self._lines)
+
+    def next(self) -> _Drafts:
+        """The drafts that follow these."""
+        return _Drafts(self.written, rank=self._rank)
 
     def add(self, entry: Mapping[str, Any], line: str) -> None:
         stalled_s = entry.get("stalled_s", 0.0)
@@ -321,7 +356,9 @@ class _Drafts:
         entry = {
             "time": self._times[-1],
             "token": token,
-            "event": "Reports",
+            **(
+                {"event": "RankReports", "rank": self._rank} if self._rank else {"event": "Reports"}
+            ),
             "n": self._first,
             "times": encoded(self._times),
             "stalled_s": self._stalled,
