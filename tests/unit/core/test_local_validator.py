@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -28,7 +29,11 @@ OF_A_ZYGOTE = "polytrain.workers.processes.zygote"
 
 @contextmanager
 def validator(
-    function: Callable[..., Any], directory: Path, *, modules: tuple[str, ...] = ()
+    function: Callable[..., Any],
+    directory: Path,
+    *,
+    modules: tuple[str, ...] = (),
+    leave_timeout_s: float = 60.0,
 ) -> Iterator[tuple[LocalValidator, list[Output]]]:
     """One with a zygote of its own, and what its processes write."""
     zygote = ZygoteSpec(
@@ -38,7 +43,11 @@ def validator(
         path=(str(directory), *sys.path),
     )
     spec = ValidationProcessSpec(
-        zygote=zygote, environment=dict(os.environ), directory=str(directory), threads=3
+        zygote=zygote,
+        environment=dict(os.environ),
+        directory=str(directory),
+        threads=3,
+        leave_timeout_s=leave_timeout_s,
     )
     written: list[Output] = []
     made = LocalValidator(spec, cloudpickle.dumps(function), tell=written.append)
@@ -107,13 +116,34 @@ def test_the_next_one_starts_a_zygote_if_the_last_one_was_killed(tmp_path: Path)
         if kill:
             os.kill(os.getppid(), signal.SIGKILL)
             signal.pause()
-        return {"val": 1}
+        return {"zygote": os.getppid()}
 
     with validator(validate, tmp_path) as (made, _):
         killed = made.validate(task(tmp_path, kill=True))
         assert isinstance(killed, NotValidated)
         assert killed.reason == "its process was killed with its zygote before it returned"
-        assert made.validate(task(tmp_path, kill=False)) == Validated(metrics={"val": 1})
+        outcome = made.validate(task(tmp_path, kill=False))
+        assert isinstance(outcome, Validated)
+        # Now between two validations.
+        zygote = outcome.metrics["zygote"]
+        ended = os.pidfd_open(zygote)
+        os.kill(zygote, signal.SIGKILL)
+        assert select.select([ended], [], [], 60)[0]
+        os.close(ended)
+        assert isinstance(made.validate(task(tmp_path, kill=False)), Validated)
+
+
+def test_a_process_that_does_not_end_after_it_has_returned_is_killed(tmp_path: Path) -> None:
+    def validate(checkpoint: Checkpoint) -> dict[str, Any]:
+        import atexit
+
+        atexit.register(signal.pause)
+        return {"process": os.getpid()}
+
+    with validator(validate, tmp_path, leave_timeout_s=0.1) as (made, _):
+        outcome = made.validate(task(tmp_path))
+    assert isinstance(outcome, Validated)
+    assert not Path("/proc", str(outcome.metrics["process"])).exists()
 
 
 def test_a_cancelled_one_is_killed_with_what_it_has_started(tmp_path: Path) -> None:

@@ -42,6 +42,9 @@ class ValidationProcessSpec:
     threads: int
     """Threads that libraries may start."""
 
+    leave_timeout_s: float = 60.0
+    """Seconds that a process may take to end once the function has returned."""
+
 
 class LocalValidator:
     """A `Validator` whose processes die with the driver."""
@@ -90,6 +93,9 @@ class LocalValidator:
         self._waker.close()
 
     def _forked(self, process: _Process, task: ValidationTask) -> ZygoteConnection:
+        if self._zygote is not None and _has_ended(self._zygote):
+            self._zygote.leave()
+            self._zygote = None
         if self._zygote is None:
             self._zygote = ZygoteConnection.open(self._spec.zygote)
         spec = self._spec
@@ -105,21 +111,22 @@ class LocalValidator:
 
         Returns:
             Whether it took too long.
-
-        Raises:
-            OSError: the zygote is gone.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        is_killed = timed_out = False
+        is_killed = timed_out = is_leaving = False
         frames = FrameBuffer()
         with selectors.DefaultSelector() as selector:
             for source in (*process.sources, zygote.socket.fileno(), self._wakes.fileno()):
                 selector.register(source, selectors.EVENT_READ)
             while not process.how:
+                if process.outcome is not None and not is_leaving:
+                    is_leaving, deadline = True, time.monotonic() + self._spec.leave_timeout_s
                 timed_out = timed_out or (deadline is not None and time.monotonic() >= deadline)
                 if not is_killed and (timed_out or self._is_cancelled.is_set()):
                     is_killed, deadline = True, None
-                    zygote.request(["kill", self._number])
+                    # If the zygote is gone, so is the process.
+                    with contextlib.suppress(OSError):
+                        zygote.request(["kill", self._number])
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 for key, _ in selector.select(left_s):
                     if key.fd == zygote.socket.fileno():
@@ -253,6 +260,12 @@ class _Stream:
     def _pass_on(self, text: str) -> None:
         if text:
             self._tell(Output(attempt=0, rank=None, stream=self.name, text=text))
+
+
+def _has_ended(zygote: ZygoteConnection) -> bool:
+    """Whether a zygote has closed its connection, while no process of it was waited for."""
+    is_readable = select.select([zygote.socket], [], [], 0)[0]
+    return bool(is_readable) and not zygote.socket.recv(1, socket.MSG_PEEK)
 
 
 def _verb(how: str) -> str:
