@@ -84,6 +84,18 @@ def batches_before(stops: Any) -> int:
     return counts.batches
 
 
+def masks() -> list[float]:
+    """Two steps of a layer that drops values."""
+    strategy = polytrain_tf.strategy()
+    layer = keras.layers.Dropout(0.5)
+
+    def drop() -> Any:
+        return layer(tf.ones((1, 64)), training=True)
+
+    dropped = [strategy.run(tf.function(drop)) for _ in range(2)]
+    return [float(each) for mask in dropped for each in tf.reshape(mask, [-1])]
+
+
 def train(config: Any) -> None:
     told: list[str] = []
     handler = logging.Handler()
@@ -108,6 +120,7 @@ def train(config: Any) -> None:
         for kind in (OwnStep, DividedStep, Doubled):
             told.clear()
             found[kind.__name__] = weights(fitted(kind=kind)[0]), [*told]
+        found["mask"] = masks()
     shard = polytrain.get_dataset_shard("train")
     data = shard.to_tf(feature_columns="x", label_columns="y", batch_size=1)
     found["looks"] = [float(label[0]) for _, label in data.take(1)]
@@ -126,7 +139,7 @@ def train(config: Any) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """What each rank has found."""
     record = run_world(
-        TensorFlow(timeout_s=20),
+        TensorFlow(timeout_s=90),
         data=pa.table({"x": [0.0] * 4, "y": [0.0, 1.0, 2.0, 3.0]}),
         path=tmp_path_factory.mktemp("world"),
         training_function=train,
@@ -167,6 +180,12 @@ def test_statistics_are_those_of_all_workers(found: list[Any]) -> None:
     for rank in found:
         np.testing.assert_allclose(rank["statistics"], np.mean(alone, axis=0), rtol=1e-5)
         np.testing.assert_allclose(rank["val_loss"], rank["evaluated"], rtol=1e-5)
+
+
+def test_each_worker_drops_others(found: list[Any]) -> None:
+    halves = [rank["mask"][start : start + 64] for rank in found for start in (0, 64)]
+    assert all(set(half) == {0.0, 2.0} for half in halves)
+    assert len({tuple(half) for half in halves}) == 4
 
 
 def test_one_worker_stops_all(found: list[Any]) -> None:

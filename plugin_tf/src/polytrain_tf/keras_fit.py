@@ -1,7 +1,7 @@
 """Make Keras 3's ``model.fit`` work under ``MultiWorkerMirroredStrategy``, and after a restart.
 
 Keras 3.15's TensorFlow trainer breaks on more than one worker in two places, and means something
-else in two others. In a fifth it expects what a restart doesn't give:
+else in three others. In a sixth it expects what a restart doesn't give:
 
 * ``_maybe_symbolic_build`` wants one batch's shapes to build the model from and calls
   ``strategy.reduce("MEAN", batch, axis=None)`` on the whole ``(x, y)`` structure.  The multi-worker
@@ -17,10 +17,12 @@ else in two others. In a fifth it expects what a restart doesn't give:
 * ``reduce_values`` divides a loss by the number of workers, whose gradients are summed, but not one
   that is a scalar already: a function passed to ``compile`` that returns its mean. Such a loss is
   divided too.
+* ``SeedGenerator.next`` gives all workers the same seeds, so that their rows get the same masks of
+  a Dropout layer. Each worker's differ by its number.
 * ``TFEpochIterator`` reads the number of batches once per ``fit``. The epoch that a restart resumes
   in its middle is shorter than those that follow, so a shard is asked for each iterator.
 
-The patch replaces these five and nothing else, and refuses a Keras it was not checked against.
+The patch replaces these six and nothing else, and refuses a Keras it was not checked against.
 In a world of one Keras's own code runs, except for the last.
 """
 
@@ -59,7 +61,9 @@ def patch_keras_trainer() -> Callable[[], None]:
     from keras.src.backend.tensorflow import trainer
     from keras.src.losses import loss
     from keras.src.optimizers.base_optimizer import BaseOptimizer
+    from keras.src.random.seed_generator import SeedGenerator
 
+    own_next = SeedGenerator.next
     own_reduce_values = loss.reduce_values
     own_clip = BaseOptimizer._clip_gradients
     own_build = trainer.TensorFlowTrainer._maybe_symbolic_build
@@ -109,6 +113,16 @@ def patch_keras_trainer() -> Callable[[], None]:
         is_whole = not is_mean or tuple(values.shape) != ()
         return reduced if is_whole else loss.scale_loss_for_distribution(reduced)
 
+    @functools.wraps(own_next)
+    def next_seed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        seed = own_next(self, *args, **kwargs)
+        replica = tf.distribute.get_replica_context()
+        if replica is None or not is_multi_worker(replica.strategy):
+            return seed
+        number = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
+        # The second number counts the seeds: never as far as this.
+        return seed + tf.stack([tf.zeros_like(number), number * 2**32])
+
     @functools.wraps(own_iterator)
     def get_iterator(self: Any) -> Any:
         if hasattr(self._distributed_dataset, "polytrain_shard"):
@@ -122,6 +136,7 @@ def patch_keras_trainer() -> Callable[[], None]:
             trainer.reduce_per_replica = own_reduce
             loss.reduce_values = own_reduce_values
             BaseOptimizer._clip_gradients = own_clip
+            SeedGenerator.next = own_next
             trainer.TFEpochIterator._get_iterator = own_iterator
             _undo = None
 
@@ -129,6 +144,7 @@ def patch_keras_trainer() -> Callable[[], None]:
     trainer.reduce_per_replica = reduce
     loss.reduce_values = reduce_values
     BaseOptimizer._clip_gradients = clip
+    SeedGenerator.next = next_seed
     trainer.TFEpochIterator._get_iterator = get_iterator
     _undo = undo
     return undo
