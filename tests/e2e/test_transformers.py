@@ -186,6 +186,7 @@ def train_two(config: dict[str, Any]) -> None:
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             dies = polytrain.get_context().get_attempt() == 0 and self.name == config["dies_in"]
             if dies and state.global_step == 6:
+                polytrain.get_checkpoint()  # It waits for the commit.
                 os.kill(os.getpid(), signal.SIGKILL)
             self.steps += 1
 

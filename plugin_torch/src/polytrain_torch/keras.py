@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from polytrain_torch.collecting import gathered
 from polytrain_torch.data import PreparedDataLoader
-from polytrain_torch.engine import current_device
 from polytrain_torch.keras_gradients import AveragedGradients, parameters_in_order
 from polytrain_torch.libraries import needed
 from polytrain_torch.meetings import meet
 from polytrain_torch.node_group import gradient_group
+from polytrain_torch.stopping import any_rank
 
 with needed("keras"):
     import keras
@@ -158,12 +157,7 @@ class _StopsTogether(keras.callbacks.Callback):
         self._agree()
 
     def _agree(self) -> None:
-        if dist.get_world_size() == 1:
-            return
-        device = current_device()
-        stops = torch.full((1,), float(self.model.stop_training), device=device)
-        dist.all_reduce(stops, group=gradient_group(device))
-        self.model.stop_training = bool(stops.item())
+        self.model.stop_training = any_rank(self.model.stop_training)
 
 
 def _average_statistics(model: Any) -> None:

@@ -25,9 +25,11 @@ from polytrain_torch.engine import current_device
 from polytrain_torch.frozen import keep_frozen
 from polytrain_torch.libraries import needed
 from polytrain_torch.lightning_first_save import read_back, refuse_unsafe
+from polytrain_torch.meetings import meet
 from polytrain_torch.node_group import gradient_group
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.rank_states import save_rank_states
+from polytrain_torch.stopping import any_rank_stops
 
 with needed("lightning"):
     import lightning
@@ -63,6 +65,8 @@ class Trainer(lightning.Trainer):
         ValueError: if `devices` or `num_nodes` requests a different number.
     """
 
+    should_stop: bool
+
     def __init__(self, **options: Any) -> None:
         for name in ("devices", "num_nodes"):
             if options.pop(name, "auto") not in ("auto", -1, 1):
@@ -94,6 +98,9 @@ class Trainer(lightning.Trainer):
         super().__init__(**{**defaults, **options, **own})
         self.strategy.process_dataloader = self._split
         self.fit_loop.setup_data = partial(self._replace_loaders, self.fit_loop.setup_data)
+        batches = self.fit_loop.epoch_loop
+        batches.on_advance_end = partial(self._end_batch, batches.on_advance_end)
+        self.fit_loop.on_advance_end = partial(self._end_pass, self.fit_loop.on_advance_end)
         if isinstance(self.strategy, DDPStrategy):
             self.strategy.setup = partial(self._set_up, self.strategy.setup)
 
@@ -118,6 +125,7 @@ class Trainer(lightning.Trainer):
             options["ckpt_path"] = str(checkpoint / _CHECKPOINT)
         self._reports.loads_anything = options.get("weights_only") is False
         super().fit(*args, **options)
+        meet("the end of Lightning's fit")
 
     def save_checkpoint(self, filepath: Any, weights_only: Any = None, **options: Any) -> None:
         """Save as Lightning does; during `fit`, also as a checkpoint of the run."""
@@ -173,6 +181,21 @@ class Trainer(lightning.Trainer):
         is_stream = isinstance(loader.dataset, IterableDataset)
         self._loaders.append(_PlacedLoader(split) if is_stream else _Loader(split, self))
         return self._loaders[-1]
+
+    def _end_batch(self, own_end: Any, *args: Any) -> None:
+        # Lightning validates before an early stop.
+        self._agree_on_stop()
+        self._reports.has_validated = False
+        own_end(*args)
+        if self._reports.has_validated:
+            self._agree_on_stop()
+
+    def _end_pass(self, own_end: Any) -> None:
+        own_end()
+        self._agree_on_stop()
+
+    def _agree_on_stop(self) -> None:
+        self.should_stop = any_rank_stops(self.should_stop)
 
     def _replace_loaders(self, own_setup: Any) -> None:
         """Loaders that Lightning creates in this call replace the current ones."""
@@ -240,6 +263,8 @@ class _Reports(Callback):
         self.is_training = False
         self.fit = 0
         """Number of the call of `fit` in the training function."""
+        self.has_validated = False
+        """Whether the model has been validated since the last batch."""
         self.loads_anything = False
         """Whether the user trusts checkpoints that hold more than plain data."""
 
@@ -254,6 +279,9 @@ class _Reports(Callback):
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self._report_epoch(trainer)
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        self.has_validated = True
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         trainer.end_epoch()

@@ -16,8 +16,10 @@ from polytrain_torch.checkpoint_parts import checkpoint_of, part_of
 from polytrain_torch.engine import unwrapped
 from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.libraries import needed
+from polytrain_torch.meetings import meet
 from polytrain_torch.read_back import Load, try_all
 from polytrain_torch.safe_serialization import loaded, refuse_unsafe_file
+from polytrain_torch.stopping import any_rank_stops
 
 with needed("transformers"):
     from safetensors.torch import load_file
@@ -70,8 +72,19 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
             resume_from_checkpoint = str(_files_of(checkpoint))
         if wraps_in_ddp(trainer.accelerator):
             keep_frozen(trainer.model, wrapped_by="train()", remedy=_UNFREEZE_BEFORE)
-        return own_train(resume_from_checkpoint, *args, **options)
+        result = own_train(resume_from_checkpoint, *args, **options)
+        meet("the end of train()")
+        return result
 
+    def end_step(*args: Any, **options: Any) -> None:
+        # It calls the last callbacks that may stop, in a step and in an epoch.
+        own_end_step(*args, **options)
+        control = trainer.control
+        control.should_training_stop = any_rank_stops(control.should_training_stop)
+        control.should_epoch_stop = any_rank_stops(control.should_epoch_stop)
+
+    own_end_step = trainer._maybe_log_save_evaluate
+    trainer._maybe_log_save_evaluate = end_step
     trainer.train = train
     return trainer
 
