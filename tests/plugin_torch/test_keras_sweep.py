@@ -40,7 +40,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[Found, Found]:
 
     def of_rank_0(size: int) -> Found:
         record = run_world(
-            Torch(timeout_s=30),
+            Torch(timeout_s=90),
             data=pa.table({"x": [1.0] * size}),
             path=path / f"world{size}",
             world_size=size,
