@@ -36,6 +36,7 @@ def test_an_agent_ends_while_others_use_the_zygote_that_it_started(
         hang_timeout_s=None,
         straggler_window_s=None,
         merges_files=False,
+        passes_all_reports=False,
         leave_timeout_s=60.0,
         kill_timeout_s=60.0,
     )
