@@ -73,9 +73,9 @@ def spec_in(tmp_path: Path, *, kill_timeout_s: float) -> AgentSpec:
         store=CheckpointStore(location=Location.of(tmp_path)),
         marker="marker",
         hang_timeout_s=None,
+        passes_all_reports=False,
         straggler_window_s=None,
         merges_files=False,
-        passes_all_reports=False,
         leave_timeout_s=60.0,
         kill_timeout_s=kill_timeout_s,
     )

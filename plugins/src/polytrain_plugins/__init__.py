@@ -25,7 +25,15 @@ from polytrain_plugins.errors import (
     UnknownBackendError,
     UnsupportedCapabilityError,
 )
-from polytrain_plugins.events import Attempt, CheckpointInfo, Outcome, Report, RunInfo
+from polytrain_plugins.events import (
+    Attempt,
+    CheckpointInfo,
+    FailureInfo,
+    Outcome,
+    Report,
+    RunInfo,
+    Stopped,
+)
 from polytrain_plugins.hookspecs import hookimpl
 from polytrain_plugins.ports import HeldPort, held_port
 from polytrain_plugins.problems import (
@@ -63,6 +71,7 @@ __all__ = [
     "Demand",
     "Device",
     "Engine",
+    "FailureInfo",
     "HeldPort",
     "InvalidJobError",
     "Job",
@@ -78,6 +87,7 @@ __all__ = [
     "Session",
     "Shard",
     "ShardView",
+    "Stopped",
     "UnknownBackendError",
     "UnsupportedCapabilityError",
     "World",

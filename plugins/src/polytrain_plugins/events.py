@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,9 @@ class Attempt:
     num_workers: int
     """Number of worker processes."""
 
+    first_step: int = 1
+    """The first step that it reports: the one after its checkpoint's, or 1."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -43,9 +47,11 @@ class Report:
     attempt: int
     step: int
     """Declarative training: the steps done in the whole run. A training function: which of the
-    rank's reports in this attempt it is, from 1."""
+    rank's reports it is, from `Attempt.first_step`."""
 
     metrics: Mapping[str, Any]
+    time: float = 0.0
+    """When the rank reported it, in seconds since the epoch, on its node's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +61,61 @@ class CheckpointInfo:
     path: str
     step: int
     metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureInfo:
+    """What went wrong on one rank."""
+
+    kind: str
+    """For example "user_error" or "worker_lost": the values of `polytrain.FailureKind`."""
+
+    rank: int | None
+    """None if the failure isn't that of one rank."""
+
+    message: str
+    """One line: the exception's type and text, or how the process ended."""
+
+    step: int = 0
+    """The last step that the rank had reported."""
+
+    traceback: str = ""
+    """The rank's own traceback, as Python prints it; empty if there is none."""
+
+    log: str = ""
+    """Where the rank's output is kept; empty if it has written nothing. In object storage it is
+    there once the run has ended."""
+
+    pickled: bytes | None = field(default=None, repr=False)
+    """The pickled exception, if it can be pickled."""
+
+    @property
+    def exception(self) -> BaseException | None:
+        """The exception itself; None if it isn't known here.
+
+        This imports the module that defines its class.
+        """
+        if self.pickled is None:
+            return None
+        try:
+            loaded = pickle.loads(self.pickled)
+        except Exception:  # its class may not exist in this process; there is its text
+            return None
+        return loaded if isinstance(loaded, BaseException) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """Who stopped a run before its end, and why."""
+
+    by: Literal["signal", "observer"]
+    """A signal (Ctrl-C, SIGTERM), or an observer."""
+
+    reason: str
+    """The signal's name; or the observer's class, and what it gave as the reason."""
+
+    def __str__(self) -> str:
+        return f"stopped by {'a signal' if self.by == 'signal' else 'an observer'}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +130,9 @@ class Outcome:
     planned: bool = False
     """Whether this is a planned end: to continue with different workers, or because the user stops
     the run."""
+
+    failures: tuple[FailureInfo, ...] = ()
+    """What went wrong, on which ranks; the cause is first. Empty if nothing did."""
+
+    stopped: Stopped | None = None
+    """Who stopped the run, and why; None if nobody did."""

@@ -31,6 +31,7 @@ from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.journal import Journal
 from polytrain.run.ledger import Ledger
 from polytrain.run.states import State
+from polytrain.run.stop_requests import StopRequests
 from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.storage.location import Location
@@ -187,6 +188,7 @@ class Driver:
     group: FakeGroup = field(init=False)
     manager: CheckpointManager = field(init=False)
     controller: Controller = field(init=False)
+    stop_requests: StopRequests = field(default_factory=StopRequests)
     lease: FakeLease = field(default_factory=FakeLease)
     validation: Callable[[ValidationTask], Validated | NotValidated] | None = None
     """What becomes of the validation of a checkpoint; None if checkpoints aren't validated."""
@@ -269,6 +271,7 @@ class Driver:
                     config=self.failure_config, group=group, journal=journal
                 ),
                 validations=validations,
+                stop_requests=self.stop_requests,
                 release_workers=self.released.set,
             )
             return self.controller.conclude()

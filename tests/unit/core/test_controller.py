@@ -18,18 +18,16 @@ from polytrain.common.events import (
     AgentLost,
     Done,
     Drained,
-    DrainWanted,
     Exited,
     Failed,
     Joined,
-    Purpose,
 )
 from polytrain.monitoring.health_events import Started
 from polytrain.run.journal import Journal
 from polytrain.ui.observers import Observers
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
-from polytrain_plugins import CheckpointKind
+from polytrain_plugins import CheckpointKind, Stopped
 
 
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> Driver:
@@ -314,8 +312,8 @@ def test_a_stop_is_heard_with_the_report_in_which_it_is_asked_for(
 ) -> None:
     """An inline run has no other moment: its training function runs in the driver's thread."""
     run = driver(tmp_path, monkeypatch)
-    stop = DrainWanted(purpose=Purpose.STOP, reason="interrupted")
-    monkeypatch.setattr(Observers, "reported", lambda *_: run.controller.ask(stop))
+    stopped = Stopped(by="observer", reason="interrupted")
+    monkeypatch.setattr(Observers, "reported", lambda *_: run.stop_requests.request(stopped))
     reports_before: list[int] = []
     monkeypatch.setattr(
         FakeGroup, "drain", lambda *_: reports_before.append(len(run.controller.journal.reports))
@@ -333,9 +331,10 @@ def test_a_stop_waits_for_the_next_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = driver(tmp_path, monkeypatch)
+    stopped = Stopped(by="observer", reason="enough")
 
     def life(order: LaunchOrder) -> Sequence[Happening]:
-        run.controller.ask(DrainWanted(purpose=Purpose.STOP, reason="interrupted"))
+        run.stop_requests.request(stopped)
         part = [run.staged(0, 0, waits=True), run.stored(0, 0, model="1")]
         return [run.reported(0, 1), *part, Drained(attempt=0, rank=0)]
 
@@ -343,7 +342,7 @@ def test_a_stop_waits_for_the_next_checkpoint(
     conclusion = run.conclude()
     assert run.group.of("drain") == [(0,)]
     assert run.committed == [["model"]]
-    assert (conclusion.succeeded, conclusion.stopped) == (False, True)
+    assert (conclusion.succeeded, conclusion.stopped) == (False, stopped)
 
 
 def test_ranks_that_never_meet_end_the_attempt_at_the_limit(

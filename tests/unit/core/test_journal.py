@@ -105,7 +105,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
     assert [{k: v for k, v in line.items() if k not in ("token", "time")} for line in written] == [
         {
             "event": "Opened",
-            "format": 3,
+            "format": 4,
             "anew": True,
             "identity": {"backend": "reference"},
             "world_size": 2,
@@ -125,7 +125,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
         {
             "event": "Concluded",
             "succeeded": False,
-            "stopped": False,
+            "stopped": None,
             "reason": "no restart is left",
         },
         {"event": "Closed"},

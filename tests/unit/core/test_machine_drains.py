@@ -19,9 +19,11 @@ from polytrain.common.events import (
     PlacementFailed,
     Purpose,
     SavesOnRequest,
+    stop_wanted,
 )
 from polytrain.run.actions import AcquireWorkers, Conclude, Drain, EndAttempt, Kill, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, Training
+from polytrain_plugins import Stopped
 
 
 def wanted(purpose: Purpose, *nodes: str, ranks: frozenset[int] = frozenset()) -> DrainWanted:
@@ -31,7 +33,8 @@ def wanted(purpose: Purpose, *nodes: str, ranks: frozenset[int] = frozenset()) -
 
 
 RESIZE = wanted(Purpose.RESIZE)
-STOP = wanted(Purpose.STOP)
+STOP = stop_wanted(Stopped(by="observer", reason="enough"))
+
 MOVE = wanted(Purpose.MOVE, "node-1")
 ALL = pytest.mark.parametrize("drain", [RESIZE, MOVE, STOP], ids=lambda d: d.purpose.name)
 
@@ -125,9 +128,7 @@ def test_a_drain_while_ranks_gather(drain: DrainWanted) -> None:
 
 def test_stopping_while_workers_are_placed_is_at_once() -> None:
     play = Play(2).tell(STOP)
-    assert play.latest == (
-        Conclude(succeeded=False, stopped=True, reason="because of to stop the run"),
-    )
+    assert play.latest == (Conclude(succeeded=False, stopped=STOP.stopped, reason=STOP.reason),)
 
 
 @ALL
@@ -161,6 +162,13 @@ def test_nothing_makes_a_run_forget_that_it_is_to_stop(later: DrainWanted) -> No
     play = Play(4).launched().training().tell(STOP, later, drained(), *killed(4))
     assert play.conclusion().stopped
     assert play.conclusion().reason == STOP.reason
+
+
+def test_of_two_requests_to_stop_the_first_is_named() -> None:
+    later = stop_wanted(Stopped(by="signal", reason="SIGINT"))
+    play = Play(4).launched().training().tell(STOP, later, drained(), *killed(4))
+    assert play.conclusion().stopped == STOP.stopped
+    assert [each for each in play.actions if isinstance(each, Drain)] == [Drain(attempt=0)]
 
 
 def test_a_resize_that_becomes_a_move_is_both() -> None:
@@ -292,7 +300,7 @@ def test_a_stop_does_not_wait_for_a_checkpoint_that_nobody_makes() -> None:
     assert play.latest == (Kill(attempt=0),)
     assert "no checkpoint was made" in play.reason
     play.tell(*killed(2))
-    assert (play.conclusion().succeeded, play.conclusion().stopped) == (False, True)
+    assert (play.conclusion().succeeded, play.conclusion().stopped) == (False, STOP.stopped)
 
 
 @pytest.mark.parametrize(

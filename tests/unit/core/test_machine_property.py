@@ -44,7 +44,7 @@ from polytrain.run.actions import (
 )
 from polytrain.run.machine import begin, note, step
 from polytrain.run.states import Concluded, State
-from polytrain_plugins import Offer
+from polytrain_plugins import Offer, Stopped
 
 STEPS = 2
 FAULTS = ("kill", "exception", "agent")
@@ -147,7 +147,9 @@ class SimulatedGroup:
         purpose = DRAINS[drain]
         self.stops += purpose is Purpose.STOP
         nodes = frozenset({node} if purpose is Purpose.MOVE else ())
-        self._follow(step(self.state, DrainWanted(purpose=purpose, reason=drain, nodes=nodes)))
+        stopped = Stopped(by="observer", reason=drain) if purpose is Purpose.STOP else None
+        wanted = DrainWanted(purpose=purpose, reason=drain, nodes=nodes, stopped=stopped)
+        self._follow(step(self.state, wanted))
 
     def strike(self, fault: str, rank: int) -> None:
         """Something goes wrong on a rank, if there is anything left of it."""
@@ -268,7 +270,7 @@ def test_every_run_comes_to_an_end(
         happened += 1
     assert isinstance(group.state.phase, Concluded)
     assert group.concluded is not None
-    succeeded, stopped = group.concluded.succeeded, group.concluded.stopped
+    succeeded, stopped = group.concluded.succeeded, group.concluded.stopped is not None
     assert not (succeeded and stopped)
     assert (succeeded or stopped) == (not group.concluded.failures)
     assert group.stops or not stopped

@@ -87,13 +87,14 @@ OFFER = Offer(host="10.0.0.1", port=4242, details={"token": b"\0\xff", "nested":
         (offer_message(Offer()), Offered(attempt=2, rank=5, offer=Offer())),
         (joined_message(), Joined(attempt=2, rank=5)),
         (
-            report_message(7, {"loss": 0.5, "by class": {"a": [1, 2]}, "none": None}, 0.25),
+            report_message(7, {"loss": 0.5, "by class": {"a": [1, 2]}, "none": None}, 0.25, at=9.5),
             Reported(
                 attempt=2,
                 rank=5,
                 step=7,
                 metrics={"loss": 0.5, "by class": {"a": [1, 2]}, "none": None},
                 stalled_s=0.25,
+                at=9.5,
             ),
         ),
         (
@@ -187,7 +188,7 @@ def test_a_channel_carries_messages_in_order() -> None:
         sender.send(leave_message())
         sender.send(report_message(1, {"text": "x" * 5000}))
         assert receiver.receive() == ["leave"]
-        assert receiver.receive() == ["report", 1, {"text": "x" * 5000}, 0.0, False]
+        assert receiver.receive() == ["report", 1, {"text": "x" * 5000}, 0.0, False, 0.0]
 
 
 def test_no_report_overtakes_one_with_a_checkpoint() -> None:

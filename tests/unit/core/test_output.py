@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from rich.console import Console
@@ -26,6 +27,23 @@ def test_every_line_has_its_rank_in_front(tmp_path: Path, capsys: Captured) -> N
     with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
         output.write(wrote("one\ntwo\n", rank=3))
     assert capsys.readouterr().out == "(rank 3) one\n(rank 3) two\n"
+
+
+@pytest.mark.parametrize(("show", "shown"), [("all", [0, 1]), ("rank_0", [0]), ("none", [])])
+def test_the_user_chooses_whose_output_is_shown(
+    tmp_path: Path, capsys: Captured, show: Literal["all", "rank_0", "none"], shown: list[int]
+) -> None:
+    with WorkerOutput(tmp_path / "logs", retry_s=30, show=show) as output:
+        for rank in (0, 1):
+            output.write(wrote("out\n", rank=rank))
+            output.write(wrote("err\n", rank=rank, stream="stderr"))
+        assert output.log_of(1) == str(tmp_path / "logs" / "rank_1.log")
+        assert output.log_of(2) == ""
+    captured = capsys.readouterr()
+    assert captured.out == "".join(f"(rank {rank}) out\n" for rank in shown)
+    assert captured.err == "".join(f"(rank {rank}) err\n" for rank in shown)
+    for rank in (0, 1):
+        assert (tmp_path / "logs" / f"rank_{rank}.log").read_text() == "out\nerr\n"
 
 
 def test_streams_stay_apart(tmp_path: Path, capsys: Captured) -> None:

@@ -14,7 +14,6 @@ from tests.unit.core.driver import Driver
 
 from polytrain.common.config import CheckpointConfig
 from polytrain.common.errors import FailureKind, RunOwnedError
-from polytrain.common.events import DrainWanted, Purpose
 from polytrain.common.validation_config import ValidationConfig, ValidationTaskConfig
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.run.history import read_history
@@ -22,7 +21,7 @@ from polytrain.ui.observers import Observers
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.validator import NotValidated, Validated, ValidationTask
-from polytrain_plugins import CheckpointInfo, hookimpl
+from polytrain_plugins import CheckpointInfo, Stopped, hookimpl
 
 
 class Diary:
@@ -226,7 +225,7 @@ def test_a_run_that_ends_early_leaves_its_validations_to_the_next_driver(
     def end_early(task: ValidationTask) -> Validated:
         assert run.released.wait(60)
         if end == "stop":
-            run.controller.ask(DrainWanted(purpose=Purpose.STOP, reason="asked to stop"))
+            run.stop_requests.request(Stopped(by="observer", reason="enough"))
         else:
             run.lease.lost = RunOwnedError("taken over")
             run.lease.when_lost()
@@ -235,7 +234,7 @@ def test_a_run_that_ends_early_leaves_its_validations_to_the_next_driver(
     run = driver(tmp_path, monkeypatch, validation=end_early)
     conclusion = run.conclude()
     assert not conclusion.succeeded
-    assert conclusion.stopped is (end == "stop")
+    assert (conclusion.stopped is not None) == (end == "stop")
     history = read_history([(tmp_path / "journal.jsonl").read_bytes()])
     assert history is not None
     assert history.validations.pending

@@ -23,7 +23,7 @@ from polytrain.run.identity import options_of
 from polytrain.run.journal import JOURNAL
 from polytrain.run.ledger import Ledger
 from polytrain.storage.location import Location
-from polytrain_plugins import Backend, CheckpointInfo, Predictions, load_backend
+from polytrain_plugins import Backend, CheckpointInfo, Predictions, Stopped, load_backend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,10 @@ class Result(metaclass=RayTrainClass):
     """Where the time went."""
 
     finished: bool = True
-    """False if the run was stopped before its end, or hasn't ended: `fit()` resumes it."""
+    """False if the run was stopped on request, or hasn't ended: `fit()` resumes it."""
+
+    stopped: Stopped | None = None
+    """Who stopped the run before its end, and why; None if nobody did."""
 
     error: TrainingFailedError | None = None
     """Why the run failed; None if it didn't."""
@@ -321,7 +324,8 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
         path=run.location.address,
         restarts=outcome.restarts,
         ledger=outcome.ledger,
-        finished=outcome.is_finished,
+        finished=outcome.stopped is None,
+        stopped=outcome.stopped,
         error=outcome.error,
         storage_filesystem=run.location.filesystem,
         returned=Returns(values=outcome.returned, may_unpickle=True),
@@ -359,7 +363,7 @@ def recorded(
     kept = ranked(with_validations(found.manifests, run_history.validations), config)
     error = None
     if run_history.succeeded is False and not run_history.stopped:
-        error = TrainingFailedError(run_history.reason, ())
+        error = TrainingFailedError(run_history.reason, (), path=location.address)
 
     def checkpoint(manifest: Manifest) -> Checkpoint:
         return Checkpoint(store.location_of(manifest.directory).address, location.filesystem)
@@ -373,7 +377,8 @@ def recorded(
         path=location.address,
         restarts=max(0, run_history.launches - 1),
         ledger=run_history.ledger,
-        finished=run_history.succeeded is not None and not run_history.stopped,
+        finished=run_history.is_finished,
+        stopped=run_history.stopped,
         error=error,
         storage_filesystem=location.filesystem,
         returned=Returns(

@@ -288,6 +288,10 @@ class RunConfig(_PlainNumbers):
     progress: bool = True
     """Show a line of progress on standard error."""
 
+    show_output: Literal["all", "rank_0", "none"] = "all"
+    """Whose output is shown while the run lasts. All of it is in the run's `logs` in any case. What
+    an inline run prints is always shown."""
+
     def __post_init__(self) -> None:
         _PlainNumbers.__post_init__(self)
         # None stands for the default, as in Ray Train.

@@ -137,15 +137,24 @@ class TrainingFailedError(PolytrainError):
         reason: why the run was not restarted (again).
         failures: what went wrong in the last attempt; the root cause is first.
         result: metrics, history and checkpoint as they were at the end.
+        path: the run's directory or address.
+        log: where the output of the rank is kept that failed first; empty if it has written none.
     """
 
     def __init__(
-        self, reason: str, failures: tuple[Failure, ...], result: Result | None = None
+        self,
+        reason: str,
+        failures: tuple[Failure, ...],
+        result: Result | None = None,
+        path: str = "",
+        log: str = "",
     ) -> None:
-        super().__init__(reason, failures, result)
+        super().__init__(reason, failures, result, path, log)
         self.reason = reason
         self.failures = failures
         self.result = result
+        self.path = path
+        self.log = log
 
     def __str__(self) -> str:
         root = self.failures[0] if self.failures else None
@@ -164,6 +173,10 @@ class TrainingFailedError(PolytrainError):
             if failure.output:
                 output = failure.output.rstrip()
                 lines.append(f"\nLast on rank {failure.rank}'s standard error:\n{output}")
+        if self.path:
+            lines.append(f"\nThe run's directory: {self.path}")
+        if root and self.log:
+            lines.append(f"The output of rank {root.rank}: {self.log}")
         return "\n".join(lines)
 
 

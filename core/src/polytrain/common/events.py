@@ -9,7 +9,7 @@ from typing import Any
 
 from polytrain.common.errors import Failure, FailureKind
 from polytrain.common.return_values import Returned
-from polytrain_plugins import Offer
+from polytrain_plugins import Offer, Stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +46,14 @@ class DrainWanted:
 
     ranks: frozenset[int] = frozenset()
     """Ranks whose agents have to be replaced."""
+
+    stopped: Stopped | None = None
+    """Who stops the run, if that is the purpose."""
+
+
+def stop_wanted(stopped: Stopped) -> DrainWanted:
+    """The drain that stops a run."""
+    return DrainWanted(purpose=Purpose.STOP, reason=str(stopped), stopped=stopped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +96,9 @@ class Reported:
 
     has_checkpoint: bool = False
     """Whether the rank has staged its part of a checkpoint with it."""
+
+    at: float = 0.0
+    """When it was reported, in seconds since the epoch, on the rank's node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polytrain.common.errors import Failure
-from polytrain_plugins import Offer
+from polytrain_plugins import Offer, Stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +74,8 @@ class Conclude:
 
     succeeded: bool
     reason: str
-    stopped: bool = False
-    """Whether a stop was requested; the run can be resumed."""
+    stopped: Stopped | None = None
+    """Who stopped the run, which can be resumed; None if nobody did."""
 
     failures: tuple[Failure, ...] = ()
 

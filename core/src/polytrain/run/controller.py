@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,17 +10,16 @@ from typing import assert_never
 
 from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked, Committed
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.common.errors import FailureKind
+from polytrain.common.errors import Failure, FailureKind
 from polytrain.common.events import (
     AgentLost,
     Done,
-    DrainWanted,
     Event,
     Exited,
     Failed,
     Joined,
-    Purpose,
     Reported,
+    stop_wanted,
 )
 from polytrain.common.output import Output
 from polytrain.common.return_values import Returned
@@ -44,6 +42,7 @@ from polytrain.run.journal import Journal
 from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
+from polytrain.run.stop_requests import StopRequests
 from polytrain.run.transition import Transition
 from polytrain.run.user_callbacks import UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
@@ -51,7 +50,7 @@ from polytrain.ui.observers import Observers
 from polytrain.ui.progress import WorkerOutput
 from polytrain.workers.group import Happening, WorkerGroup
 from polytrain.workers.job import LaunchOrder
-from polytrain_plugins import Attempt, Outcome, Report, RunInfo
+from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +74,7 @@ class Controller:
     output: WorkerOutput
     health_monitor: HealthMonitor
     validations: ValidationCoordinator
+    stop_requests: StopRequests
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
 
@@ -92,16 +92,10 @@ class Controller:
     _held_back: list[Event] = field(default_factory=list)
     """Events deferred while stacks are dumped: the reason for that comes first."""
 
-    _asked: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
-
-    def ask(self, event: Event) -> None:
-        """Queue an event. Any thread, or a signal handler, may call this."""
-        self._asked.put(event)
-        self._wake()
-
     def conclude(self) -> Conclude:
         """Run to the end, and return the conclusion."""
         self.lease.notify(self._wake)
+        self.stop_requests.notify(self._wake)
         self._follow(None, begin(self.state))
         while self._conclusion is None:
             self.group.wait(self._handle, self._wait_limit())
@@ -121,8 +115,8 @@ class Controller:
             return conclusion
         drain = self.state.drain
         if self.validations.is_busy:
-            if drain is not None and drain.purpose is Purpose.STOP:
-                return Conclude(succeeded=False, stopped=True, reason=drain.reason)
+            if drain is not None and drain.stopped is not None:
+                return Conclude(succeeded=False, stopped=drain.stopped, reason=drain.reason)
             logger.info("Training has ended; %d validations are left.", self.validations.pending)
             # They may wait for what the workers have.
             self.release_workers()
@@ -131,9 +125,9 @@ class Controller:
                 failure = lease_lost(self.lease.lost, attempt=self.state.attempt).failure
                 reason = "another driver works on the run"
                 return Conclude(succeeded=False, reason=reason, failures=(failure,))
-            stop = self._stop_asked()
-            if stop is not None:
-                return Conclude(succeeded=False, stopped=True, reason=stop)
+            stopped = self.stop_requests.take()
+            if stopped is not None:
+                return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
             self._take_validations(wait=True)
         if self.validations.failure is not None:
             reason = "ValidationConfig(on_failure='fail') ends the run"
@@ -141,14 +135,6 @@ class Controller:
             return Conclude(succeeded=False, reason=reason, failures=failures)
         self.validations.warn_if_unused()
         return conclusion
-
-    def _stop_asked(self) -> str | None:
-        """Return why the run is to be stopped after its training has ended; None if it isn't."""
-        while not self._asked.empty():
-            event = self._asked.get()
-            if isinstance(event, DrainWanted) and event.purpose is Purpose.STOP:
-                return event.reason
-        return None
 
     def _take_validations(self, *, wait: bool = False) -> None:
         for ended in self.validations.take(wait=wait):
@@ -244,8 +230,8 @@ class Controller:
         failure = self.validations.failure
         if failure is not None and isinstance(self.state.phase, Gathering | Training):
             self._happen(Failed(attempt=self.state.attempt, failure=failure))
-        while not self._asked.empty():
-            self._happen(self._asked.get())
+        while (stopped := self.stop_requests.take()) is not None:
+            self._happen(stop_wanted(stopped))
 
     def _take_checkpoint_event(self, event: CheckpointEvent) -> None:
         noted = note(self.state, event)
@@ -289,7 +275,9 @@ class Controller:
                 self.journal.attempt_ended(action)
                 self.callbacks.failed(action.failures)
                 why = reason if root is None else f"{root} ({reason})"
-                self._end_attempt(succeeded=False, planned=root is None, reason=why)
+                self._end_attempt(
+                    succeeded=False, planned=root is None, reason=why, failures=action.failures
+                )
             case Conclude():
                 if action.succeeded:
                     self.callbacks.succeeded()
@@ -313,7 +301,12 @@ class Controller:
         self.health_monitor.launched(attempt, world_size=self.state.world_size)
         self.output.flush()
         self.output.muted = False
-        self._attempt = Attempt(number=attempt, checkpoint=start.path, num_workers=world_size)
+        self._attempt = Attempt(
+            number=attempt,
+            checkpoint=start.path,
+            num_workers=world_size,
+            first_step=start.step + 1,
+        )
         self.observers.attempt_started(self.run, self._attempt)
         self.callbacks.attempt_started(world_size)
         self.group.launch(
@@ -327,11 +320,13 @@ class Controller:
 
     def _drain(self, attempt: int) -> None:
         drain = self.state.drain
-        if drain is not None and drain.purpose is Purpose.STOP:
+        stopped = None if drain is None else drain.stopped
+        if stopped is not None:
+            again = " A second signal ends it at once." if stopped.by == "signal" else ""
             logger.warning(
-                "The run is %s: it ends after its next checkpoint, and can be resumed. A "
-                "second signal ends it at once.",
-                drain.reason,
+                "The run is %s. It ends after its next checkpoint, and can be resumed.%s",
+                stopped,
+                again,
             )
         self.group.drain(attempt)
 
@@ -342,6 +337,14 @@ class Controller:
             return
         self.state = noted
         self.callbacks.reported(report)
+        public = Report(
+            rank=report.rank,
+            attempt=report.attempt,
+            step=report.step,
+            metrics=report.metrics,
+            time=report.at,
+        )
+        self.observers.rank_reported(self.run, public)
         if report.rank == 0:
             self.journal.reported(report)
         elif self.keeps_all_reports:
@@ -353,12 +356,6 @@ class Controller:
             self.background_tasks.give(self._sync, attempt=self.state.attempt)
         if report.rank != 0:
             return
-        public = Report(
-            rank=report.rank,
-            attempt=report.attempt,
-            step=report.step,
-            metrics=report.metrics,
-        )
         self.observers.reported(self.run, public)
 
     def _sync(self) -> None:
@@ -387,11 +384,37 @@ class Controller:
         if failed is not None:
             self._happen(failed)
 
-    def _end_attempt(self, *, succeeded: bool, planned: bool, reason: str) -> None:
+    def _end_attempt(
+        self,
+        *,
+        succeeded: bool,
+        planned: bool,
+        reason: str,
+        failures: tuple[Failure, ...] = (),
+    ) -> None:
         last = self.state.attempts[-1:]
         if any(attempt.root.kind is FailureKind.STORAGE for attempt in last):
             self.checkpoints.manager.distrust()
         outcome = Outcome(
-            succeeded=succeeded, planned=planned, reason=reason, restarts=self.state.restarts
+            succeeded=succeeded,
+            planned=planned,
+            reason=reason,
+            restarts=self.state.restarts,
+            failures=self.told(failures),
         )
         self.observers.attempt_ended(self.run, self._attempt, outcome)
+
+    def told(self, failures: tuple[Failure, ...]) -> tuple[FailureInfo, ...]:
+        """Return failures as observers get them."""
+        return tuple(
+            FailureInfo(
+                kind=failure.kind.value,
+                rank=failure.rank,
+                message=failure.message,
+                step=failure.step,
+                traceback=failure.traceback,
+                log=self.output.log_of(failure.rank),
+                pickled=failure.error,
+            )
+            for failure in failures
+        )

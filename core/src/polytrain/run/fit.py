@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.config import RunConfig, ScalingConfig
 from polytrain.common.errors import Failure, FailureKind, TrainingFailedError
-from polytrain.common.events import DrainWanted, Purpose
 from polytrain.common.return_values import Returned
 from polytrain.common.runtime_env import variables_of
 from polytrain.common.validation_config import ValidationConfig
@@ -43,6 +42,7 @@ from polytrain.run.lease import Lease
 from polytrain.run.ledger import Ledger
 from polytrain.run.reports import Reports
 from polytrain.run.states import State
+from polytrain.run.stop_requests import StopRequests
 from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.storage.failure import StorageError
@@ -53,7 +53,15 @@ from polytrain.workers.agent_group import AgentCluster, AgentGroup, AgentGroupSp
 from polytrain.workers.available_validators import opened_validator
 from polytrain.workers.group import WorkerGroup
 from polytrain.workers.job import WorkerJob
-from polytrain_plugins import Backend, CheckpointInfo, CheckpointKind, Demand, Outcome, RunInfo
+from polytrain_plugins import (
+    Backend,
+    CheckpointInfo,
+    CheckpointKind,
+    Demand,
+    Outcome,
+    RunInfo,
+    Stopped,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +102,8 @@ class Run:
 
     began: float
     """When `fit()` was called, in seconds since the epoch."""
+
+    stop_requests: StopRequests = field(default_factory=StopRequests)
 
     @property
     def world_size(self) -> int:
@@ -180,8 +190,8 @@ class RunOutcome:
 
     restarts: int
     ledger: Ledger
-    is_finished: bool
-    """False if the run was stopped early."""
+    stopped: Stopped | None
+    """Who stopped the run early; None if nobody did."""
 
     error: TrainingFailedError | None
 
@@ -197,7 +207,7 @@ def storage_needed(location: Location) -> Iterator[None]:
         yield
     except OSError as error:
         failed = _storage_failed(location, error)
-        raise TrainingFailedError(failed.reason, failed.failures) from error
+        raise TrainingFailedError(failed.reason, failed.failures, path=location.address) from error
 
 
 def run_to_end(run: Run, held: contextlib.ExitStack) -> RunOutcome:
@@ -216,7 +226,7 @@ def run_to_end(run: Run, held: contextlib.ExitStack) -> RunOutcome:
 
 
 def _run_to_end(run: Run, journal: Journal) -> RunOutcome:
-    observers = Observers(_observers(run.config))
+    observers = Observers(_observers(run.config), stop=run.stop_requests.request)
     outcome = Outcome(succeeded=False, reason="interrupted", restarts=0)
     try:
         with contextlib.ExitStack() as stack:
@@ -227,7 +237,9 @@ def _run_to_end(run: Run, journal: Journal) -> RunOutcome:
                 succeeded=conclusion.succeeded,
                 reason=conclusion.reason,
                 restarts=controller.state.restarts,
-                planned=conclusion.succeeded or conclusion.stopped,
+                planned=conclusion.succeeded or conclusion.stopped is not None,
+                failures=controller.told(conclusion.failures),
+                stopped=conclusion.stopped,
             )
         return _outcome(run, controller, conclusion)
     finally:
@@ -236,11 +248,11 @@ def _run_to_end(run: Run, journal: Journal) -> RunOutcome:
 
 
 def _concluded(run: Run, controller: Controller) -> Conclude:
-    def stop(reason: str) -> None:
+    def stop(signal_name: str) -> None:
         if run.scaling.num_workers == 0 and not controller.state.saves:
             # The training function runs in this thread: only an exception ends it.
             raise KeyboardInterrupt
-        controller.ask(DrainWanted(purpose=Purpose.STOP, reason=reason))
+        run.stop_requests.request(Stopped(by="signal", reason=signal_name))
 
     try:
         with stop_requests(stop):
@@ -295,7 +307,7 @@ def _controller(
     run: Run, journal: Journal, observers: Observers, stack: contextlib.ExitStack
 ) -> Controller:
     output = _output(run, stack)
-    group = _group(run)
+    group = _group(run, observers)
     background_tasks = stack.enter_context(
         BackgroundTasks(wake=group.wake, at_once=run.scaling.num_workers == 0)
     )
@@ -338,6 +350,7 @@ def _controller(
             config=run.config.failure_config, group=group, journal=journal
         ),
         validations=validations,
+        stop_requests=run.stop_requests,
         release_workers=workers.close,
     )
 
@@ -381,10 +394,20 @@ def _output(run: Run, stack: contextlib.ExitStack) -> WorkerOutput:
     else:
         prefix = "polytrain-logs-"
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)), "logs")
-    output = WorkerOutput(logs, retry_s=run.location.retry_s)
+    output = WorkerOutput(
+        logs,
+        retry_s=run.location.retry_s,
+        address=f"{run.location.address}/{_logs_of(run)}",
+        show=run.config.show_output,
+    )
     if not run.location.is_local:
         stack.callback(_store_logs, run, logs, output)
     return stack.enter_context(output)
+
+
+def _logs_of(run: Run) -> str:
+    """The directory of this driver's logs, below the run's. Object storage can't append."""
+    return "logs" if run.location.is_local else f"logs/{run.lease.token:06d}"
 
 
 def _store_logs(run: Run, logs: Path, output: WorkerOutput) -> None:
@@ -394,12 +417,12 @@ def _store_logs(run: Run, logs: Path, output: WorkerOutput) -> None:
         left_s = max(0.0, deadline - time.monotonic())
         storage = replace(run.location, retry_s=left_s).open()
         try:
-            storage.put(file, f"logs/{run.lease.token:06d}/{file.name}", move=False)
+            storage.put(file, f"{_logs_of(run)}/{file.name}", move=False)
         except OSError as error:
             logger.warning("The log %s can't be stored: %s", file.name, error)
 
 
-def _group(run: Run) -> WorkerGroup:
+def _group(run: Run, observers: Observers) -> WorkerGroup:
     if run.scaling.num_workers == 0:
         from polytrain.workers.inline_group import InlineGroup
 
@@ -425,7 +448,8 @@ def _group(run: Run) -> WorkerGroup:
             straggler_window_s=(
                 failure.straggler_window_s if failure.stragglers != "ignore" else None
             ),
-            passes_all_reports=bool(run.config.callbacks)
+            passes_all_reports=observers.want_every_rank
+            or bool(run.config.callbacks)
             or run.config.keep_reports == "every_rank",
             datasets=run.datasets,
             specs=run.specs,
@@ -451,7 +475,13 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
     manager = controller.checkpoints.manager
     error = None
     if not (conclusion.succeeded or conclusion.stopped):
-        error = TrainingFailedError(conclusion.reason, conclusion.failures)
+        failures = conclusion.failures
+        error = TrainingFailedError(
+            conclusion.reason,
+            failures,
+            path=run.location.address,
+            log=controller.output.log_of(failures[0].rank) if failures else "",
+        )
         # If the storage has failed, don't retry it again.
         manager.store = CheckpointStore(location=replace(run.location, retry_s=0))
     newest = None
@@ -470,6 +500,6 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         returned=controller.returned if conclusion.succeeded else (),
         restarts=controller.state.restarts + (0 if run.past is None else run.past.launches),
         ledger=controller.journal.ledger,
-        is_finished=not conclusion.stopped,
+        stopped=conclusion.stopped,
         error=error,
     )

@@ -14,6 +14,7 @@ from polytrain.policy.validation import Validation, Validations, ValidationStatu
 from polytrain.run.journal import FORMAT
 from polytrain.run.ledger import Ledger
 from polytrain.run.reports import Reports, decoded
+from polytrain_plugins import Stopped
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,8 @@ class RunHistory:
     succeeded: bool | None = None
     """None until a driver concludes the run."""
 
-    stopped: bool = False
-    """Whether the run was stopped on request."""
+    stopped: Stopped | None = None
+    """Who stopped the run, and why; None if nobody did."""
 
     reason: str = ""
     """The reason of the conclusion."""
@@ -55,6 +56,11 @@ class RunHistory:
     """File with what the training functions have returned; None if they returned nothing."""
 
     ledger: Ledger = field(default_factory=Ledger)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has ended, and not by a request to stop."""
+        return self.succeeded is not None and self.stopped is None
 
     @property
     def metrics(self) -> Mapping[str, Any]:
@@ -90,7 +96,7 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
             run_history.identity = entry["identity"]
             run_history.world_size = entry["world_size"]
             run_history.ranking = _ranking(entry)
-            run_history.succeeded, run_history.stopped, run_history.reason = None, False, ""
+            run_history.succeeded, run_history.stopped, run_history.reason = None, None, ""
         if run_history is None:
             continue
         match entry["event"]:
@@ -121,7 +127,7 @@ def _take(run_history: RunHistory, entry: Mapping[str, Any]) -> None:
                 kept.drop_after(entry["step"])
         case "Concluded":
             run_history.succeeded, run_history.reason = entry["succeeded"], entry["reason"]
-            run_history.stopped = entry["stopped"]
+            run_history.stopped = entry["stopped"] and Stopped(**entry["stopped"])
         case "ValidationRequested":
             run_history.validations.request(
                 Validation(checkpoint=entry["checkpoint"], step=entry["step"], task=entry["task"])

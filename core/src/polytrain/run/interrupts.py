@@ -15,7 +15,7 @@ def stop_requests(ask: Callable[[str], None]) -> Iterator[None]:
     """Make signals request a stop, unless the program handles them itself.
 
     Args:
-        ask: called with the reason, from a signal handler.
+        ask: called with the signal's name, from a signal handler.
 
     Raises:
         KeyboardInterrupt: at the second signal.
@@ -31,7 +31,7 @@ def stop_requests(ask: Callable[[str], None]) -> Iterator[None]:
         if asked:
             raise KeyboardInterrupt
         asked = True
-        ask(f"stopped by {signal.Signals(number).name}")
+        ask(signal.Signals(number).name)
 
     before = {
         number: handler

@@ -12,6 +12,7 @@ import time
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
 
-FORMAT = 3
+FORMAT = 4
 """Format of the lines: a journal of another format isn't read."""
 
 
@@ -249,7 +250,7 @@ class Journal:
         self._write(
             "Concluded",
             succeeded=conclusion.succeeded,
-            stopped=conclusion.stopped,
+            stopped=None if conclusion.stopped is None else asdict(conclusion.stopped),
             reason=conclusion.reason,
         )
         self.sync()

@@ -208,12 +208,14 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
     is_placed = not isinstance(state.phase, Placing)
     if event.nodes and is_placed and event.nodes.isdisjoint(state.nodes):
         return Transition(state=state, reason=f"{event.reason}, and hold no worker of this run")
+    if before is not None and stops and before.purpose is Purpose.STOP:
+        return Transition(state=state, reason=f"{event.reason}, as is requested already")
     if before is not None and not stops:
         event = replace(before, ranks=before.ranks | event.ranks, nodes=before.nodes | event.nodes)
     state = replace(state, drain=event)
     match state.phase:
         case Placing() if stops:
-            return _concluded_stopped(state, event.reason)
+            return _concluded_stopped(state, event)
         case Gathering() if stops:
             return _ended_as_planned(state, reason=event.reason, now=now)
         case Training() if stops and not state.saves:
@@ -303,12 +305,12 @@ def _concluded_failed(state: State, failures: tuple[Failure, ...], reason: str) 
     )
 
 
-def _concluded_stopped(state: State, reason: str) -> Transition:
+def _concluded_stopped(state: State, drain: DrainWanted) -> Transition:
     """Conclude this driver's work after a requested stop."""
     return Transition(
         state=replace(state, phase=Concluded(succeeded=False)),
-        actions=(Conclude(succeeded=False, stopped=True, reason=reason),),
-        reason=reason,
+        actions=(Conclude(succeeded=False, stopped=drain.stopped, reason=drain.reason),),
+        reason=drain.reason,
     )
 
 
@@ -390,14 +392,13 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     if root.kind in _OF_A_NODE and root.rank is not None and state.nodes:
         losses = (*losses, Loss(node=state.nodes[root.rank], at=now))
     state = replace(state, attempts=attempts, losses=losses)
+    others = tuple(failure for failure in failures if failure is not root)
+    ended = EndAttempt(attempt=state.attempt, root=root, reason="", failures=(root, *others))
     if state.drain is not None and state.drain.purpose is Purpose.STOP:
         # A stop is requested: the driver that resumes the run applies the failure policy.
-        return _stopped(state, state.drain, root)
+        return _stopped(state, state.drain, ended)
     decision = state.policy.decide(attempts)
-    others = tuple(failure for failure in failures if failure is not root)
-    ended = EndAttempt(
-        attempt=state.attempt, root=root, reason=decision.reason, failures=(root, *others)
-    )
+    ended = replace(ended, reason=decision.reason)
     if not decision.restart:
         # Errors of a lost process's peers don't show the cause.
         shown = (root,) if root.kind.is_loss else (root, *others)
@@ -416,15 +417,14 @@ def _after_planned_end(state: State, now: float) -> Transition:
     drain = state.drain
     assert drain is not None
     if drain.purpose is Purpose.STOP:
-        return _stopped(state, drain, None)
+        return _stopped(state, drain, EndAttempt(attempt=state.attempt, root=None, reason=""))
     ended = EndAttempt(attempt=state.attempt, root=None, reason=drain.reason)
     return _placed_anew(state, ended, _nodes_to_avoid(state, now))
 
 
-def _stopped(state: State, drain: DrainWanted, root: Failure | None) -> Transition:
-    ended = EndAttempt(attempt=state.attempt, root=root, reason=drain.reason)
-    stopped = _concluded_stopped(state, drain.reason)
-    return replace(stopped, actions=(ended, *stopped.actions))
+def _stopped(state: State, drain: DrainWanted, ended: EndAttempt) -> Transition:
+    stopped = _concluded_stopped(state, drain)
+    return replace(stopped, actions=(replace(ended, reason=drain.reason), *stopped.actions))
 
 
 def _placed_anew(state: State, ended: EndAttempt, avoid: frozenset[str]) -> Transition:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
 import pluggy
 
 from polytrain.ui.observer_checks import observer_problems
-from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo
+from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo, Stopped
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
 
 GROUP = "polytrain.observers"
@@ -21,7 +22,18 @@ logger = logging.getLogger(__name__)
 class Observers:
     """The observers of one run, called through typed methods."""
 
-    def __init__(self, observers: Iterable[Any] = ()) -> None:
+    def __init__(
+        self,
+        observers: Iterable[Any] = (),
+        *,
+        stop: Callable[[Stopped], None] = lambda stopped: None,
+    ) -> None:
+        """
+        Args:
+            observers: objects with hooks.
+            stop: called if one of them stops the run.
+        """
+        self._stop = stop
         # One manager for each run: concurrent runs don't share observers.
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(ObserverHooks)
@@ -39,6 +51,14 @@ class Observers:
     def reported(self, run: RunInfo, report: Report) -> None:
         self._tell("polytrain_reported", run=run, report=report)
 
+    @property
+    def want_every_rank(self) -> bool:
+        """Whether any of them wants the reports of ranks above 0."""
+        return bool(self._manager.hook.polytrain_rank_reported.get_hookimpls())
+
+    def rank_reported(self, run: RunInfo, report: Report) -> None:
+        self._tell("polytrain_rank_reported", run=run, report=report)
+
     def checkpoint_committed(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:
         self._tell("polytrain_checkpoint_committed", run=run, checkpoint=checkpoint)
 
@@ -54,7 +74,8 @@ class Observers:
     def _tell(self, hook: str, **arguments: Any) -> None:
         # pluggy's own call would stop at the first exception, and skip the other observers.
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-            wanted = {name: arguments[name] for name in implementation.argnames}
+            known = {**arguments, "stop": partial(self._stopped_by, implementation.plugin)}
+            wanted = {name: known[name] for name in implementation.argnames}
             try:
                 implementation.function(**wanted)
             except Exception:
@@ -64,6 +85,11 @@ class Observers:
                     hook,
                 )
                 self._manager.unregister(implementation.plugin)
+
+    def _stopped_by(self, observer: Any, reason: str = "") -> None:
+        name = type(observer).__name__
+        why = f"{name}: {reason}" if reason else name
+        self._stop(Stopped(by="observer", reason=why))
 
 
 def installed_observers() -> list[Any]:

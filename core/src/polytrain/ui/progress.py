@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -61,7 +61,9 @@ class ProgressLine:
     @hookimpl
     def polytrain_attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
         if not outcome.succeeded and not outcome.planned:
-            self._print(f"{run.name}: attempt {attempt.number} failed: {outcome.reason}")
+            log = outcome.failures[0].log if outcome.failures else ""
+            where = f". Its output: {log}" if log else ""
+            self._print(f"{run.name}: attempt {attempt.number} failed: {outcome.reason}{where}")
 
     @hookimpl
     def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
@@ -77,7 +79,7 @@ class ProgressLine:
     def polytrain_run_ended(self, run: RunInfo, outcome: Outcome) -> None:
         if self._live is not None:
             self._live.stop()
-        ended = "finished" if outcome.succeeded else "stopped" if outcome.planned else "failed"
+        ended = "finished" if outcome.succeeded else str(outcome.stopped or "failed")
         restarts = f", {outcome.restarts} restart(s)" if outcome.restarts else ""
         self._print(f"{run.name}: {ended}{restarts}")
 
@@ -98,14 +100,25 @@ class WorkerOutput:
     written in time, are warned about once.
     """
 
-    def __init__(self, logs: Path, *, retry_s: float) -> None:
+    def __init__(
+        self,
+        logs: Path,
+        *,
+        retry_s: float,
+        address: str = "",
+        show: Literal["all", "rank_0", "none"] = "all",
+    ) -> None:
         """
         Args:
             logs: directory of the logs.
             retry_s: how long text for a log that can't be written is kept.
+            address: where the logs are once the run has ended; the same directory by default.
+            show: whose output is shown to the user.
         """
         self.retry_s = retry_s
         self._logs = logs
+        self._address = address or str(logs)
+        self._shown_ranks = {"all": None, "rank_0": {0}, "none": set[int | None]()}[show]
         self._files: dict[int | None, RankLog] = {}
         self._partial: defaultdict[tuple[int | None, str], LineBuffer] = defaultdict(LineBuffer)
         self._warned: set[str] = set()
@@ -131,6 +144,10 @@ class WorkerOutput:
         for line in self._partial[output.rank, output.stream].feed(output.text):
             self._show(output.rank, output.stream, line)
 
+    def log_of(self, rank: int | None) -> str:
+        """Return where a rank's log is; empty if it has written nothing."""
+        return f"{self._address}/{_file_of(rank)}" if rank in self._files else ""
+
     def flush(self) -> None:
         """Pass on lines that have no end, because their writer is gone."""
         for (rank, stream), buffer in self._partial.items():
@@ -140,8 +157,11 @@ class WorkerOutput:
 
     def _show(self, rank: int | None, stream: str, line: str) -> None:
         target = sys.stdout if stream == "stdout" else sys.stderr
-        # A program without a terminal may have neither. A validation isn't a peer of what is lost.
-        if target is None or (self.muted and rank is not None):
+        is_hidden = self._shown_ranks is not None and rank not in self._shown_ranks
+        # A validation isn't a peer of what is lost.
+        is_muted = self.muted and rank is not None
+        # A program without a terminal may have neither.
+        if target is None or is_hidden or is_muted:
             return
         try:
             _print(f"({_name(rank)}) {line}", target)
@@ -166,7 +186,7 @@ class WorkerOutput:
 
     def _log(self, rank: int | None) -> RankLog:
         if rank not in self._files:
-            path = self._logs / f"{_name(rank).replace(' ', '_')}.log"
+            path = self._logs / _file_of(rank)
             self._files[rank] = RankLog(path, warn=partial(self._warn_of_log, rank))
         return self._files[rank]
 
@@ -174,6 +194,10 @@ class WorkerOutput:
 def _name(rank: int | None) -> str:
     """Name the writer of some output."""
     return "validation" if rank is None else f"rank {rank}"
+
+
+def _file_of(rank: int | None) -> str:
+    return f"{_name(rank).replace(' ', '_')}.log"
 
 
 def _print(text: str, target: TextIO) -> None:

@@ -208,11 +208,23 @@ def joined_message() -> Message:
 
 
 def report_message(
-    step: int, metrics: Mapping[str, Any], stalled_s: float = 0.0, *, has_checkpoint: bool = False
+    step: int,
+    metrics: Mapping[str, Any],
+    stalled_s: float = 0.0,
+    *,
+    has_checkpoint: bool = False,
+    at: float = 0.0,
 ) -> Message:
-    """A step, its metrics, the seconds that training has waited for checkpoints, and whether the
-    rank's part of a checkpoint follows."""
-    return ["report", step, dict(metrics), stalled_s, has_checkpoint]
+    """Return the message of a report.
+
+    Args:
+        step: the step.
+        metrics: its metrics.
+        stalled_s: seconds that training has waited for checkpoints.
+        has_checkpoint: whether the rank's part of a checkpoint follows.
+        at: the time, in seconds since the epoch.
+    """
+    return ["report", step, dict(metrics), stalled_s, has_checkpoint, at]
 
 
 def staged_message(
@@ -301,7 +313,7 @@ def to_event(
             return Offered(attempt=attempt, rank=rank, offer=offer)
         case ["joined"]:
             return Joined(attempt=attempt, rank=rank)
-        case ["report", step, metrics, stalled_s, has_checkpoint]:
+        case ["report", step, metrics, stalled_s, has_checkpoint, at]:
             return Reported(
                 attempt=attempt,
                 rank=rank,
@@ -309,6 +321,7 @@ def to_event(
                 metrics=metrics,
                 stalled_s=stalled_s,
                 has_checkpoint=has_checkpoint,
+                at=at,
             )
         case ["saves on request"]:
             return SavesOnRequest(attempt=attempt, rank=rank)

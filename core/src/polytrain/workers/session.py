@@ -6,6 +6,7 @@ import difflib
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -330,7 +331,11 @@ class WorkerSession:
     def _reported(self, *, has_checkpoint: bool = False) -> list[Message]:
         return [
             report_message(
-                self._step, self._last_metrics, self.stalled_s, has_checkpoint=has_checkpoint
+                self._step,
+                self._last_metrics,
+                self.stalled_s,
+                has_checkpoint=has_checkpoint,
+                at=time.time(),
             )
         ]
 
