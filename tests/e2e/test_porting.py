@@ -5,8 +5,10 @@ Both give the same numbers.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.e2e.porting import diffs_of, files_of, printed
@@ -55,3 +57,62 @@ def printed_by_one_process() -> dict[str, float]:
             torch.nn.functional.mse_loss(model(x[batch]), y[batch]).backward()
             optimizer.step()
     return {"loss": torch.nn.functional.mse_loss(model(x), y).item()}
+
+
+def test_a_script_of_lightning(tmp_path: Path) -> None:
+    check_before_and_after("lightning.md", tmp_path, "train.py")
+
+
+def test_a_script_of_accelerate(tmp_path: Path) -> None:
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_machines=1")
+    options = ("--num_processes=2", "--mixed_precision=no", "--dynamo_backend=no")
+    check_before_and_after("accelerate.md", tmp_path, *launch, *options, "train.py")
+
+
+def check_before_and_after(page: str, directory: Path, *command: str) -> None:
+    """Run a page's script under its origin, unchanged on polytrain, and as the diff changes it."""
+    files = files_of(page)
+    before, after = diffs_of(page)["train.py"]
+    assert before == files["train.py"]
+    for name, text in (*files.items(), ("ported.py", after)):
+        (directory / name).write_text(text)
+    expected = printed(directory, command)
+    assert expected["loss"] < 0.01
+    assert printed(directory, ["launch.py"]) == pytest.approx(expected, rel=1e-5)
+    assert printed(directory, ["ported.py"]) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("library", ["xgboost", "lightgbm"])
+def test_a_script_of_dask(tmp_path: Path, library: str) -> None:
+    """Its model isn't the same: with Dask, bins depend on the partitions."""
+    script = f"train_{library}.py"
+    before, after = diffs_of("dask.md")[script]
+    (tmp_path / "ported.py").write_text(after)
+    ported = printed(tmp_path, ["ported.py"])["rmse"]
+    assert ported == pytest.approx(ONE_PROCESS[library](), rel=0.02)
+    # A yardstick, which is installed only for benchmarks.
+    if find_spec("distributed"):
+        (tmp_path / script).write_text(before)
+        assert printed(tmp_path, [script])["rmse"] == pytest.approx(ported, rel=0.1)
+
+
+def rmse_of_xgboost() -> float:
+    import xgboost
+
+    matrix = xgboost.DMatrix(X, label=Y)
+    params = {"objective": "reg:squarederror", "max_depth": 4}
+    model = xgboost.train(params, matrix, num_boost_round=20)
+    return float(np.sqrt(np.mean((model.predict(matrix) - Y) ** 2)))
+
+
+def rmse_of_lightgbm() -> float:
+    import lightgbm
+
+    params = {"objective": "regression", "num_leaves": 15, "verbose": -1}
+    model = lightgbm.train(params, lightgbm.Dataset(X, label=Y), num_boost_round=20)
+    return float(np.sqrt(np.mean((np.asarray(model.predict(X)) - Y) ** 2)))
+
+
+ONE_PROCESS = {"xgboost": rmse_of_xgboost, "lightgbm": rmse_of_lightgbm}
+X = np.random.default_rng(0).normal(size=(2000, 4))
+Y = X @ [1.0, -2.0, 0.5, 0.0]
