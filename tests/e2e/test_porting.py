@@ -65,9 +65,8 @@ def test_a_script_of_lightning(tmp_path: Path) -> None:
 
 
 def test_a_script_of_accelerate(tmp_path: Path) -> None:
-    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_machines=1")
-    options = ("--num_processes=2", "--mixed_precision=no", "--dynamo_backend=no")
-    check_before_and_after("accelerate.md", tmp_path, *launch, *options, "train.py")
+    """On CPUs `accelerate launch` starts one process only, without MPI."""
+    check_before_and_after("accelerate.md", tmp_path, *TORCHRUN, "train.py")
 
 
 def check_before_and_after(
