@@ -142,3 +142,18 @@ def test_a_function_and_declarative_options_do_not_mix(problems: Any, backend: s
     )
     assert sorted(found) == ["label", "num_boost_round", "params"]
     assert "leave the function out" in found["params"].remedy
+
+
+OF_A_SCRIPT = """
+def train():
+    def step():
+        return LOCK
+    step()
+"""
+
+
+def test_a_variable_of_a_function_inside_the_function_is_named(problems: Any) -> None:
+    script = {"__name__": "__main__", "LOCK": threading.Lock()}
+    exec(OF_A_SCRIPT, script)
+    problem = problems(function=script["train"]).only("train_loop_per_worker")
+    assert "'LOCK' is a lock" in problem.what

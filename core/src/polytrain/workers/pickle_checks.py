@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
@@ -70,4 +71,16 @@ def _contents(value: Any) -> dict[str, Any]:
     if not inspect.isfunction(function := inspect.unwrap(value)):
         return {}
     found = inspect.getclosurevars(function)
-    return {**found.globals, **found.nonlocals}
+    return {**found.globals, **_globals_of_inner(function), **found.nonlocals}
+
+
+def _globals_of_inner(function: FunctionType) -> dict[str, Any]:
+    """The global variables that functions use which are defined inside a function."""
+    known = function.__globals__
+    inner = [each for each in function.__code__.co_consts if isinstance(each, CodeType)]
+    found: dict[str, Any] = {}
+    while inner:
+        code = inner.pop()
+        inner += [each for each in code.co_consts if isinstance(each, CodeType)]
+        found.update({name: known[name] for name in code.co_names if name in known})
+    return found
