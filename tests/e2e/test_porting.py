@@ -64,8 +64,9 @@ def test_a_script_of_lightning(tmp_path: Path) -> None:
     check_before_and_after("lightning.md", tmp_path, "train.py", ported_rel=0.2)
 
 
-def test_a_script_of_accelerate(tmp_path: Path) -> None:
+def test_a_script_of_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On CPUs `accelerate launch` starts one process only, without MPI."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     check_before_and_after("accelerate.md", tmp_path, *TORCHRUN, "train.py")
 
 
