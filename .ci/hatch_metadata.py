@@ -8,14 +8,27 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 BASE = {"polytrain-core": "core", "polytrain-plugins": "plugins"}
 
-# extra -> (distribution, its folder, the framework's requirement)
+# The estimators and most examples of tree boosters use these.
+TABLES = ("pandas>=2.0", "scikit-learn>=1.6")
+# With another Keras, model.fit on several workers is refused.
+KERAS = "keras>=3.15,<3.16"
+
+# extra -> (distribution, its folder, the framework's requirements)
 EXTRAS = {
-    "torch": ("polytrain-torch", "plugin_torch", "torch>=2.6"),
-    "xgboost": ("polytrain-xgboost", "plugin_xgboost", "xgboost>=3.0"),
-    "xgboost-cpu": ("polytrain-xgboost", "plugin_xgboost", "xgboost-cpu>=3.0"),
-    "lightgbm": ("polytrain-lightgbm", "plugin_lightgbm", "lightgbm>=4.6"),
-    "tf": ("polytrain-tf", "plugin_tf", "tensorflow>=2.18"),
-    "tf-cpu": ("polytrain-tf", "plugin_tf", "tensorflow-cpu>=2.18"),
+    "torch": ("polytrain-torch", "plugin_torch", ("torch>=2.6",)),
+    "lightning": ("polytrain-torch", "plugin_torch", ("torch>=2.6", "lightning>=2.5")),
+    "accelerate": ("polytrain-torch", "plugin_torch", ("torch>=2.6", "accelerate>=1.10")),
+    "transformers": (
+        "polytrain-torch",
+        "plugin_torch",
+        ("torch>=2.6", "transformers>=5.0", "accelerate>=1.10"),
+    ),
+    "deepspeed": ("polytrain-torch", "plugin_torch", ("torch>=2.6", "deepspeed>=0.19")),
+    "xgboost": ("polytrain-xgboost", "plugin_xgboost", ("xgboost>=3.0", *TABLES)),
+    "xgboost-cpu": ("polytrain-xgboost", "plugin_xgboost", ("xgboost-cpu>=3.0", *TABLES)),
+    "lightgbm": ("polytrain-lightgbm", "plugin_lightgbm", ("lightgbm>=4.6", *TABLES)),
+    "tf": ("polytrain-tf", "plugin_tf", ("tensorflow>=2.18", KERAS)),
+    "tf-cpu": ("polytrain-tf", "plugin_tf", ("tensorflow-cpu>=2.18", KERAS)),
 }
 
 # Spelt out: `polytrain[torch]` in here would send pip to an index for the umbrella itself.
@@ -40,10 +53,10 @@ class SiblingDependencies(MetadataHookInterface):
             return f"{distribution}=={metadata['version']}"
 
         extras = {
-            extra: [member(distribution, folder), framework]
-            for extra, (distribution, folder, framework) in EXTRAS.items()
+            extra: [member(distribution, folder), *frameworks]
+            for extra, (distribution, folder, frameworks) in EXTRAS.items()
         }
         for union, parts in UNIONS.items():
-            extras[union] = [requirement for part in parts for requirement in extras[part]]
+            extras[union] = [*dict.fromkeys(each for part in parts for each in extras[part])]
         metadata["dependencies"] = [member(*sibling) for sibling in BASE.items()]
         metadata["optional-dependencies"] = extras

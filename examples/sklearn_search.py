@@ -1,6 +1,6 @@
 """Choose hyperparameters with scikit-learn: each model of the search trains on two workers.
 
-pip install '.[xgboost-cpu]' scikit-learn
+pip install '.[xgboost-cpu]'
 python examples/sklearn_search.py
 """
 

@@ -1,6 +1,6 @@
 """House prices by XGBoost: partitioned Parquet files, categories, early stopping, predictions.
 
-pip install '.[xgboost-cpu]' scikit-learn
+pip install '.[xgboost-cpu]'
 python examples/xgboost_tabular.py
 """
 

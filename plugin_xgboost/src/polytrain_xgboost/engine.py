@@ -15,6 +15,7 @@ from xgboost import collective
 from xgboost.tracker import RabitTracker
 
 from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
+from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.boosting import Boosting
 from polytrain_xgboost.collecting import Ranks
@@ -146,7 +147,7 @@ def check_build(params: Mapping[str, Any]) -> None:
     if params.get("device", "cpu") != "cpu" and not xgboost.build_info()["USE_CUDA"]:
         raise RuntimeError(
             "The installed xgboost was built without CUDA, so it can't use the workers' GPUs. "
-            "Install a build with CUDA: pip install 'polytrain[xgboost]'"
+            f"Install a build with CUDA: {install_line('xgboost')}"
         )
 
 

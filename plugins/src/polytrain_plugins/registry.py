@@ -17,6 +17,7 @@ from polytrain_plugins.errors import (
     UnknownBackendError,
 )
 from polytrain_plugins.hookspecs import PROJECT, BackendHooks
+from polytrain_plugins.installation import install_command
 
 GROUP = "polytrain.backends"
 
@@ -72,7 +73,9 @@ def load_backend(name: str) -> type[Backend]:
 def install_line(name: str) -> str:
     """The command that installs the backend `name` and its framework."""
     extra = _FIRST_PARTY_EXTRAS.get(name)
-    return f"pip install 'polytrain[{extra}]'" if extra else f"pip install {_provider(name)}"
+    if extra is None:
+        return f"pip install {_provider(name)}"
+    return install_command(f"pip install 'polytrain[{extra}]'")
 
 
 def _entry_points_by_name() -> dict[str, list[EntryPoint]]:

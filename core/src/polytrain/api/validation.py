@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
@@ -12,6 +11,7 @@ from typing import Any
 
 from polytrain.common.config import ScalingConfig
 from polytrain.common.constraints import wrong_type
+from polytrain.common.installation import installation_problems
 from polytrain.common.plain_values import is_whole
 from polytrain.policy.scaling import Fit, largest_fit
 from polytrain.workers.pickle_checks import pickle_problems
@@ -160,13 +160,7 @@ def frequency_problems(run: Any, function: Any) -> Iterator[Problem]:
 
 def backend_problems(backend: Backend, job: Job) -> Iterator[Problem]:
     """The backend's own problems, and whether its framework and devices are available."""
-    for module, command in backend.requires.items():
-        if importlib.util.find_spec(module) is None:
-            yield Problem(
-                field="backend",
-                what=f"the {backend.name} backend needs {module}, which is not installed",
-                remedy=f"Install it with: {command}",
-            )
+    yield from installation_problems(backend)
     problems = list(backend.problems(job))
     field = "ScalingConfig.use_gpu"
     if (

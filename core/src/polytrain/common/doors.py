@@ -81,13 +81,15 @@ class Door:
     def _command(self, lacking: str | None) -> str | None:
         """The command that installs a module; None if it is neither plugin nor framework."""
         from polytrain_plugins import load_backend
+        from polytrain_plugins.installation import install_command
         from polytrain_plugins.registry import install_line
 
         if self.plugin is None or self.backend is None:
             return None
         if (lacking or "").partition(".")[0] == self.plugin.partition(".")[0]:
             return install_line(self.backend)
-        return load_backend(self.backend).requires.get(lacking or "")
+        command = load_backend(self.backend).requires.get(lacking or "")
+        return None if command is None else install_command(command)
 
 
 def missing(module: str, name: str) -> Exception:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -120,17 +119,6 @@ def column_problems(needed: Sequence[str] | None, columns: Sequence[str]) -> Ite
                 field="data",
                 what=f"it has no column {name!r}, which the model needs",
                 remedy=column_remedy(name, columns),
-            )
-
-
-def installation_problems(backend: Backend) -> Iterator[Problem]:
-    """Yield the libraries of the backend that aren't installed here."""
-    for module, command in backend.requires.items():
-        if importlib.util.find_spec(module) is None:
-            yield Problem(
-                field="backend",
-                what=f"the {backend.name} backend needs {module}, which isn't installed",
-                remedy=f"Install it: {command}",
             )
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import ScalingConfig
 from polytrain.common.errors import RunOwnedError
+from polytrain.common.installation import installation_problems
 from polytrain.data.fingerprint import fingerprint, marks
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.sources.describe import Source
@@ -22,7 +23,6 @@ from polytrain.prediction.checks import (
     column_problems,
     described,
     device_problems,
-    installation_problems,
     key_problems,
     number_problems,
     option_problems,

@@ -1,0 +1,20 @@
+"""Libraries that a backend needs and that aren't installed."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+from polytrain_plugins import Backend, Problem
+from polytrain_plugins.installation import install_command
+
+
+def installation_problems(backend: Backend) -> Iterator[Problem]:
+    """Yield the modules that a backend needs and that can't be found, without importing any."""
+    for module, command in backend.requires.items():
+        if importlib.util.find_spec(module) is None:
+            yield Problem(
+                field="backend",
+                what=f"the {backend.name} backend needs {module}, which is not installed",
+                remedy=f"Install it with: {install_command(command)}",
+            )
