@@ -20,6 +20,11 @@ def page() -> str:
     return text
 
 
+def test_the_page_is_up_to_date(page: str) -> None:
+    written = (ROOT / "docs/reference.md").read_text()
+    assert written == page, "docs/reference.md is older than the docstrings: make reference"
+
+
 @pytest.mark.parametrize(
     "path",
     [
