@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,12 @@ from polytrain.data.sources.missing import (
     may_lack_numbers,
     numbers_in,
 )
+
+Parts: TypeAlias = Sequence[np.ndarray[Any, Any]]
+"""Rows of a column, one after another."""
+
+Combine: TypeAlias = Callable[[Parts], np.ndarray[Any, Any]]
+"""Makes one array of them, with memory of its own."""
 
 
 def to_format(table: pa.Table, batch_format: str) -> Any:
@@ -114,20 +120,36 @@ def lists_of_numbers(
     return with_objects(array) if lacks and pa.types.is_boolean(innermost(kind)) else array
 
 
-def batch_of(parts: Sequence[np.ndarray[Any, Any]], kind: pa.DataType) -> np.ndarray[Any, Any]:
-    """Rows of several arrays of `column_to_numpy`, one after another, as memory of their own.
+def combiner(kind: pa.DataType) -> Combine:
+    """How a batch's column of this type is made from arrays of `column_to_numpy`.
 
-    A shard's memory is shared and can't be written to, which torch warns about; a batch can.
+    A shard's memory is shared and can't be written to, which torch warns about; a batch's can.
+    Choose once for many batches: to find out what a type is takes longer than to copy the rows.
     """
-    is_tensor = isinstance(kind, pa.FixedShapeTensorType) or (
-        is_list_of_numbers(kind) and has_fixed_shape(kind)
-    )
-    if is_tensor and parts[0].dtype == object:
-        # Rows are missing somewhere, so that no batch is one array.
-        return objects([None if row is None else row.copy() for part in parts for row in part])
     if is_list_of_numbers(kind):
-        return joined(parts, own=True)
+        return _fixed_lists if has_fixed_shape(kind) else _lists
+    return _tensors_or_objects if isinstance(kind, pa.FixedShapeTensorType) else _values
+
+
+def _values(parts: Parts) -> np.ndarray[Any, Any]:
     return parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
+
+
+def _lists(parts: Parts) -> np.ndarray[Any, Any]:
+    return joined(parts, own=True)
+
+
+def _fixed_lists(parts: Parts) -> np.ndarray[Any, Any]:
+    return _rows_or_none(parts) if parts[0].dtype == object else joined(parts, own=True)
+
+
+def _tensors_or_objects(parts: Parts) -> np.ndarray[Any, Any]:
+    return _rows_or_none(parts) if parts[0].dtype == object else _values(parts)
+
+
+def _rows_or_none(parts: Parts) -> np.ndarray[Any, Any]:
+    """Where rows are missing somewhere, so that no batch is one array."""
+    return objects([None if row is None else row.copy() for part in parts for row in part])
 
 
 def _to_pandas(table: pa.Table) -> Any:

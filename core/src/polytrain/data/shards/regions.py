@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.shards.formats import batch_of, column_to_numpy, to_format
+from polytrain.data.shards.formats import Combine, column_to_numpy, combiner, to_format
 from polytrain.data.sources.missing import may_be_missing
 
 _AT_ONCE = 1 << 13
@@ -22,6 +23,11 @@ class Region:
     def __init__(self, table: pa.Table) -> None:
         self.table = table
         self._converted: dict[int, tuple[range, np.ndarray[Any, Any]]] = {}
+
+    @cached_property
+    def columns(self) -> tuple[tuple[str, Combine], ...]:
+        """The name of each column, and what makes a batch's array of its parts."""
+        return tuple((field.name, combiner(field.type)) for field in self.table.schema)
 
     def array(self, index: int, start: int, stop: int) -> np.ndarray[Any, Any]:
         """Rows start … stop - 1 of a column."""
@@ -78,8 +84,6 @@ def excerpts_to_format(excerpts: Sequence[RowSlice], batch_format: str) -> Any:
         # Of two regions one may have been so large that it got wider types.
         return to_format(pa.concat_tables(tables, promote_options="permissive"), batch_format)
     return {
-        field.name: batch_of(
-            [part.region.array(index, part.start, part.stop) for part in excerpts], field.type
-        )
-        for index, field in enumerate(excerpts[0].region.table.schema)
+        name: combine([part.region.array(index, part.start, part.stop) for part in excerpts])
+        for index, (name, combine) in enumerate(excerpts[0].region.columns)
     }

@@ -8,6 +8,7 @@ schema, and has that type in all batches. The same goes for numbers that lists l
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -15,6 +16,8 @@ import pyarrow as pa
 _ROWS = b"polytrain.missing"
 _NUMBERS = b"polytrain.missing_in_lists"
 _TRUE = b"true"
+
+_LISTS = {kind(pa.null()).id for kind in (pa.list_, pa.large_list, partial(pa.list_, list_size=1))}
 
 
 class InLists(NamedTuple):
@@ -74,9 +77,7 @@ def is_list_of_numbers(kind: pa.DataType) -> bool:
 
 def is_list(kind: pa.DataType) -> bool:
     """Whether values of a type are lists."""
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
+    return kind.id in _LISTS
 
 
 def has_fixed_shape(kind: pa.DataType) -> bool:
