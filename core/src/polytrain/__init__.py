@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from polytrain.api.framework_trainers import DataParallelTrainer
     from polytrain.api.loading import load
     from polytrain.api.result import Result
+    from polytrain.api.run_handle import RunHandle, RunStatus
     from polytrain.api.trainer import Trainer, make_trainer
     from polytrain.checkpoint.checkpoint import Checkpoint
     from polytrain.common.config import (
@@ -85,8 +86,10 @@ __all__ = [
     "ReturnValueError",
     "RunConfig",
     "RunFormatError",
+    "RunHandle",
     "RunNotFoundError",
     "RunOwnedError",
+    "RunStatus",
     "ScalingConfig",
     "TrainContext",
     "TrainRunContext",
@@ -138,6 +141,7 @@ _HOMES = {
     "polytrain.api.framework_trainers": ("DataParallelTrainer",),
     "polytrain.api.loading": ("load",),
     "polytrain.api.result": ("Result",),
+    "polytrain.api.run_handle": ("RunHandle", "RunStatus"),
     "polytrain.api.trainer": ("Trainer", "make_trainer"),
     "polytrain.prediction.predict": ("PredictionOutput",),
     "polytrain.run.user_callbacks": ("TrainRunContext", "UserCallback"),

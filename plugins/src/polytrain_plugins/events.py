@@ -108,14 +108,16 @@ class FailureInfo:
 class Stopped:
     """Who stopped a run before its end, and why."""
 
-    by: Literal["signal", "observer"]
-    """A signal (Ctrl-C, SIGTERM), or an observer."""
+    by: Literal["signal", "observer", "handle"]
+    """A signal (Ctrl-C, SIGTERM), an observer, or the handle of `Trainer.fit(wait=False)`."""
 
     reason: str
-    """The signal's name; or the observer's class, and what it gave as the reason."""
+    """The signal's name; the observer's class, and what it gave as the reason; or what the handle's
+    `stop` was given."""
 
     def __str__(self) -> str:
-        return f"stopped by {'a signal' if self.by == 'signal' else 'an observer'}: {self.reason}"
+        who = {"signal": "a signal", "observer": "an observer", "handle": "its handle"}[self.by]
+        return f"stopped by {who}: {self.reason}" if self.reason else f"stopped by {who}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

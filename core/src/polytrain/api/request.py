@@ -205,8 +205,14 @@ def storage_problems_of(request: Request, location: Location) -> Iterable[Proble
         yield from memory_problems(request.validation, location)
 
 
-def resume_problems(resume: Any) -> Iterable[Problem]:
-    """Yield a problem if it isn't a value that `Trainer.fit` takes."""
+def fit_problems(resume: Any, wait: Any) -> Iterable[Problem]:
+    """Yield a problem for each value that `Trainer.fit` doesn't take."""
+    if not isinstance(wait, bool):
+        yield Problem(
+            field="wait",
+            what=f"{wait!r} is neither True nor False",
+            remedy="Give False to get a handle at once, or True to wait for the result",
+        )
     if resume not in ("auto", "never"):
         yield Problem(
             field="resume",

@@ -9,21 +9,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from polytrain.api.request import (
     Request,
     checked,
     cluster_problems_now,
     damage_problems,
+    fit_problems,
     job_of,
     location_of,
-    resume_problems,
     start_of,
     storage_problems_of,
     surroundings_of,
 )
 from polytrain.api.result import Result, recorded, result_of
+from polytrain.api.run_handle import RunHandle, Watcher
 from polytrain.api.validation import missing_options, unknown_options
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
@@ -38,6 +39,7 @@ from polytrain.run.history import RunHistory
 from polytrain.run.identity import content_differences, differences, identity_of
 from polytrain.run.lease import Lease, leased
 from polytrain.run.resume import PreviousRun, checkpoint_manager, previous_run
+from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, load_backend
@@ -148,7 +150,17 @@ class Trainer:
         _raise_if_any(problems)
         self._request = self._request.with_program(backend)
 
-    def fit(self, *, resume: Literal["auto", "never"] = "auto") -> Result:
+    @overload
+    def fit(
+        self, *, resume: Literal["auto", "never"] = ..., wait: Literal[True] = ...
+    ) -> Result: ...
+
+    @overload
+    def fit(self, *, resume: Literal["auto", "never"] = ..., wait: Literal[False]) -> RunHandle: ...
+
+    def fit(
+        self, *, resume: Literal["auto", "never"] = "auto", wait: bool = True
+    ) -> Result | RunHandle:
         """Train, and return the result.
 
         If there is a run of the same name in the same storage, `fit` resumes it from its newest
@@ -164,6 +176,8 @@ class Trainer:
         Args:
             resume: "never" starts a run of this name over. Its earlier checkpoints stay in the
                 directory and are ignored.
+            wait: False returns a `RunHandle` as soon as the job is checked, and trains in a thread
+                of this process. The handle raises what happens later.
 
         Raises:
             InvalidJobError: if the job can't run here; no worker was started.
@@ -173,9 +187,10 @@ class Trainer:
         """
         began = time.time()
         request, location = self._request, location_of(self._request.run, self._backend)
-        _raise_if_any((*resume_problems(resume), *storage_problems_of(request, location)))
+        _raise_if_any((*fit_problems(resume, wait), *storage_problems_of(request, location)))
         self._datasets = tuple(replace(it, marks=marks(it.source)) for it in self._datasets)
         identity = self._identity()
+        watcher = Watcher()
         with contextlib.ExitStack() as stack:
             with storage_needed(location):
                 known = None if resume == "never" else previous_run(location.open())
@@ -195,14 +210,28 @@ class Trainer:
                         location.address,
                     )
                     config = request.run.checkpoint_config
-                    return recorded(location, history, config=config, backend=self._backend)
+                    result = recorded(location, history, config=config, backend=self._backend)
+                    if wait:
+                        return result
+                    return RunHandle(
+                        lambda: result,
+                        name=location.name,
+                        requests=StopRequests(),
+                        watcher=watcher,
+                    )
             # Released before the lease is.
             cluster = stack.enter_context(contextlib.ExitStack())
             run = self._run(location, identity, lease, history, began, cluster)
-            result = result_of(run, run_to_end(run, cluster))
-        if result.error is not None:
-            raise result.error from _root_exception(result.error)
-        return result
+            # The run's own thread releases them, if there is one.
+            held = stack.pop_all()
+        if wait:
+            return _trained(run, cluster, held)
+        return RunHandle(
+            lambda: _trained(replace(run, watchers=(watcher,)), cluster, held),
+            name=location.name,
+            requests=run.stop_requests,
+            watcher=watcher,
+        )
 
     def _identity(self) -> dict[str, Any]:
         return identity_of(
@@ -300,6 +329,19 @@ class Trainer:
         _raise_if_any(tuple(position_problems(run.specs, start.positions, field=field)))
         tell_excess(run.specs, run.world_size)
         return run
+
+
+def _trained(run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack) -> Result:
+    """Train, release all resources and return the result.
+
+    Raises:
+        TrainingFailedError: if training failed.
+    """
+    with held:
+        result = result_of(run, run_to_end(run, cluster))
+    if result.error is not None:
+        raise result.error from _root_exception(result.error)
+    return result
 
 
 _TRAINER_ARGUMENTS = (

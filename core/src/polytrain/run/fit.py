@@ -104,6 +104,8 @@ class Run:
     """When `fit()` was called, in seconds since the epoch."""
 
     stop_requests: StopRequests = field(default_factory=StopRequests)
+    watchers: tuple[Any, ...] = ()
+    """Observers of polytrain's own, besides the user's."""
 
     @property
     def world_size(self) -> int:
@@ -226,7 +228,7 @@ def run_to_end(run: Run, held: contextlib.ExitStack) -> RunOutcome:
 
 
 def _run_to_end(run: Run, journal: Journal) -> RunOutcome:
-    observers = Observers(_observers(run.config), stop=run.stop_requests.request)
+    observers = Observers(_observers(run), stop=run.stop_requests.request)
     outcome = Outcome(succeeded=False, reason="interrupted", restarts=0)
     try:
         with contextlib.ExitStack() as stack:
@@ -466,9 +468,9 @@ def _import_path() -> tuple[str, ...]:
     return tuple(entry or os.getcwd() for entry in sys.path)
 
 
-def _observers(config: RunConfig) -> list[Any]:
-    line = [ProgressLine(Console(stderr=True))] if config.progress else []
-    return [*line, *installed_observers(), *config.observers]
+def _observers(run: Run) -> list[Any]:
+    line = [ProgressLine(Console(stderr=True))] if run.config.progress else []
+    return [*line, *run.watchers, *installed_observers(), *run.config.observers]
 
 
 def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutcome:

@@ -1,0 +1,182 @@
+"""The handle of a run that trains while the program does other things."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import Any, Literal
+
+from polytrain.api.result import Result
+from polytrain.run.interrupts import stop_requests
+from polytrain.run.stop_requests import StopRequests
+from polytrain_plugins import Attempt, Report, Stopped, hookimpl
+
+REPORTS_KEPT = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """What a run is doing."""
+
+    state: Literal["starting", "training", "restarting", "finished", "stopped", "failed"]
+    """"restarting" between two attempts; the last three when the run has ended."""
+
+    attempt: int = 0
+    """The attempt's number, from 0."""
+
+    step: int = 0
+    """The step of rank 0's newest report; 0 before the first one of this `fit()`."""
+
+    metrics: dict[str, Any] = field(default_factory=dict)
+    """The metrics of that report."""
+
+
+class Watcher:
+    """Follows a run as an observer, for threads that ask."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._status = RunStatus(state="starting")
+        self._reports: deque[Report] = deque(maxlen=REPORTS_KEPT)
+        self._count = 0
+        self._ended = False
+
+    @property
+    def status(self) -> RunStatus:
+        """The newest status."""
+        with self._changed:
+            return self._status
+
+    @hookimpl
+    def polytrain_attempt_started(self, attempt: Attempt) -> None:
+        with self._changed:
+            self._status = replace(self._status, state="training", attempt=attempt.number)
+
+    @hookimpl
+    def polytrain_reported(self, report: Report) -> None:
+        with self._changed:
+            metrics = dict(report.metrics)
+            self._status = replace(self._status, step=report.step, metrics=metrics)
+            self._reports.append(report)
+            self._count += 1
+            self._changed.notify_all()
+
+    @hookimpl
+    def polytrain_attempt_ended(self) -> None:
+        with self._changed:
+            self._status = replace(self._status, state="restarting")
+
+    def ended(self, state: Literal["finished", "stopped", "failed"]) -> None:
+        """End all iterators."""
+        with self._changed:
+            self._status = replace(self._status, state=state)
+            self._ended = True
+            self._changed.notify_all()
+
+    def reports(self) -> Iterator[Report]:
+        """Yield the reports that are kept, and then each new one until the run has ended."""
+        seen = 0
+        while True:
+            with self._changed:
+                while self._count == seen and not self._ended:
+                    self._changed.wait()
+                missed = min(self._count - seen, len(self._reports))
+                new = [self._reports[index] for index in range(-missed, 0)]
+                seen = self._count
+            if not new:
+                return
+            yield from new
+
+
+class RunHandle:
+    """A run that trains in a thread of this process; `Trainer.fit(wait=False)` returns it.
+
+    `await handle` is `handle.result()` for asyncio. Cancelling the task that awaits doesn't stop
+    the run. If the program ends meanwhile, Python waits for the run's end first.
+    """
+
+    def __init__(
+        self, train: Callable[[], Result], *, name: str, requests: StopRequests, watcher: Watcher
+    ) -> None:
+        self._requests = requests
+        self._watcher = watcher
+        self._future: Future[Result] = Future()
+        # Then `cancel`, which asyncio calls with the task that awaits, has no effect.
+        self._future.set_running_or_notify_cancel()
+        # Not a daemon: the interpreter would end it in the middle of the run.
+        thread = threading.Thread(target=self._train, args=(train,), name=f"polytrain {name}")
+        thread.start()
+        _join_at_exit(thread)
+
+    def _train(self, train: Callable[[], Result]) -> None:
+        try:
+            result = train()
+        except BaseException as error:  # whatever it is, `result()` raises it
+            self._watcher.ended("failed")
+            self._future.set_exception(error)
+        else:
+            self._watcher.ended("finished" if result.finished else "stopped")
+            self._future.set_result(result)
+
+    def stop(self, reason: str = "") -> None:
+        """Ask the run to end after its next checkpoint, and return at once.
+
+        The result then has `finished=False`, and `stopped` with this reason. Nothing happens if the
+        run has ended.
+        """
+        if not isinstance(reason, str):
+            raise TypeError(f"reason has to be text, not {reason!r}")
+        self._requests.request(Stopped(by="handle", reason=reason))
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the run's end, and return its result.
+
+        In the main thread, Ctrl-C or SIGTERM during the wait stops the run after its next
+        checkpoint, and the wait continues. A second signal ends the wait, not the run.
+
+        Args:
+            timeout: seconds to wait at most; without one, there is no limit.
+
+        Raises:
+            TimeoutError: the run hasn't ended in this time; it continues.
+            TrainingFailedError: as by `Trainer.fit`, and so are all others.
+            KeyboardInterrupt: on the second signal.
+        """
+
+        def ask(signal_name: str) -> None:
+            self._requests.request(Stopped(by="signal", reason=signal_name))
+
+        with stop_requests(ask):
+            return self._future.result(timeout)
+
+    def status(self) -> RunStatus:
+        """Return what the run is doing now."""
+        return self._watcher.status
+
+    def reports(self) -> Iterator[Report]:
+        """Iterate over rank 0's reports of this `fit()`, until the run has ended.
+
+        Each call begins with the earliest. Of more than 10,000 the newest are kept for an iterator
+        that is behind; `Result.history` has all. A restart reports some steps again. A failure
+        ends the iterator; `result()` raises it.
+        """
+        return self._watcher.reports()
+
+    def __await__(self) -> Generator[Any, None, Result]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+def _join_at_exit(thread: threading.Thread) -> None:
+    """Have the interpreter wait for a thread while thread pools still work.
+
+    Without this, Python would close all pools before it waits, and the run would fail at its next
+    use of one. Functions are called in reverse order: the pools have to be registered before.
+    """
+    import_module("concurrent.futures.thread")
+    register: Callable[[Callable[[], None]], None] = vars(threading)["_register_atexit"]
+    register(thread.join)
