@@ -129,6 +129,12 @@ sys.path.insert(0, {tests!r})
 from test_run_handle import endless, three_steps, trainer
 from pathlib import Path
 
+def interrupt_the_wait():
+    # `result()` handles the signal from its beginning on.
+    while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
 if __name__ == "__main__":
     path = Path({path!r})
     handle = trainer(path, {function}).fit(wait=False)
@@ -154,8 +160,7 @@ def test_a_program_that_ends_waits_for_its_run(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_during_the_wait_stops_the_run(tmp_path: Path) -> None:
-    then = "next(handle.reports()); "
-    then += "threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start(); "
+    then = "next(handle.reports()); threading.Thread(target=interrupt_the_wait).start(); "
     then += "print(handle.result().stopped)"
     assert "stopped by a signal: SIGINT" in run_script(tmp_path, "endless", then)
     stopped = Result.from_path(tmp_path / "run").stopped
