@@ -88,7 +88,7 @@ def test_the_second_signal_releases_everything_at_once(
     assert driver.stdout.readline() == "training\n"
     driver.send_signal(number)
     told = next(line for line in driver.stderr if "ends after its next checkpoint" in line)
-    assert f"stopped by {number.name}" in told
+    assert f"stopped by a signal: {number.name}" in told
     driver.send_signal(number)
     output, errors = driver.communicate(timeout=60)
     assert "interrupted []" in output, errors

@@ -177,7 +177,14 @@ def stop_for_the_debugger() -> None:
     polytrain.report({"value": 1})
 
 
-def test_a_breakpoint_in_a_worker_process_says_how_to_debug(quiet: RunConfig) -> None:
+@pytest.mark.parametrize("set_by_ray", [False, True])
+def test_a_breakpoint_in_a_worker_process_says_how_to_debug(
+    quiet: RunConfig, monkeypatch: pytest.MonkeyPatch, set_by_ray: bool
+) -> None:
+    """Ray's debugger, which `ray.init` chooses for its driver, works in Ray's processes only."""
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)
+    if set_by_ray:
+        monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")
     with pytest.raises(TrainingFailedError, match=r"ScalingConfig\(num_workers=0\)"):
         make_trainer("reference", stop_for_the_debugger, run_config=quiet).fit()
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from polytrain.policy.validation import Validation, Validations, ValidationStatus, collision
 from polytrain.run.history import RunHistory, read_history
+from polytrain.run.journal import FORMAT
 
 ENDS = (ValidationStatus.VALIDATED, ValidationStatus.TIMED_OUT, ValidationStatus.FAILED)
 NAMES = [f"checkpoint_{number:06d}-1.0" for number in range(4)]
@@ -85,7 +86,7 @@ def end_line(number: int, status: str = "validated") -> dict[str, Any]:
 
 
 def history_of(*lines: dict[str, Any]) -> RunHistory:
-    opened = line("Opened", format=3, anew=False, identity={}, world_size=1, began=0.0)
+    opened = line("Opened", format=FORMAT, anew=False, identity={}, world_size=1, began=0.0)
     reports = [
         line("Reported", n=number, step=number + 1, metrics={"loss": 1.0}) for number in range(4)
     ]

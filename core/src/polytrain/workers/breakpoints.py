@@ -8,8 +8,10 @@ from typing import Any, NoReturn
 
 
 def explain_breakpoints() -> None:
-    """Let `breakpoint()` say how to debug, unless PYTHONBREAKPOINT says what it does."""
-    if not os.environ.get("PYTHONBREAKPOINT"):
+    """Let `breakpoint()` say how to debug, unless the user's PYTHONBREAKPOINT says what it does."""
+    chosen = os.environ.get("PYTHONBREAKPOINT", "")
+    # Ray sets the variable to a debugger of its own, which works in Ray's processes only.
+    if not chosen or chosen.startswith("ray."):
         sys.breakpointhook = _explain
 
 
