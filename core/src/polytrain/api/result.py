@@ -17,11 +17,12 @@ from polytrain.common.doors import RayTrainClass, missing
 from polytrain.common.errors import CheckpointError, RunNotFoundError, TrainingFailedError
 from polytrain.policy.retention import badness, ranked
 from polytrain.prediction.predict import PredictionOutput, PredictionRequest, predict
-from polytrain.run.fit import Run, RunOutcome
+from polytrain.run.fit import RunOutcome
 from polytrain.run.history import RunHistory, read_history
 from polytrain.run.identity import options_of
 from polytrain.run.journal import JOURNAL
 from polytrain.run.ledger import Ledger
+from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain_plugins import Backend, CheckpointInfo, Predictions, Stopped, load_backend
 

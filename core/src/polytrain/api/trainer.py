@@ -34,11 +34,12 @@ from polytrain.common.validation_config import ValidationConfig
 from polytrain.data.checks import position_problems, ready, tell_excess
 from polytrain.data.fingerprint import fingerprint, marks
 from polytrain.policy.cluster import choose_cluster
-from polytrain.run.fit import Run, run_to_end, storage_needed
+from polytrain.run.fit import run_to_end, storage_needed
 from polytrain.run.history import RunHistory
 from polytrain.run.identity import content_differences, differences, identity_of
 from polytrain.run.lease import Lease, leased
 from polytrain.run.resume import PreviousRun, checkpoint_manager, previous_run
+from polytrain.run.run import Run
 from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import opened_cluster

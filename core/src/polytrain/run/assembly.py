@@ -1,0 +1,162 @@
+"""Makes the controller of a run, and all that it needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from polytrain.common.runtime_env import variables_of
+from polytrain.policy.failure import FailurePolicy
+from polytrain.run.background_tasks import BackgroundTasks
+from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
+from polytrain.run.controller import Controller
+from polytrain.run.health_monitor import HealthMonitor
+from polytrain.run.journal import Journal
+from polytrain.run.output import opened_output
+from polytrain.run.run import Run
+from polytrain.run.states import State
+from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
+from polytrain.run.validation_coordinator import ValidationCoordinator
+from polytrain.ui.observers import Observers
+from polytrain.ui.progress import WorkerOutput
+from polytrain.workers.agent_group import AgentGroup, AgentGroupSpec
+from polytrain.workers.available_validators import opened_validator
+from polytrain.workers.group import WorkerGroup
+
+
+def controller_of(
+    run: Run, journal: Journal, observers: Observers, stack: contextlib.ExitStack
+) -> Controller:
+    """Make a run's controller, with all that it needs.
+
+    Args:
+        run: the run.
+        journal: its open journal.
+        observers: the user's and polytrain's own.
+        stack: closes everything, in reverse order.
+    """
+    output = stack.enter_context(opened_output(run))
+    group = _group(run, observers)
+    background_tasks = stack.enter_context(
+        BackgroundTasks(wake=group.wake, at_once=run.scaling.num_workers == 0)
+    )
+    # Closed after the workers are: it may have restarted the zygote that they share.
+    validations = stack.enter_context(_validations(run, group, journal, output))
+    workers = stack.enter_context(contextlib.ExitStack())
+    workers.callback(group.close)
+    failure = run.config.failure_config
+    checkpoints = CheckpointCoordinator(
+        run=run.info,
+        group=group,
+        manager=run.manager,
+        lease=run.lease,
+        journal=journal,
+        background_tasks=background_tasks,
+        observers=observers,
+        validations=validations,
+    )
+    return Controller(
+        run=run.info,
+        state=State(
+            world_size=run.world_size,
+            policy=FailurePolicy(
+                max_failures=failure.max_failures, retry_user_errors=failure.retry_user_errors
+            ),
+            node_cooldown_s=failure.node_cooldown_s,
+            committed=run.start.step,
+            saves=run.start.own or run.saves_by_itself,
+        ),
+        group=group,
+        checkpoints=checkpoints,
+        lease=run.lease,
+        journal=journal,
+        background_tasks=background_tasks,
+        observers=observers,
+        callbacks=_callbacks(run),
+        keeps_all_reports=run.config.keep_reports == "every_rank",
+        output=output,
+        health_monitor=HealthMonitor(
+            config=run.config.failure_config, group=group, journal=journal
+        ),
+        validations=validations,
+        stop_requests=run.stop_requests,
+        release_workers=workers.close,
+    )
+
+
+def _callbacks(run: Run) -> UserCallbacks:
+    context = TrainRunContext(
+        run=run.info,
+        run_config=run.config,
+        scaling_config=run.scaling,
+        train_loop_config=run.training_config,
+    )
+    return UserCallbacks(run.config.callbacks, context, run.location.filesystem)
+
+
+def _validations(
+    run: Run, group: WorkerGroup, journal: Journal, output: WorkerOutput
+) -> ValidationCoordinator:
+    coordinator = ValidationCoordinator(
+        config=run.validation,
+        manager=run.manager,
+        journal=journal,
+        wake=group.wake,
+        show=output.write,
+    )
+    if run.validation is not None:
+        coordinator.validator = opened_validator(
+            run.validation,
+            group=group,
+            demand=run.demand,
+            threads=run.scaling.cpus_per_worker,
+            is_local=run.choice is None or run.choice.is_local,
+            path=_import_path(),
+            tell=coordinator.tell,
+        )
+    return coordinator
+
+
+def _group(run: Run, observers: Observers) -> WorkerGroup:
+    if run.scaling.num_workers == 0:
+        from polytrain.workers.inline_group import InlineGroup
+
+        return InlineGroup(
+            job=run.job,
+            store=run.manager.store,
+            datasets=run.datasets,
+            specs=run.specs,
+            environment=run.demand.environment,
+            variables=variables_of(run.config.worker_runtime_env),
+            cpus=run.scaling.cpus_per_worker,
+        )
+    assert run.cluster is not None, "a run that isn't inline has a cluster"
+    failure = run.config.failure_config
+    return AgentGroup(
+        AgentGroupSpec(
+            scaling=run.scaling,
+            demand=run.demand,
+            job=run.job,
+            store=run.manager.store,
+            marker=run.lease.path,
+            hang_timeout_s=failure.hang_timeout_s,
+            straggler_window_s=(
+                failure.straggler_window_s if failure.stragglers != "ignore" else None
+            ),
+            passes_all_reports=observers.want_every_rank
+            or bool(run.config.callbacks)
+            or run.config.keep_reports == "every_rank",
+            datasets=run.datasets,
+            specs=run.specs,
+            directory=os.getcwd(),
+            path=_import_path(),
+            runtime_env=run.config.worker_runtime_env or {},
+        ),
+        run.cluster,
+    )
+
+
+def _import_path() -> tuple[str, ...]:
+    # At the interactive prompt the path has the working directory as "".
+    return tuple(entry or os.getcwd() for entry in sys.path)
