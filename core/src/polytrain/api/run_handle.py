@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal
@@ -17,6 +19,9 @@ from polytrain.run.stop_requests import StopRequests
 from polytrain_plugins import Attempt, Report, Stopped, hookimpl
 
 REPORTS_KEPT = 10_000
+
+_LONGEST_WAIT_S = 1.0
+"""A signal that comes just before a wait begins doesn't interrupt it, and is handled after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +156,11 @@ class RunHandle:
         def ask(signal_name: str) -> None:
             self._requests.request(Stopped(by="signal", reason=signal_name))
 
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         with stop_requests(ask):
-            return self._future.result(timeout)
+            while not self._future.done() and (left_s := deadline - time.monotonic()) > 0:
+                wait([self._future], min(left_s, _LONGEST_WAIT_S))
+            return self._future.result(timeout=0)
 
     def status(self) -> RunStatus:
         """Return what the run is doing now."""
