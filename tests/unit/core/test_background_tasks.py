@@ -177,3 +177,14 @@ def test_what_no_attempt_needs_fails_none(caplog: pytest.LogCaptureFixture) -> N
         assert list(background_tasks.results()) == []
     assert "an fsspec client's own error" in caplog.text
     assert "in stumble" in caplog.text
+
+
+def test_results_that_come_while_others_are_taken_wait_for_the_next_time() -> None:
+    """A rank that makes checkpoints without a pause keeps nobody from asking for a stop."""
+    done: list[int] = []
+    with BackgroundTasks(wake=lambda: None, at_once=True) as tasks:
+        tasks.give(task(0, done))
+        for _ in tasks.results():
+            tasks.give(task(len(done), done))
+        assert done == [0, 1]
+        assert list(tasks.results()) == [told(1)]

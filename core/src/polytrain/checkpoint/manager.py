@@ -234,17 +234,20 @@ class CheckpointManager:
 
         The newest checkpoint must be known to be intact.
         """
+        if self.config.num_to_keep is None:
+            # A run may have made many thousands of checkpoints.
+            return []
         waiting = {validation.checkpoint for validation in self.validations.pending}
-        old = [each.directory for each in expendable(self._scored(), self.config)]
-        old = [directory for directory in old if directory not in waiting]
+        old = {each.directory for each in expendable(self._scored(), self.config)} - waiting
         self.checkpoints = [each for each in self.checkpoints if each.directory not in old]
         for directory in old:
             self._stamps.pop(directory, None)
-        return old
+        return sorted(old)
 
     def committed_as(self, directory: str) -> Manifest | None:
         """Return the committed checkpoint in a directory; None if it is gone, or never was."""
-        return next((each for each in self.checkpoints if each.directory == directory), None)
+        newest_first = reversed(self.checkpoints)
+        return next((each for each in newest_first if each.directory == directory), None)
 
     def info_of(self, directory: str) -> CheckpointInfo | None:
         """Return a committed checkpoint, with the metrics of its validation."""
@@ -372,7 +375,9 @@ class CheckpointManager:
 def with_validations(manifests: Sequence[Manifest], validations: Validations) -> list[Manifest]:
     """Checkpoints with the metrics of their validations added to those of their reports."""
     return [
-        replace(each, metrics=validations.metrics_of(each.directory, each.metrics))
+        each
+        if validations.of(each.directory) is None
+        else replace(each, metrics=validations.metrics_of(each.directory, each.metrics))
         for each in manifests
     ]
 

@@ -51,8 +51,12 @@ class BackgroundTasks:
         self._last = self._executor.submit(self._do, task, attempt)
 
     def results(self) -> Iterator[Event | CheckpointEvent]:
-        """Yield the outcomes of finished tasks."""
-        while not self._results.empty():
+        """Yield the outcomes of the tasks that are finished now.
+
+        Those that finish meanwhile wait for the next call: a rank that makes checkpoints without a
+        pause would keep the caller from everything else.
+        """
+        for _ in range(self._results.qsize()):
             yield self._results.get()
 
     def finish(self) -> None:
