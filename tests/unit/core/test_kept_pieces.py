@@ -79,7 +79,10 @@ def test_row_groups_that_do_not_fit_in_memory_are_kept_on_the_disk(temporary: Pa
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of temporary files, on a disk that is nearly empty."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    disk = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(free=disk.total))
     return tmp_path
 
 
