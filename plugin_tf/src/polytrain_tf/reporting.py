@@ -31,7 +31,7 @@ class ReportCallback(EpochCallback):
 
     A checkpoint is Keras's own, `model.keras`: layers, weights, optimizer. Beside it are the random
     numbers of layers that draw, which Keras begins anew when it loads a model, and what the other
-    callbacks have seen. A fit that begins at `checkpointed_epoch()` goes on with that.
+    callbacks have seen. A fit that begins at `checkpointed_epoch()` continues from that.
 
     Of several fits with this callback in a training function, the one that saved the newest
     checkpoint goes on. An earlier one raises a ValueError: its result isn't in the checkpoint.

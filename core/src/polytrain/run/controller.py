@@ -400,11 +400,11 @@ class Controller:
             planned=planned,
             reason=reason,
             restarts=self.state.restarts,
-            failures=self.told(failures),
+            failures=self.failure_infos(failures),
         )
         self.observers.attempt_ended(self.run, self._attempt, outcome)
 
-    def told(self, failures: tuple[Failure, ...]) -> tuple[FailureInfo, ...]:
+    def failure_infos(self, failures: tuple[Failure, ...]) -> tuple[FailureInfo, ...]:
         """Return failures as observers get them."""
         return tuple(
             FailureInfo(
