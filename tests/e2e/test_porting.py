@@ -14,7 +14,10 @@ import torch
 from tests.e2e.porting import diffs_of, files_of, printed
 from torch.utils.data.distributed import DistributedSampler
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
+TORCHRUN = (
+    *("-m", "torch.distributed.run", "--nproc-per-node=2"),
+    str(Path(__file__).with_name("script_without_teardown.py")),
+)
 
 
 def test_a_script_of_torchrun_runs_unchanged_and_as_a_function(tmp_path: Path) -> None:
