@@ -183,14 +183,39 @@ def test_agents_without_the_runs_bundles_share_an_actor_too(tmp_path: Path) -> N
         host.kill()
         lost = {each.agent_handle for each in losses(mailbox, total)}
         assert lost == {*arrived, waiting}
-        for agent_handle in lost:
-            launcher.dismiss(agent_handle)
-        assert eventually(lambda: free_cpus() == total)
-        launcher.ask()
-        assert len(arrivals(mailbox, 1)) == 1
     finally:
         launcher.close(10)
     assert eventually(lambda: free_cpus() == total)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_the_resources_of_lost_agents_are_those_of_the_next(tmp_path: Path) -> None:
+    """Whoever else waits for them doesn't get them, and the next agents begin at once."""
+    import ray
+
+    total = 2
+    mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
+    launcher = launcher_of(spec_in(tmp_path, kill_timeout_s=60), {"CPU": 1}, mailbox)
+    try:
+        asked = {launcher.ask() for _ in range(total)}
+        assert arrivals(mailbox, total) == asked
+        waiting = ray.util.placement_group([{"CPU": 1}])
+        [host] = hosts()
+        host.kill()
+        for lost in losses(mailbox, total):
+            launcher.dismiss(lost.agent_handle)
+        avoided = ray.get_runtime_context().get_node_id()
+        replaced = {launcher.ask() for _ in range(total)}
+        assert arrivals(mailbox, total) == replaced
+        # Not if their node is to be avoided.
+        [host] = hosts()
+        host.kill()
+        for lost in losses(mailbox, total):
+            launcher.dismiss(lost.agent_handle)
+        launcher.ask(avoid=frozenset({avoided}))
+        assert waiting.wait(30)
+    finally:
+        launcher.close(10)
 
 
 def free_cpus() -> float:

@@ -43,6 +43,9 @@ class AgentBundles:
     _bundles: dict[int, _Bundle] = field(default_factory=dict)
     """By the agent's number."""
 
+    _kept: list[tuple[str, Reservation]] = field(default_factory=list)
+    """Groups of one bundle whose agents were lost, with their nodes."""
+
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def reserve(self, count: int, strategy: str) -> None:
@@ -68,11 +71,22 @@ class AgentBundles:
             assert self._group is not None
             found = _Bundle(reservation=self._group, index=bundle, is_own=False)
         else:
-            name = f"{self._name}-{number}"
-            own = Reservation(name, self.resources, 1, "PACK", avoid=avoid)
+            own = self._kept_one(avoid) or Reservation(
+                f"{self._name}-{number}", self.resources, 1, "PACK", avoid=avoid
+            )
             found = _Bundle(reservation=own, index=0, is_own=True)
         with self._lock:
             self._bundles[number] = found
+
+    def _kept_one(self, avoid: Iterable[str]) -> Reservation | None:
+        """Return a group of a lost agent; free those on nodes to avoid."""
+        with self._lock:
+            avoided = [group for node, group in self._kept if node in avoid]
+            self._kept = [(node, group) for node, group in self._kept if node not in avoid]
+            kept = self._kept.pop(0)[1] if self._kept else None
+        for group in avoided:
+            group.free()
+        return kept
 
     def placed(self, numbers: Iterable[int]) -> dict[int, str]:
         """Return the nodes of those of these agents whose bundles Ray has placed.
@@ -97,9 +111,23 @@ class AgentBundles:
         if bundle is not None and bundle.is_own:
             bundle.reservation.free()
 
+    def keep(self, number: int, node: str) -> None:
+        """Keep a lost agent's own group for the next agent, before others get its resources.
+
+        Args:
+            number: the agent's.
+            node: where its bundle is. If the node is lost, Ray places the bundle on another one.
+        """
+        with self._lock:
+            bundle = self._bundles.pop(number, None)
+            if bundle is not None and bundle.is_own:
+                self._kept.append((node, bundle.reservation))
+
     def free(self) -> None:
         """Free all groups."""
         for number in list(self._bundles):
             self.release(number)
+        for _, group in self._kept:
+            group.free()
         if self._group is not None:
             self._group.free()

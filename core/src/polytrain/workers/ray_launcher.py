@@ -147,7 +147,10 @@ class RayAgentLauncher:
             if host is None:
                 return
             del host.agents[number]
-            if host.is_gone or not host.agents:
+            if host.is_gone and host.node is not None:
+                ray.kill(host.actor)
+                self._bundles.keep(number, host.node)
+            elif host.is_gone or not host.agents:
                 host.is_gone = True
                 ray.kill(host.actor)
                 self._bundles.release(number)
