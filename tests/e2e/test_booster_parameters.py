@@ -220,7 +220,7 @@ def test_constraints_of_lightgbm_are_about_the_users_columns(
 
 
 def test_the_docs_name_every_parameter_that_is_compared() -> None:
-    page = Path(__file__).parents[2] / "docs" / "boosters.md"
+    page = Path(__file__).parents[2] / "docs" / "reproducible-boosters.md"
     table = page.read_text().partition("## Parameters, one by one")[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith(("| XGBoost", "| LightGBM"))]
     compared = (

@@ -2,7 +2,7 @@
 
 Killed once in mid-epoch, the weights at the end are compared with those of an uninterrupted run, to
 the last bit; and without a kill with those of plain Lightning in one process, which takes the rows
-of both workers in a step. The table in `docs/torch.md` has the results.
+of both workers in a step. The table in `docs/lightning.md` has the results.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def trained(quiet: RunConfig, output: Path, flag: str, *, dies: bool) -> Result:
     return fit_with_library(quiet, train, config)
 
 
-TABLE = table("flag of Lightning's `Trainer`")
+TABLE = table("lightning.md", "flag of Lightning's `Trainer`")
 
 IN_TEST = ("reload_dataloaders_every_n_epochs",)
 """Flags that `make test` tries too."""

@@ -167,7 +167,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Rows]]:
     return seen
 
 
-LOADERS = table("sampler, data set or loader")
+LOADERS = table("torch.md", "sampler, data set or loader")
 
 
 def outcome(rows: dict[str, list[Rows]], name: str) -> str:
@@ -281,7 +281,7 @@ def steps() -> None:
     polytrain.report(found)
 
 
-OPTIMIZERS = table("optimizer")
+OPTIMIZERS = table("torch.md", "optimizer")
 
 
 def test_optimizers_are_what_the_table_says(quiet: RunConfig) -> None:

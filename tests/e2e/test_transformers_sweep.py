@@ -2,7 +2,7 @@
 
 Killed once in mid-epoch, the weights at the end are compared with those of an uninterrupted run, to
 the last bit; and without a kill with those of plain Transformers in one process, which takes the
-rows of both workers in a step. The table in `docs/torch.md` has the results.
+rows of both workers in a step. The table in `docs/transformers.md` has the results.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def trained(quiet: RunConfig, output: Path, field: str, *, dies: bool) -> Result
     return fit_with_library(quiet, train, config)
 
 
-TABLE = table("field of `TrainingArguments`")
+TABLE = table("transformers.md", "field of `TrainingArguments`")
 
 IN_TEST = ("gradient_accumulation_steps",)
 """Fields that `make test` tries too."""

@@ -74,9 +74,9 @@ def test_two_workers_end_where_one_process_ends(found: tuple[Found, Found], name
 
 def test_the_tables_tell_what_the_sweep_shows() -> None:
     rows = {
-        **table("argument of Keras's `fit`"),
-        **table("option of Keras's `compile` or optimizers"),
-        **table("callback of Keras"),
+        **table("keras-on-torch.md", "argument of Keras's `fit`"),
+        **table("keras-on-torch.md", "option of Keras's `compile` or optimizers"),
+        **table("keras-on-torch.md", "callback of Keras"),
     }
     shown = {re.sub(r"[`]", "", name): case.verdict for name, case in CASES.items()}
     assert {re.sub(r"[`]", "", name): verdict for name, verdict in rows.items()} == shown
