@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.porting import files_of
 
 from polytrain import ScalingConfig, Trainer
 from polytrain.testing import BackendConformance
@@ -15,15 +18,25 @@ ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
 
 
+_BLOCK = re.compile(
+    r"```python\n(.*?)```(?:\n+It prints:\n+```\n(.*?)```)?", flags=re.MULTILINE | re.DOTALL
+)
+
+
 def blocks(page: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+    return [text for text, _ in _BLOCK.findall((ROOT / page).read_text())]
 
 
 EXAMPLES = [
-    pytest.param(text, id=f"{page}-{index}")
+    pytest.param(text, shown, id=f"{page}-{index}")
     for page in PAGES
-    for index, text in enumerate(blocks(page), start=1)
+    for index, (text, shown) in enumerate(_BLOCK.findall((ROOT / page).read_text()), start=1)
 ]
+
+
+def masked(output: str) -> str:
+    """With each fraction replaced: its last digits depend on versions of libraries."""
+    return re.sub(r"\d+\.\d+(e-?\d+)?", "N", output).strip()
 
 
 def run(text: str) -> dict[str, Any]:
@@ -46,12 +59,28 @@ def at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
-def test_example(text: str) -> None:
+@pytest.mark.parametrize(("text", "shown"), EXAMPLES)
+def test_example(text: str, shown: str, capsys: pytest.CaptureFixture[str]) -> None:
     names = run(text)
+    if shown:
+        printed = capsys.readouterr().out.splitlines()
+        assert masked("\n".join(printed)) == masked(shown)
     if "result" in names:
         assert names["result"].error is None
         assert names["result"].checkpoint is not None
+
+
+def test_the_quickstart_prints_what_it_shows(home: Path) -> None:
+    page = (ROOT / "docs/quickstart.md").read_text()
+    for name, text in files_of("quickstart.md").items():
+        (home / name).write_text(text)
+        done = subprocess.run(
+            [sys.executable, name], cwd=home, capture_output=True, text=True, check=True
+        )
+        shown = re.search(rf"\$ python {name}\n(.*?)```", page, flags=re.DOTALL)
+        assert shown
+        messages = done.stderr.replace(str(home), "/home/me")
+        assert masked(messages + done.stdout) == masked(shown[1])
 
 
 def test_readme_losses_go_down() -> None:

@@ -1,7 +1,7 @@
 """Fits of Keras on torch, on several workers and alone: arguments, compile options and callbacks.
 
-Each case is a row of the table in docs/keras-on-torch.md. This module is sent to the workers, where Keras
-runs on torch.
+Each case is a row of a table in docs/keras-on-torch.md. This module is sent to the workers, where
+Keras runs on torch.
 """
 
 from __future__ import annotations
