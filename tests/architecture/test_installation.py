@@ -35,7 +35,7 @@ MODULES = {
 
 OF_THE_CORE = {"polytrain", "polytrain_plugins", "numpy", "pyarrow"}
 
-OTHERS = {"jax", "pytest", "datasets", "keras", "scikit-learn", "lightning", "accelerate"}
+OTHERS = {"jax", "pytest", "datasets", "keras", "moto", "scikit-learn", "lightning", "accelerate"}
 OTHERS |= {"transformers", "deepspeed", "torch", "pandas"}
 """Distributions on PyPI that commands name besides the extras."""
 
