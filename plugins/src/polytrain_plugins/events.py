@@ -108,15 +108,21 @@ class FailureInfo:
 class Stopped:
     """Who stopped a run before its end, and why."""
 
-    by: Literal["signal", "observer", "handle"]
-    """A signal (Ctrl-C, SIGTERM), an observer, or the handle of `Trainer.fit(wait=False)`."""
+    by: Literal["signal", "observer", "handle", "command"]
+    """A signal (Ctrl-C, SIGTERM), an observer, the handle of `Trainer.fit(wait=False)`, or the
+    command `polytrain stop`."""
 
     reason: str
     """The signal's name; the observer's class, and what it gave as the reason; or what the handle's
-    `stop` was given."""
+    `stop` or the command was given."""
 
     def __str__(self) -> str:
-        who = {"signal": "a signal", "observer": "an observer", "handle": "its handle"}[self.by]
+        who = {
+            "signal": "a signal",
+            "observer": "an observer",
+            "handle": "its handle",
+            "command": "polytrain stop",
+        }[self.by]
         return f"stopped by {who}: {self.reason}" if self.reason else f"stopped by {who}"
 
 

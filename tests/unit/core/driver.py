@@ -30,6 +30,7 @@ from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.journal import Journal
 from polytrain.run.ledger import Ledger
+from polytrain.run.remote_requests import RemoteRequests
 from polytrain.run.states import State
 from polytrain.run.stop_requests import StopRequests
 from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
@@ -272,6 +273,7 @@ class Driver:
                 ),
                 validations=validations,
                 stop_requests=self.stop_requests,
+                remote_requests=RemoteRequests(location.open(), 1, stop=self.stop_requests.request),
                 release_workers=self.released.set,
             )
             return self.controller.conclude()

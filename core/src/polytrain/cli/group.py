@@ -25,6 +25,8 @@ COMMANDS: Mapping[str, Lazy] = {
     "runs": Lazy(module="polytrain.cli.runs", help="List the runs of a storage."),
     "show": Lazy(module="polytrain.cli.show", help="Show a run: state, attempts, times."),
     "logs": Lazy(module="polytrain.cli.logs", help="Print what the ranks of a run have printed."),
+    "stop": Lazy(module="polytrain.cli.stop", help="End an active run at its next checkpoint."),
+    "stacks": Lazy(module="polytrain.cli.stacks", help="Print what the ranks are doing."),
     "verify": Lazy(module="polytrain.cli.verify", help="Compare checkpoints with their hashes."),
     "backends": Lazy(module="polytrain.cli.backends", help="List the installed backends."),
     "warm": Lazy(module="polytrain.cli.warm", help="Keep imported frameworks for fast starts."),

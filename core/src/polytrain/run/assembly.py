@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
+from dataclasses import replace
 
 from polytrain.common.runtime_env import variables_of
 from polytrain.policy.failure import FailurePolicy
@@ -14,6 +16,7 @@ from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.journal import Journal
 from polytrain.run.output import opened_output
+from polytrain.run.remote_requests import RemoteRequests
 from polytrain.run.run import Run
 from polytrain.run.states import State
 from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
@@ -81,7 +84,18 @@ def controller_of(
         ),
         validations=validations,
         stop_requests=run.stop_requests,
+        remote_requests=stack.enter_context(_remote_requests(run)),
         release_workers=workers.close,
+    )
+
+
+def _remote_requests(run: Run) -> RemoteRequests:
+    is_inline = run.scaling.num_workers == 0
+    return RemoteRequests(
+        replace(run.location, retry_s=0).open(),
+        run.lease.token,
+        stop=run.stop_requests.request,
+        inline_thread=threading.get_ident() if is_inline else None,
     )
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
 from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked, Committed
@@ -23,7 +24,7 @@ from polytrain.common.events import (
 )
 from polytrain.common.output import Output
 from polytrain.common.return_values import Returned
-from polytrain.monitoring.health_events import HealthEvent
+from polytrain.monitoring.health_events import HealthEvent, Stacks
 from polytrain.run.actions import (
     AcquireWorkers,
     Action,
@@ -41,6 +42,8 @@ from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.journal import Journal
 from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
+from polytrain.run.remote_requests import RemoteRequests
+from polytrain.run.stacks_inquiries import StacksInquiries
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
 from polytrain.run.stop_requests import StopRequests
 from polytrain.run.transition import Transition
@@ -75,6 +78,7 @@ class Controller:
     health_monitor: HealthMonitor
     validations: ValidationCoordinator
     stop_requests: StopRequests
+    remote_requests: RemoteRequests
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
 
@@ -88,6 +92,7 @@ class Controller:
     _returned: dict[int, Returned] = field(default_factory=dict)
     """What the training functions of this attempt have returned, by rank."""
 
+    _stacks_inquiries: StacksInquiries = field(default_factory=StacksInquiries)
     _is_syncing: bool = False
     _held_back: list[Event] = field(default_factory=list)
     """Events deferred while stacks are dumped: the reason for that comes first."""
@@ -96,12 +101,14 @@ class Controller:
         """Run to the end, and return the conclusion."""
         self.lease.notify(self._wake)
         self.stop_requests.notify(self._wake)
+        self.remote_requests.notify(self._wake)
         self._follow(None, begin(self.state))
         while self._conclusion is None:
             self.group.wait(self._handle, self._wait_limit())
             self._take_results()
             self._fail_if(self.checkpoints.overdue())
             self._look_who_hangs()
+            self._answer_who_wants_stacks()
         conclusion = self._validated(self._conclusion)
         self.background_tasks.finish()
         if conclusion.succeeded:
@@ -170,6 +177,8 @@ class Controller:
             self.output.write(happening)
             return
         if isinstance(happening, HealthEvent):
+            if isinstance(happening, Stacks):
+                self._stacks_inquiries.take(happening)
             wanted = self.health_monitor.take(happening)
             if wanted is not None:
                 self._happen(wanted)
@@ -367,7 +376,11 @@ class Controller:
 
     def _wait_limit(self) -> float | None:
         """Seconds until the next deadline."""
-        deadlines = (self.checkpoints.deadline, self.health_monitor.deadline)
+        deadlines = (
+            self.checkpoints.deadline,
+            self.health_monitor.deadline,
+            self._stacks_inquiries.deadline,
+        )
         nearest = min((at for at in deadlines if at is not None), default=None)
         return None if nearest is None else max(0.0, nearest - time.monotonic())
 
@@ -379,6 +392,15 @@ class Controller:
         held_back, self._held_back = self._held_back, []
         for event in held_back:
             self._handle(event)
+
+    def _answer_who_wants_stacks(self) -> None:
+        attempt, world_size, now = self.state.attempt, self.state.world_size, time.monotonic()
+        for request in self.remote_requests.stacks_wanted():
+            if self._stacks_inquiries.add(request, attempt=attempt, world_size=world_size, now=now):
+                self.group.dump_stacks(attempt, pausing=False)
+        for request, stacks in self._stacks_inquiries.answered(now=now):
+            answer = partial(self.remote_requests.answer, request, {"stacks": stacks})
+            self.background_tasks.give(answer)
 
     def _fail_if(self, failed: Failed | None) -> None:
         if failed is not None:

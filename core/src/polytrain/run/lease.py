@@ -170,6 +170,9 @@ class Holder:
     description: str
     """Its process, its host, and since when."""
 
+    token: int
+    """That of its lease."""
+
     is_held: bool | None
     """Whether it still holds the run; None if this machine can't know."""
 
@@ -180,10 +183,11 @@ def holder(storage: Storage) -> Holder | None:
     Raises:
         OSError: the storage failed.
     """
-    _, owner = _newest(storage)
+    token, owner = _newest(storage)
     if owner is None:
         return None
-    return Holder(description=str(owner), is_held=False if owner.released else owner.lives())
+    is_held = False if owner.released else owner.lives()
+    return Holder(description=str(owner), token=token, is_held=is_held)
 
 
 @contextmanager

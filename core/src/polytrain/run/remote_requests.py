@@ -1,0 +1,171 @@
+"""Requests to a run from other processes, through files in its storage. No port is opened.
+
+A request is a file in `requests/TOKEN/`. The token is that of the driver's lease, so that no later
+driver takes the request. The driver looks for requests, and writes each answer beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from enum import StrEnum
+from types import TracebackType
+from typing import Any
+
+from polytrain.storage.protocol import Storage
+from polytrain_plugins import Stopped
+
+logger = logging.getLogger(__name__)
+
+_REQUESTS = "requests"
+_ANSWER = ".answer"
+_LOOK_EVERY_S = {True: 1.0, False: 5.0}
+"""Seconds between two looks, by whether the storage is a directory."""
+
+
+class RequestKind(StrEnum):
+    """What another process may request."""
+
+    STOP = "stop"
+    STACKS = "stacks"
+
+
+class RemoteRequests:
+    """The driver's side: takes requests while its context is open."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        token: int,
+        *,
+        stop: Callable[[Stopped], None],
+        inline_thread: int | None = None,
+    ) -> None:
+        """
+        Args:
+            storage: the run's, without retries.
+            token: that of this driver's lease.
+            stop: called with requests to stop, on another thread.
+            inline_thread: the thread that trains, if the run is inline.
+        """
+        self._storage = storage
+        self._token = token
+        self._stop = stop
+        self._inline_thread = inline_thread
+        self._wake: Callable[[], None] | None = None
+        self._stacks: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._taken: set[str] = set()
+        self._ended = threading.Event()
+        self._looking = threading.Thread(
+            target=self._look_until_the_end, name="polytrain-requests", daemon=True
+        )
+
+    def notify(self, wake: Callable[[], None]) -> None:
+        """Call this function, on another thread, when `stacks_wanted` has a request."""
+        self._wake = wake
+
+    def stacks_wanted(self) -> Iterator[str]:
+        """Yield the new requests for stacks, to be answered by `answer`."""
+        for _ in range(self._stacks.qsize()):
+            yield self._stacks.get()
+
+    def answer(self, request: str, content: Mapping[str, Any]) -> None:
+        """Answer a request. An error of the storage is only logged."""
+        try:
+            self._storage.write(f"{request}{_ANSWER}", json.dumps(content).encode())
+        except OSError as error:
+            logger.warning("The request %s can't be answered: %s", request, error)
+
+    def __enter__(self) -> RemoteRequests:
+        self._looking.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._looking.join()
+
+    def _look_until_the_end(self) -> None:
+        self._attempt(self._delete_old)
+        while not self._ended.wait(_LOOK_EVERY_S[self._storage.is_local]):
+            self._attempt(self._look)
+
+    def _attempt(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except Exception as error:  # whatever a storage's client raises: the next look may succeed
+            logger.debug("Requests to the run can't be read: %s", error)
+
+    def _delete_old(self) -> None:
+        """Delete what earlier drivers were asked."""
+        own = _directory(self._token)
+        for path in self._storage.list(_REQUESTS):
+            if not path.startswith(own):
+                self._storage.delete(path)
+
+    def _look(self) -> None:
+        for path in self._storage.list(_directory(self._token)):
+            if path.endswith(_ANSWER) or path in self._taken:
+                continue
+            self._taken.add(path)
+            request = json.loads(self._storage.read(path))
+            if request["kind"] == RequestKind.STOP:
+                self._stop(Stopped(by="command", reason=request["reason"]))
+                self.answer(path, {})
+            elif self._inline_thread is not None:
+                frame = sys._current_frames().get(self._inline_thread)
+                self.answer(path, {"stacks": {"0": "".join(traceback.format_stack(frame))}})
+            else:
+                self._stacks.put(path)
+                if self._wake is not None:
+                    self._wake()
+
+
+class NoAnswerError(Exception):
+    """The driver has not answered in time."""
+
+
+def ask(
+    storage: Storage, token: int, kind: RequestKind, *, timeout_s: float, reason: str = ""
+) -> Mapping[str, Any]:
+    """Request something of a run's driver, and return its answer.
+
+    Args:
+        storage: the run's.
+        token: that of the driver's lease.
+        kind: what is requested.
+        timeout_s: seconds to wait for the answer.
+        reason: why the run is to stop.
+
+    Raises:
+        NoAnswerError: the driver hasn't answered in time.
+        OSError: the storage can't be read or written.
+    """
+    path = f"{_directory(token)}{secrets.token_hex(8)}"
+    storage.write(path, json.dumps({"kind": kind, "reason": reason}).encode())
+    give_up_at = time.monotonic() + timeout_s
+    try:
+        while time.monotonic() < give_up_at:
+            if f"{path}{_ANSWER}" in storage.list(_directory(token)):
+                answer: Mapping[str, Any] = json.loads(storage.read(f"{path}{_ANSWER}"))
+                return answer
+            time.sleep(_LOOK_EVERY_S[storage.is_local] / 5)
+        raise NoAnswerError(f"its driver has not answered for {timeout_s:g} s")
+    finally:
+        storage.delete(path)
+        storage.delete(f"{path}{_ANSWER}")
+
+
+def _directory(token: int) -> str:
+    return f"{_REQUESTS}/{token:06d}/"

@@ -1,0 +1,82 @@
+"""Commands that reach an active run from another process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.driver import start_driver
+
+import polytrain
+from polytrain.testing.processes import eventually
+
+TRAINS_ON = """
+import tempfile
+from polytrain import Checkpoint, CheckpointConfig
+
+def wait_for_better_times(step):
+    time.sleep(0.02)
+
+def train():
+    for step in range(1, 100_000):
+        wait_for_better_times(step)
+        with tempfile.TemporaryDirectory() as directory:
+            open(f"{directory}/step", "w").write(str(step))
+            rank = polytrain.get_context().get_world_rank()
+            saved = Checkpoint.from_directory(directory) if rank == 0 and step % 10 == 0 else None
+            polytrain.report({"step": step}, checkpoint=saved)
+
+result = make_trainer(
+    "reference", train, scaling_config=ScalingConfig(num_workers=WORKERS),
+    run_config=RunConfig(
+        name="run", storage_path=".", checkpoint_config=CheckpointConfig(num_to_keep=2)
+    ),
+).fit()
+print("stopped:", result.stopped)
+"""
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "polytrain", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def reports(run: Path) -> Any:
+    try:
+        return polytrain.load(run).history
+    except polytrain.RunNotFoundError:
+        return []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_is_looked_at_and_stopped_from_another_process(tmp_path: Path, workers: int) -> None:
+    run = str(tmp_path / "run")
+    with start_driver(tmp_path, TRAINS_ON.replace("WORKERS", str(workers))) as driver:
+        assert eventually(lambda: len(reports(tmp_path / "run")) > 0)
+        stacks = command("stacks", run, "--json")
+        assert stacks.returncode == 0, stacks.stderr
+        by_rank = json.loads(stacks.stdout)["data"]
+        assert sorted(by_rank) == [str(rank) for rank in range(max(1, workers))]
+        assert all("train" in text for text in by_rank.values())
+        wrong = command("stacks", run, "--rank", "7")
+        assert wrong.returncode == 1
+        assert "--rank: there is no rank 7" in wrong.stderr
+        stopped = command("stop", run, "--reason", "lunch")
+        assert (stopped.returncode, stopped.stdout) == (
+            75,
+            "run: stopped by polytrain stop: lunch\n",
+        )
+        output, errors = driver.communicate(timeout=60)
+    assert "stopped: stopped by polytrain stop: lunch" in output, errors
+    again = command("stop", run)
+    assert again.returncode == 1
+    assert "run isn't active: it is stopped" in again.stderr
