@@ -18,6 +18,7 @@ from polytrain.run.journal import JOURNAL, Journal
 from polytrain.run.ledger import Ledger
 from polytrain.run.machine import begin, step
 from polytrain.run.states import State
+from polytrain.run.timeline import Timeline
 from polytrain.storage.location import Location
 from polytrain_plugins import Offer
 
@@ -260,6 +261,54 @@ def test_whatever_the_lines_the_accounts_add_up_to_the_time_of_all_drivers(
     assert ledger.wall_s == wall_s
     assert 0 <= ledger.goodput <= 1
     assert ledger.lost_steps >= 0
+
+
+@given(drivers=DRIVERS)
+def test_the_spans_of_a_timeline_add_up_to_the_ledger(
+    drivers: list[tuple[float, float, list[tuple[float, Line, Line]]]],
+) -> None:
+    now = 0.0
+    ledger, timeline = Ledger(), Timeline()
+    for pause, opening, told in drivers:
+        began, now = now + pause, now + pause + opening
+        lines: list[Line] = [opened(now, began=began)]
+        for seconds, entry, more in told:
+            now += seconds
+            lines.append({"time": now, **entry, **more})
+        for each in lines:
+            ledger.take(each)
+            timeline.take(each)
+    assert timeline.seconds == ledger.seconds
+    sums = dict.fromkeys(ledger.seconds, 0.0)
+    end = 0.0
+    for span in timeline.spans:
+        assert span.start == pytest.approx(end)
+        end = span.start + span.seconds
+        sums[span.account] += span.seconds
+    assert sums == pytest.approx(ledger.seconds)
+
+
+def test_a_timeline_puts_what_is_known_late_where_it_happened() -> None:
+    timeline = Timeline()
+    for each in (
+        opened(0),
+        *trained_from(1),
+        line(4, "Reported", step=1, stalled_s=1.0),
+        line(10, "Exited", "Ending", since_s=2.0),
+        line(11, "Exited", "Gathering", 1),
+        line(12, "Launched", step=0, world_size=1),
+    ):
+        timeline.take(each)
+    assert [(span.account, span.start, span.seconds) for span in timeline.spans] == [
+        ("start", 0, 1),
+        ("train", 1, 2),
+        ("checkpoint_stall", 3, 1),
+        ("train", 4, 4),
+        ("detect", 8, 2),
+        ("teardown", 10, 1),
+        ("reschedule", 11, 1),
+    ]
+    assert [span.time for span in timeline.spans] == [0, 1, 3, 4, 8, 10, 11]
 
 
 def test_it_prints_as_a_table_that_adds_up() -> None:

@@ -269,6 +269,31 @@ class Result(metaclass=RayTrainClass):
             )
         )
 
+    def report(self, path: str | Path) -> Path:
+        """Write the run as one HTML file, which opens from disk and needs no network.
+
+        It has the timeline, where the time went, the curves of all metrics, failures with their
+        stacks, the configuration and the checkpoints. It reads the run's storage, and also takes a
+        run that hasn't ended. `polytrain report` does the same.
+
+        Args:
+            path: the file to write, or to replace.
+
+        Returns:
+            The path.
+
+        Raises:
+            RunNotFoundError: the run's directory was deleted.
+            OSError: the storage can't be read, or the file can't be written.
+        """
+        from polytrain.page.reading import read_facts
+        from polytrain.page.rendering import page
+
+        facts = read_facts(Location.of(self.path, self.storage_filesystem, retry_s=0))
+        path = Path(path).expanduser()
+        path.write_text(page(facts), encoding="utf-8")
+        return path
+
     @property
     def filesystem(self) -> Any:
         """The `pyarrow.fs.FileSystem` of the run's storage.

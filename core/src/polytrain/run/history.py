@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from polytrain.common import strict_json
 from polytrain.common.config import CheckpointConfig
@@ -67,12 +67,48 @@ class RunHistory:
         """The last reported metrics."""
         return self.history[-1] if self.history else {}
 
+    def take(self, entry: Mapping[str, Any]) -> None:
+        """Take the next entry of the journal. Reports are taken apart from this."""
+        match entry["event"]:
+            case "Returned":
+                self.returned = entry["file"]
+            case "Launched":
+                self.launches += 1
+                self.returned = None
+                for kept in (self.history, *self.of_other_ranks.values()):
+                    kept.drop_after(entry["step"])
+            case "Concluded":
+                self.succeeded, self.reason = entry["succeeded"], entry["reason"]
+                self.stopped = entry["stopped"] and Stopped(**entry["stopped"])
+            case "ValidationRequested":
+                self.validations.request(
+                    Validation(
+                        checkpoint=entry["checkpoint"], step=entry["step"], task=entry["task"]
+                    )
+                )
+            case "ValidationEnded":
+                self._take_validation(entry)
+        self.ledger.take(entry)
+
+    def _take_validation(self, entry: Mapping[str, Any]) -> None:
+        before = self.validations.of(entry["checkpoint"])
+        if before is None:
+            return
+        ended = replace(
+            before,
+            status=ValidationStatus(entry["status"]),
+            metrics=entry["metrics"],
+            reason=entry["reason"],
+        )
+        self.validations.end(ended)
+        self.history.merge(ended.step, ended.metrics)
+
+
+History = TypeVar("History", bound=RunHistory)
+
 
 def read_history(journal: Iterable[bytes]) -> RunHistory | None:
     """Read a journal; None if no driver has opened it.
-
-    Skips incomplete lines of a driver that died, lines that a driver wrote after another one had
-    taken the run over, and reports that come a second time.
 
     Args:
         journal: its content, in pieces.
@@ -80,7 +116,23 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
     Raises:
         RunFormatError: it has another format.
     """
-    run_history: RunHistory | None = None
+    return read_as(RunHistory, journal)
+
+
+def read_as(kind: type[History], journal: Iterable[bytes]) -> History | None:
+    """Read a journal into a history of this kind; None if no driver has opened it.
+
+    Skips incomplete lines of a driver that died, lines that a driver wrote after another one had
+    taken the run over, and reports that come a second time.
+
+    Args:
+        kind: the kind of history.
+        journal: its content, in pieces.
+
+    Raises:
+        RunFormatError: it has another format.
+    """
+    run_history: History | None = None
     token = -1
     reports: dict[int, int] = {}
     for entry in entries(journal):
@@ -92,7 +144,7 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
             token = entry["token"]
             reports = {}
             if run_history is None or entry["anew"]:
-                run_history = RunHistory(since_token=token)
+                run_history = kind(since_token=token)
             run_history.identity = entry["identity"]
             run_history.world_size = entry["world_size"]
             run_history.ranking = _ranking(entry)
@@ -106,7 +158,7 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
                 rank = entry["rank"]
                 reports[rank] = _take_rank_reports(run_history, entry, reports.get(rank, 0))
             case _:
-                _take(run_history, entry)
+                run_history.take(entry)
     return run_history
 
 
@@ -114,41 +166,6 @@ def _ranking(opened: Mapping[str, Any]) -> CheckpointConfig:
     # Journals of earlier drivers may not have it.
     attribute, order = opened.get("ranking", (None, "max"))
     return CheckpointConfig(checkpoint_score_attribute=attribute, checkpoint_score_order=order)
-
-
-def _take(run_history: RunHistory, entry: Mapping[str, Any]) -> None:
-    match entry["event"]:
-        case "Returned":
-            run_history.returned = entry["file"]
-        case "Launched":
-            run_history.launches += 1
-            run_history.returned = None
-            for kept in (run_history.history, *run_history.of_other_ranks.values()):
-                kept.drop_after(entry["step"])
-        case "Concluded":
-            run_history.succeeded, run_history.reason = entry["succeeded"], entry["reason"]
-            run_history.stopped = entry["stopped"] and Stopped(**entry["stopped"])
-        case "ValidationRequested":
-            run_history.validations.request(
-                Validation(checkpoint=entry["checkpoint"], step=entry["step"], task=entry["task"])
-            )
-        case "ValidationEnded":
-            _take_validation(run_history, entry)
-    run_history.ledger.take(entry)
-
-
-def _take_validation(run_history: RunHistory, entry: Mapping[str, Any]) -> None:
-    before = run_history.validations.of(entry["checkpoint"])
-    if before is None:
-        return
-    ended = replace(
-        before,
-        status=ValidationStatus(entry["status"]),
-        metrics=entry["metrics"],
-        reason=entry["reason"],
-    )
-    run_history.validations.end(ended)
-    run_history.history.merge(ended.step, ended.metrics)
 
 
 def _take_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int) -> int:

@@ -268,7 +268,10 @@ class Ledger:
             moved = max(0.0, min(seconds, self._spent.get(account, 0.0), self.seconds[account]))
             if moved and account != to:
                 seconds -= moved
-                self._spent[account] -= moved
-                self.seconds[account] -= moved
-                self.seconds[to] += moved
-                self._spent[to] = self._spent.get(to, 0.0) + moved
+                self._move_from(account, moved, to)
+
+    def _move_from(self, account: str, seconds: float, to: str) -> None:
+        self._spent[account] -= seconds
+        self.seconds[account] -= seconds
+        self.seconds[to] += seconds
+        self._spent[to] = self._spent.get(to, 0.0) + seconds

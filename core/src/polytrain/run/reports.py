@@ -152,6 +152,28 @@ class Reports(Sequence[Mapping[str, Any]]):
             metrics = self._metrics(at, min(at + _AT_ONCE, self._count))
             yield from zip(steps[at - start :].tolist(), metrics, strict=False)
 
+    def after(self, step: int) -> Reports:
+        """Return a copy of the reports of later steps."""
+        later = Reports()
+        start = int(np.searchsorted(self.steps(), step, side="right"))
+        for each, metrics in self.since(start):
+            later.add(each, metrics)
+        return later
+
+    def columns(self) -> Iterator[tuple[str, npt.NDArray[np.int64], Sequence[Any]]]:
+        """Yield each metric's name, the rows that have it, and its values there.
+
+        A metric whose values have several types comes several times, and again with what was merged
+        into reports.
+        """
+        for (name, _), column in self._columns.items():
+            rows = [np.arange(row, row + stop - start) for row, start, stop in column.runs()]
+            if rows:
+                yield name, np.concatenate(rows), column.values
+        for row, added in self._merged.items():
+            for name, value in added.items():
+                yield name, np.array([row]), [value]
+
     def to_json(self) -> dict[str, Any]:
         """Return what JSON can hold: `Reports.from_json` reads it."""
         columns = [

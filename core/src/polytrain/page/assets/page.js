@@ -1,0 +1,100 @@
+"use strict";
+(() => {
+  const facts = JSON.parse(document.getElementById("facts").textContent);
+  const drawn = facts.metrics.filter((metric) => metric.curve !== null);
+  const restarts = facts.attempts.slice(1).map((attempt) => attempt.first_step);
+  const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const HEIGHT = 200;
+  const charts = [];
+
+  const drawRestarts = (chart) => {
+    const { ctx, bbox } = chart;
+    ctx.save();
+    ctx.strokeStyle = color("--faint");
+    ctx.setLineDash([4, 4]);
+    ctx.beginPath();
+    for (const step of restarts) {
+      if (step < chart.scales.x.min || step > chart.scales.x.max) continue;
+      const x = Math.round(chart.valToPos(step, "x", true));
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+    }
+    ctx.stroke();
+    ctx.restore();
+  };
+
+  const isFew = (steps) => steps.length < 40;
+
+  const draw = (element) => {
+    const metric = drawn[Number(element.dataset.metric)];
+    const parts = [metric.curve, ...metric.undone];
+    const data = uPlot.join(parts.map((part) => [part.steps, part.values]));
+    const axis = () => ({ stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 } });
+    const options = {
+      width: element.clientWidth || 320,
+      height: HEIGHT,
+      scales: { x: { time: false } },
+      cursor: { sync: { key: "steps" } },
+      axes: [axis(), { ...axis(), size: 64 }],
+      series: [
+        { label: "step" },
+        { label: "value", stroke: color("--curve"), width: 1.5, points: { show: isFew(metric.curve.steps) } },
+        ...metric.undone.map((part, at) => ({
+          label: "before restart " + (at + 1),
+          stroke: color("--undone"),
+          alpha: 0.45,
+          width: 1.5,
+          points: { show: isFew(part.steps) },
+        })),
+      ],
+      hooks: { draw: [drawRestarts] },
+    };
+    const chart = new uPlot(options, data, element);
+    chart.all = [data[0][0], data[0][data[0].length - 1]];
+    return chart;
+  };
+
+  const drawAll = () => {
+    for (const { chart } of charts) chart.destroy();
+    charts.length = 0;
+    for (const element of document.querySelectorAll(".chart")) charts.push({ element, chart: draw(element) });
+  };
+
+  const resize = () => {
+    for (const { element, chart } of charts) chart.setSize({ width: element.clientWidth, height: HEIGHT });
+  };
+
+  // The arrow keys move the cursor from point to point, and Escape shows the whole curve again.
+  const onKey = (event) => {
+    const found = charts.find(({ element }) => element === event.target);
+    if (found === undefined) return;
+    const { chart } = found;
+    const steps = chart.data[0];
+    const last = steps.length - 1;
+    const at = chart.cursor.idx ?? -1;
+    const next = { ArrowLeft: at < 0 ? last : at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
+    if (event.key === "Escape") chart.setScale("x", { min: chart.all[0], max: chart.all[1] });
+    else if (next === undefined) return;
+    else {
+      const step = steps[Math.max(0, Math.min(last, next))];
+      chart.setCursor({ left: chart.valToPos(step, "x"), top: HEIGHT / 4 });
+    }
+    event.preventDefault();
+  };
+
+  // What is folded on a screen is open on paper.
+  let opened = [];
+  addEventListener("beforeprint", () => {
+    opened = [...document.querySelectorAll("details:not([open])")];
+    for (const element of opened) element.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const element of opened) element.open = false;
+  });
+
+  drawAll();
+  addEventListener("resize", resize);
+  addEventListener("keydown", onKey);
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) matchMedia(query).addEventListener("change", drawAll);
+  document.documentElement.dataset.charts = String(charts.length);
+})();

@@ -1,0 +1,50 @@
+"""Reads what a page shows of a run from the run's storage."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.common.errors import RunNotFoundError
+from polytrain.page.facts import Facts, Source, facts_of
+from polytrain.page.record import RunRecord
+from polytrain.run.history import read_as
+from polytrain.run.journal import JOURNAL
+from polytrain.run.lease import holder
+from polytrain.run.overview import run_state
+from polytrain.storage.location import Location
+
+
+def read_facts(location: Location) -> Facts:
+    """Read a run, whether or not it has ended.
+
+    Raises:
+        RunNotFoundError: there is no run.
+        RunFormatError: another version of polytrain wrote it.
+        OSError: the storage can't be read.
+    """
+    storage = location.open()
+    record = read_as(RunRecord, storage.read_log(JOURNAL))
+    if record is None:
+        raise RunNotFoundError(
+            f"There is no run in {location.address}: it has no {JOURNAL}. Pass the run's own "
+            "directory, storage_path/name."
+        )
+    found = CheckpointStore(location=location).find(since_token=record.since_token)
+    owner = holder(storage)
+    state = run_state(
+        succeeded=record.succeeded,
+        stopped=record.stopped is not None,
+        # Nobody here can look at a driver on another machine: it counts as alive.
+        is_held=owner is not None and owner.is_held is not False,
+    )
+    source = Source(
+        name=location.name,
+        path=location.address,
+        state=state,
+        driver=None if owner is None else owner.description,
+        read=time.time(),
+        version=version("polytrain-core"),
+    )
+    return facts_of(record, source, found.manifests, found.damaged)

@@ -1,0 +1,135 @@
+"""Renders a run's facts as one HTML file, which needs neither a network nor other files."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from polytrain.common import strict_json
+from polytrain.page.facts import Facts
+from polytrain.page.timeline_chart import chart_of, coarse, drawn_marks
+from polytrain.page.verdict import duration, verdict
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_UPLOT = "uPlot-1.6.32"
+
+_LISTED = {"metrics": 200, "ranks": 128, "checkpoints": 50, "attempts": 200, "files": 20}
+"""Rows of each table; the page's JSON has more."""
+
+
+def page(facts: Facts) -> str:
+    """Return the page."""
+    scripts = [_asset(f"vendor/{_UPLOT}.iife.min.js"), _asset("page.js")]
+    styles = [_asset(f"vendor/{_UPLOT}.min.css"), _asset("page.css")]
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            facts=facts,
+            verdict=verdict(facts),
+            chart=chart_of(facts),
+            data=_data(facts),
+            scripts=scripts,
+            styles=styles,
+            policy=_policy(scripts, styles),
+            listed=_LISTED,
+            drawn=[each for each in facts.metrics if each.curve is not None],
+        )
+    )
+
+
+def as_json(facts: Facts) -> Mapping[str, Any]:
+    """Return the facts as JSON can hold them.
+
+    Spans and marks that are finer than a screen are merged. Numbers that aren't finite are null,
+    with their places in `not_finite`.
+    """
+    shown = replace(
+        facts,
+        spans=tuple(coarse(facts.spans, facts.wall_s)),
+        marks=tuple(drawn_marks(facts.marks, facts.wall_s)),
+    )
+    return strict_json.plain({"verdict": verdict(facts), **asdict(shown)})
+
+
+def _data(facts: Facts) -> str:
+    """The facts as the content of a `<script>`, which no text in them can end."""
+    text = json.dumps(as_json(facts), allow_nan=False, separators=(",", ":"), default=str)
+    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+
+
+def _policy(scripts: list[str], styles: list[str]) -> str:
+    """The page's Content-Security-Policy: these scripts and styles, and no network."""
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {' '.join(map(_hash, scripts))}",
+            f"style-src {' '.join(map(_hash, styles))}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+@cache
+def _asset(path: str) -> str:
+    return files("polytrain.page").joinpath("assets", path).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        loader=FunctionLoader(_asset),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": duration,
+        "time": _time,
+        "number": _number,
+        "size": _size,
+        "json": _json,
+    }
+    return environment
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,245 @@
+"""What a page says of a run, from a journal that nobody had to make by training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polytrain.common import strict_json
+from polytrain.page.facts import Facts, Source, facts_of
+from polytrain.page.failures import folded, ranges
+from polytrain.page.marks import MarkKind
+from polytrain.page.record import RunRecord
+from polytrain.page.timeline_chart import chart_of, coarse, drawn_marks
+from polytrain.page.verdict import duration, verdict
+from polytrain.run.history import read_as, read_history
+from polytrain.run.journal import FORMAT
+from polytrain.run.overview import RunState
+from polytrain.run.timeline import Span
+
+Line = dict[str, Any]
+
+LOST = {
+    "kind": "WORKER_LOST",
+    "rank": 1,
+    "step": 3,
+    "message": "killed by SIGKILL",
+    "traceback": "",
+    "output": "last words",
+    "stacks": {"0": "waits at 0x7f01", "1": "works", "2": "waits at 0x7f02"},
+}
+
+
+def line(time: float, event: str, *, token: int = 1, **more: Any) -> Line:
+    return {"time": time, "token": token, "event": event, **more}
+
+
+def opened(time: float, *, token: int = 1, anew: bool = True) -> Line:
+    identity = {"backend": "reference", "options": {"rounds": 3}, "datasets": {}}
+    return line(
+        time,
+        "Opened",
+        token=token,
+        format=FORMAT,
+        anew=anew,
+        identity=identity,
+        world_size=3,
+        began=time,
+    )
+
+
+def attempt(
+    time: float, number: int, *, token: int = 1, step: int = 0, size: int = 3
+) -> list[Line]:
+    return [
+        line(time, "AgentsPlaced", token=token, phase="Gathering", attempt=number, reason="placed"),
+        line(
+            time,
+            "Launched",
+            token=token,
+            attempt=number,
+            step=step,
+            start=None,
+            world_size=size,
+        ),
+        line(time, "Offered", token=token, phase="Training", attempt=number, reason="offered"),
+        *(
+            line(time, "Joined", token=token, phase="Training", attempt=number, reason="joined")
+            for _ in range(size)
+        ),
+    ]
+
+
+def report(time: float, n: int, step: int, *, token: int = 1) -> Line:
+    return line(time, "Reported", token=token, n=n, step=step, metrics={"loss": time})
+
+
+RUN = [
+    opened(0),
+    *attempt(1, 0),
+    report(2, 0, 1),
+    line(2, "Committed", checkpoint="checkpoint_000000-1.0", step=1),
+    report(3, 1, 2),
+    report(4, 2, 3),
+    line(4, "Straggler", attempt=0, rank=2, host="b", reason="rank 2 is slow"),
+    line(5, "Exited", phase="Ending", attempt=0, reason="rank 1"),
+    line(6, "AttemptEnded", attempt=0, failure=LOST, reason="failure 1 of 1"),
+    *attempt(7, 1, step=1, size=2),
+    report(8, 3, 2),
+    report(9, 4, 3),
+    # This driver dies, and a later one resumes the run.
+    opened(100, token=2, anew=False),
+    *attempt(101, 0, token=2, step=1, size=2),
+    report(102, 0, 2, token=2),
+    line(103, "Concluded", token=2, succeeded=True, stopped=None, reason="every rank finished"),
+    line(104, "Closed", token=2),
+]
+
+
+def journal(lines: list[Line]) -> list[bytes]:
+    return ["".join(strict_json.dumps(each) + "\n" for each in lines).encode()]
+
+
+def told(lines: list[Line], state: RunState = RunState.FINISHED) -> Facts:
+    record = read_as(RunRecord, journal(lines))
+    assert record is not None
+    source = Source(name="run", path="/r", state=state, driver=None, read=0.0, version="1")
+    return facts_of(record, source)
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    return told(RUN)
+
+
+def test_its_times_are_those_of_the_ledger(facts: Facts) -> None:
+    history = read_history(journal(RUN))
+    assert history is not None
+    assert facts.seconds == history.ledger.seconds
+    assert facts.wall_s == history.ledger.wall_s
+    sums = dict.fromkeys(facts.seconds, 0.0)
+    for span in facts.spans:
+        sums[span.account] += span.seconds
+    assert sums == pytest.approx(history.ledger.seconds)
+
+
+def test_its_attempts_are_those_of_all_drivers(facts: Facts) -> None:
+    assert [(a.driver, a.number, a.workers, a.first_step, a.ended) for a in facts.attempts] == [
+        (1, 0, 3, 0, 6),
+        (1, 1, 2, 1, None),
+        (2, 0, 2, 1, 103),
+    ]
+    # In the run's own time, without the pause between the drivers.
+    assert [(each.start, each.stop) for each in facts.attempts] == [(1, 6), (7, 9), (10, 12)]
+    assert (facts.began, facts.ended) == (0, 104)
+
+
+def test_what_happened_is_marked(facts: Facts) -> None:
+    assert [(mark.kind, mark.at, mark.rank) for mark in facts.marks] == [
+        (MarkKind.CHECKPOINT, 2, None),
+        (MarkKind.STRAGGLER, 4, 2),
+        (MarkKind.FAILURE, 6, 1),
+        (MarkKind.RESIZE, 7, None),
+        (MarkKind.DRIVER, 9, None),
+    ]
+
+
+def test_repeated_steps_are_kept_apart(facts: Facts) -> None:
+    (loss,) = facts.metrics
+    assert loss.curve is not None
+    assert (loss.curve.steps, loss.curve.values) == ((1, 2), (2.0, 102.0))
+    assert [part.values for part in loss.undone] == [(3.0, 4.0), (8.0, 9.0)]
+
+
+def test_its_ranks(facts: Facts) -> None:
+    assert [
+        (each.rank, each.attempts, each.failures, each.straggled, each.node) for each in facts.ranks
+    ] == [(0, 3, 0, 0, None), (1, 3, 1, 0, None), (2, 1, 0, 1, "b")]
+
+
+def test_equal_stacks_are_told_once(facts: Facts) -> None:
+    failure = facts.attempts[0].failure
+    assert failure is not None
+    assert [(shared.title, shared.stack) for shared in failure.stacks] == [
+        ("ranks 0, 2", "waits at 0x7f01"),
+        ("rank 1", "works"),
+    ]
+
+
+def test_ranks_in_short() -> None:
+    assert ranges([0, 2, 3, 4, 7]) == "0, 2–4, 7"
+    assert folded({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("state", "begin"),
+    [
+        (RunState.FINISHED, "Finished in 13.0 s"),
+        (RunState.FAILED, "Failed after 13.0 s"),
+        (RunState.RUNNING, "Still running at 1970-01-01 00:00:00 UTC, after 13.0 s"),
+        (RunState.STOPPED, "Stopped after 13.0 s (every rank finished): fit() resumes it"),
+        (RunState.INTERRUPTED, "Interrupted after 13.0 s: its driver died, and fit() resumes it"),
+    ],
+)
+def test_the_verdict_says_what_became_of_it(state: RunState, begin: str) -> None:
+    sentence = verdict(told(RUN, state))
+    assert sentence.startswith(begin)
+    assert "2 restarts, 4 steps done again" in sentence
+    assert "rank 1: killed by SIGKILL (step 3)" in sentence
+
+
+def test_a_run_that_has_hardly_begun() -> None:
+    facts = told([opened(5)], RunState.RUNNING)
+    assert (facts.attempts, facts.metrics, facts.ranks) == ((), (), ())
+    assert chart_of(facts).rows == ()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (59.94, "59.9 s"),
+        (245, "4 min 5 s"),
+        (7260, "2 h 1 min"),
+        (180_000, "2 d 2 h"),
+    ],
+)
+def test_lengths_of_time(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_rank_is_drawn_in_its_own_attempts(facts: Facts) -> None:
+    chart = chart_of(facts)
+    assert [row.attempts for row in chart.rows] == [(0, 1, 2), (0, 1, 2), (0,)]
+    assert [sign.kind for sign in chart.rows[1].signs] == ["failure"]
+    assert sum(bar.width for bar in chart.bars) == pytest.approx(100, abs=0.1)
+
+
+def test_of_many_ranks_those_with_marks_are_drawn() -> None:
+    straggler = line(3, "Straggler", attempt=0, rank=777, host="b", reason="slow")
+    chart = chart_of(told([opened(0), *attempt(1, 0, size=1000), straggler]))
+    assert chart.ranks == 1000
+    assert [row.rank for row in chart.rows] == [*range(31), 777]
+
+
+def test_many_spans_become_those_of_a_screen() -> None:
+    accounts = ["train", "checkpoint_stall"]
+    lengths = [0.9, 0.1]
+    spans, start = [], 0.0
+    for at in range(20_000):
+        seconds = lengths[at % 2]
+        spans.append(Span(account=accounts[at % 2], start=start, seconds=seconds, time=start))
+        start += seconds
+    spans.append(Span(account="ending", start=start, seconds=start, time=start))
+    few = coarse(spans, 2 * start)
+    assert [span.account for span in few] == ["train", "ending"]
+    assert sum(span.seconds for span in few) == pytest.approx(2 * start)
+
+
+def test_many_marks_become_those_of_a_screen() -> None:
+    commits = [line(1 + at / 10, "Committed", checkpoint=f"c{at}", step=at) for at in range(5000)]
+    facts = told([opened(0), *attempt(1, 0), *commits])
+    drawn = drawn_marks(facts.marks, facts.wall_s)
+    assert len(drawn) <= 401
+    assert drawn[-1].text == "c4999, step 4999"

@@ -1,0 +1,238 @@
+"""A run's page: one file without a network, in which no text of a run is markup."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import polytrain
+from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, make_trainer
+from polytrain.cli import main
+from polytrain.common.errors import TrainingFailedError
+from polytrain.page.facts import Facts, Source, facts_of
+from polytrain.page.record import RunRecord
+from polytrain.page.rendering import page
+from polytrain.run.overview import RunState
+
+HOSTILE = """</script><script>alert("1")</script>'"&amp;/\u2028<!--"""
+
+# As published: nobody has changed them.
+VENDORED = {
+    "uPlot-1.6.32.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uPlot-1.6.32.min.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+    "uPlot-LICENSE.txt": "8f989229699b4fe2f1a0432d0e9edc338a8a911e250e2d1b01ecd770a5f5b1bd",
+}
+
+
+class Parsed(HTMLParser):
+    """A page as a browser reads it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.facts, self.policy, self.texts = "", "", []
+        self._inside: tuple[str, dict[str, str | None]] = ("", {})
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._inside = tag, dict(attrs)
+        self.tags.append(self._inside)
+        if self._inside[1].get("http-equiv") == "Content-Security-Policy":
+            self.policy = str(self._inside[1]["content"])
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = "", {}
+
+    def handle_data(self, data: str) -> None:
+        tag, attributes = self._inside
+        if attributes.get("id") == "facts":
+            self.facts += data
+        elif tag not in ("script", "style"):
+            self.texts.append(data)
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def facts(fill: Callable[[RunRecord], None] = lambda record: None) -> Facts:
+    record = RunRecord(since_token=1, world_size=2)
+    record.identity = {"backend": "reference", "options": {}, "datasets": {}, "content": {}}
+    record.take({"event": "Opened", "time": 0.0, "began": 0.0, "token": 1})
+    launched = {"attempt": 0, "step": 0, "start": None, "world_size": 2}
+    record.take({"event": "Launched", "time": 1.0, "token": 1, **launched})
+    fill(record)
+    record.take({"event": "Closed", "time": 9.0, "token": 1})
+    source = Source(
+        name="run", path="/r", state=RunState.FINISHED, driver=None, read=0.0, version="1"
+    )
+    return facts_of(record, source)
+
+
+def report_hostile(directory: str) -> None:
+    for step in range(1, 4):
+        (Path(directory) / "state").write_text(str(step))
+        saved = Checkpoint.from_directory(directory)
+        metrics = {HOSTILE: float(step), "nested": {HOSTILE: step}, "text": HOSTILE}
+        polytrain.report({**metrics, "bad": float("nan")}, checkpoint=saved)
+    raise ValueError(HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that does all it can to be markup."""
+    work = tmp_path_factory.mktemp("work")
+    storage = tmp_path_factory.mktemp("runs")
+    with pytest.raises(TrainingFailedError):
+        make_trainer(
+            "reference",
+            lambda: report_hostile(str(work)),
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(name="a <b> & 'c'", storage_path=storage, progress=False),
+        ).fit()
+    return storage / "a <b> & 'c'"
+
+
+@pytest.fixture(scope="module")
+def written(hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("pages") / "run.html"
+    assert Result.from_path(hostile).report(file) == file
+    return file.read_text(encoding="utf-8")
+
+
+def test_no_text_of_a_run_is_markup(written: str) -> None:
+    parsed = Parsed(written)
+    assert len(parsed.of("script")) == 3
+    assert not parsed.of("b")
+    assert "alert" in "".join(parsed.texts)
+    assert not any(name.startswith("on") for _, attributes in parsed.tags for name in attributes)
+
+
+def test_nothing_in_it_is_elsewhere(written: str) -> None:
+    parsed = Parsed(written)
+    for tag, attributes in parsed.tags:
+        for name in ("src", "href", "data", "action", "style"):
+            value = attributes.get(name)
+            assert value is None or value.startswith("#"), (tag, name, value)
+    assert parsed.policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in parsed.policy
+    assert "http" not in parsed.policy
+
+
+def test_the_same_facts_are_in_it_as_json(
+    written: str, hostile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside = json.loads(Parsed(written).facts)
+    assert main(["report", str(hostile), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["data"]
+    for each in (inside, printed):
+        del each["source"]["read"]
+    assert inside == printed
+    assert inside["schema_version"] == 1
+    ledger = Result.from_path(hostile).ledger
+    assert inside["seconds"] == pytest.approx(ledger.seconds)
+    names = [metric["name"] for metric in inside["metrics"]]
+    assert names == [HOSTILE, f"nested/{HOSTILE}", "text", "bad"]
+
+
+def test_the_table_of_times_adds_up_to_the_ledger(written: str, hostile: Path) -> None:
+    ledger = Result.from_path(hostile).ledger
+    rows = re.findall(r'</svg> (\w+)</td><td class="n">([\d.]+)</td>', written)
+    assert {account: float(seconds) for account, seconds in rows} == {
+        account: round(seconds, 2) for account, seconds in ledger.seconds.items()
+    }
+
+
+def test_checkpoints_have_their_hashes(written: str, hostile: Path) -> None:
+    newest = sorted((hostile / "checkpoints").iterdir())[-1]
+    assert hashlib.sha256((newest / "state").read_bytes()).hexdigest() in written
+
+
+def fill_with_reports(count: int) -> Callable[[RunRecord], None]:
+    def fill(record: RunRecord) -> None:
+        for step in range(1, count + 1):
+            record.history.add(step, {"loss": 1 / step, "accuracy": step / count, "rate": 0.1})
+
+    return fill
+
+
+@pytest.mark.parametrize("count", [100, 10_000, 100_000])
+def test_the_page_of_a_usual_run_is_small(count: int) -> None:
+    text = page(facts(fill_with_reports(count)))
+    assert len(text.encode()) < 200_000
+    assert ("the lowest and the highest of each stretch" in text) == (count > 1000)
+
+
+def test_ten_thousand_metrics() -> None:
+    text = page(facts(lambda record: record.history.add(1, {f"m{n}": n for n in range(10_000)})))
+    assert "200 of 10000 metrics are listed, and 64 are drawn" in text
+    assert len(json.loads(Parsed(text).facts)["metrics"]) == 10_000
+
+
+def test_what_is_vendored_is_as_published() -> None:
+    vendored = files("polytrain.page").joinpath("assets", "vendor")
+    found = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in vendored.iterdir()
+    }
+    assert found == VENDORED
+
+
+class TestBadInput:
+    def test_no_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["report", str(tmp_path)]) == 3
+        assert "There is no run in" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("name", "what"), [("away/run.html", "No such file"), (".", "Is a directory")]
+    )
+    def test_a_page_that_cannot_be_written(
+        self,
+        name: str,
+        what: str,
+        hostile: Path,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        assert main(["report", str(hostile), "-o", str(tmp_path / name)]) == 1
+        error = capsys.readouterr().err
+        assert "--output" in error
+        assert what in error
+
+    def test_a_journal_of_another_version(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        opened = {"time": 1.0, "token": 1, "event": "Opened", "format": 99}
+        (tmp_path / "journal.jsonl").write_text(json.dumps(opened) + "\n")
+        assert main(["report", str(tmp_path)]) == 1
+        assert "99" in capsys.readouterr().err
+
+    def test_a_storage_that_is_away(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["report", "nowhere://runs/run"]) == 1
+        assert "can't be read" in capsys.readouterr().err
+
+
+def report_on_itself(config: dict[str, Any]) -> None:
+    polytrain.report({"loss": 1.0})
+    Result.from_path(config["run"]).report(config["page"])
+
+
+def test_a_run_that_is_written_at_this_moment(tmp_path: Path) -> None:
+    target = tmp_path / "run.html"
+    make_trainer(
+        "reference",
+        report_on_itself,
+        train_loop_config={"run": str(tmp_path / "run"), "page": str(target)},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(name="run", storage_path=tmp_path, progress=False),
+    ).fit()
+    text = target.read_text()
+    assert "Still running at" in text
+    assert "The run was being written when this page was made" in text
