@@ -17,20 +17,35 @@ _AT_ONCE = 1 << 13
 """Rows whose values are converted at once where that takes memory."""
 
 
+_MOST_LENT_BYTES = 1 << 24
+"""Of a column whose memory batches are parts of: a batch that is kept keeps all of it."""
+
+
 class Region:
     """A table, and its columns as arrays: without a copy as a whole, otherwise rows as wanted."""
 
-    def __init__(self, table: pa.Table) -> None:
+    def __init__(self, table: pa.Table, *, lends: bool = False) -> None:
+        """
+        Args:
+            table: the rows.
+            lends: nothing else uses the table's memory, and each row is taken once, so that
+                batches may be parts of it.
+        """
         self.table = table
+        self._lends = lends
         self._converted: dict[int, tuple[range, np.ndarray[Any, Any]]] = {}
 
     @cached_property
-    def columns(self) -> tuple[tuple[str, Combine], ...]:
-        """The name of each column, and what makes a batch's array of its parts."""
-        return tuple((field.name, combiner(field.type)) for field in self.table.schema)
+    def columns(self) -> tuple[tuple[str, Combine, np.ndarray[Any, Any] | None], ...]:
+        """Of each column its name, what makes a batch's array of its parts, and, if batches may be
+        parts of its memory, all of its rows."""
+        return tuple(
+            (field.name, combiner(field.type), self._lent(index) if self._lends else None)
+            for index, field in enumerate(self.table.schema)
+        )
 
     def array(self, index: int, start: int, stop: int) -> np.ndarray[Any, Any]:
-        """Rows start … stop - 1 of a column."""
+        """Rows start … stop - 1 of a column, which have to be copied."""
         rows, array = self._converted.get(index, (range(0), None))
         if array is None or start < rows.start or stop > rows.stop:
             field, column = self.table.schema.field(index), self.table.column(index)
@@ -40,6 +55,27 @@ class Region:
             array = column_to_numpy(column.slice(rows.start, len(rows)), field)
             self._converted[index] = rows, array
         return array[start - rows.start : stop - rows.start]
+
+    def batch(self, start: int, stop: int) -> dict[str, np.ndarray[Any, Any]]:
+        """Rows start … stop - 1 in memory of their own."""
+        return {
+            name: combine([self.array(index, start, stop)]) if lent is None else lent[start:stop]
+            for index, (name, combine, lent) in enumerate(self.columns)
+        }
+
+    def _lent(self, index: int) -> np.ndarray[Any, Any] | None:
+        field, column = self.table.schema.field(index), self.table.column(index)
+        if column.nbytes > _MOST_LENT_BYTES or not _converts_for_free(column, field):
+            return None
+        return _writable(column_to_numpy(column, field), column.chunk(0).buffers()[-1])
+
+
+def _writable(array: np.ndarray[Any, Any], memory: pa.Buffer) -> np.ndarray[Any, Any] | None:
+    """An array of Arrow's memory that can be written to; None if the memory can't be."""
+    offset = array.ctypes.data - memory.address
+    if not memory.is_mutable or not 0 <= offset <= memory.size - array.nbytes:
+        return None
+    return np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
 
 
 def _converts_for_free(column: pa.ChunkedArray, field: pa.Field) -> bool:
@@ -75,7 +111,7 @@ class RowSlice:
 def excerpts_to_format(excerpts: Sequence[RowSlice], batch_format: str) -> Any:
     """Rows of one or more regions, one after another, in the format that is asked for.
 
-    Arrays may be written to.
+    Arrays may be written to, and share no memory with those of other batches.
     """
     if batch_format != "numpy":
         tables = [part.region.table.slice(part.start, len(part)) for part in excerpts]
@@ -83,7 +119,9 @@ def excerpts_to_format(excerpts: Sequence[RowSlice], batch_format: str) -> Any:
             return to_format(tables[0], batch_format)
         # Of two regions one may have been so large that it got wider types.
         return to_format(pa.concat_tables(tables, promote_options="permissive"), batch_format)
+    if len(excerpts) == 1:
+        return excerpts[0].region.batch(excerpts[0].start, excerpts[0].stop)
     return {
         name: combine([part.region.array(index, part.start, part.stop) for part in excerpts])
-        for index, (name, combine) in enumerate(excerpts[0].region.columns)
+        for index, (name, combine, _) in enumerate(excerpts[0].region.columns)
     }

@@ -152,6 +152,10 @@ class PieceRows(Rows):
         ]
         return pa.concat_tables(tables) if tables else empty_table(self.schema)
 
+    def reads_into_own_memory(self, rows: range) -> bool:
+        """See `Piece.reads_into_own_memory`."""
+        return all(self._pieces[piece].reads_into_own_memory for piece, _ in self._parts(rows))
+
     def _parts(self, rows: range) -> Iterator[tuple[int, range]]:
         """The pieces that hold these rows, and which rows of theirs."""
         if not rows:
@@ -218,47 +222,60 @@ class _ReadAhead(Stream):
         self._kept = kept
         self._regions = regions
         self._reader = reader
-        self._ahead: tuple[RowSelection, Future[pa.Table]] | None = None
+        self._ahead: tuple[RowSelection, Future[Region]] | None = None
         self._held = range(0)
+        self._taken = 0
         self._region = Region(empty_table(rows.schema))
         self._ask_next()
 
     def take(self, picked: RowSelection) -> list[RowSlice]:
         if picked.arrange is not None:
-            self._advance_to(picked, picked.region)
-            return [RowSlice(self._region, picked.place.start, picked.place.stop)]
+            self._advance_to(picked, picked.region, picked.place.start)
+            return [self._slice(picked.place.start, picked.place.stop)]
         excerpts = []
         rows = picked.region[picked.place.start : picked.place.stop]
         while rows:
             self._advance_to(picked, rows[:1])
             start = rows.start - self._held.start
             stop = min(rows.stop, self._held.stop) - self._held.start
-            excerpts.append(RowSlice(self._region, start, stop))
+            excerpts.append(self._slice(start, stop))
             rows = rows[stop - start :]
         return excerpts
 
-    def _advance_to(self, picked: RowSelection, rows: range) -> None:
-        """Hold a region that contains these rows."""
+    def _slice(self, start: int, stop: int) -> RowSlice:
+        self._taken = stop
+        return RowSlice(self._region, start, stop)
+
+    def _advance_to(self, picked: RowSelection, rows: range, place: int | None = None) -> None:
+        """Hold a region that contains these rows, from this place on; by default where they lie."""
         while not _contains(self._held, rows):
             if self._ahead is None:
-                # Padding begins at the start again.
-                self._held, self._region = picked.region, Region(self._load(picked.whole))
+                self._hold(picked)
                 return
-            ahead, table = self._ahead
+            ahead, region = self._ahead
             # The old region's memory is free before the next one is asked for.
-            self._held, self._region = ahead.region, Region(table.result())
+            self._held, self._taken, self._region = ahead.region, 0, region.result()
             self._ask_next()
+        if (rows.start - self._held.start if place is None else place) < self._taken:
+            # A batch has these rows, and may have been written to.
+            self._hold(picked)
+
+    def _hold(self, picked: RowSelection) -> None:
+        """Padding begins at the start again."""
+        self._held, self._taken, self._region = picked.region, 0, self._load(picked.whole)
 
     def _ask_next(self) -> None:
         region = next(self._regions, None)
         self._ahead = None if region is None else (region, self._reader.submit(self._load, region))
 
-    def _load(self, region: RowSelection) -> pa.Table:
+    def _load(self, region: RowSelection) -> Region:
+        rows = region.region
         if region.arrange is None:
-            return in_one_piece(self._rows.read(region.region))
-        table = self._rows.read_window(region.region, self._kept)
-        rows = region.arrange(region.place) - region.region.start
-        return in_one_piece(table).take(pa.array(rows)).combine_chunks()
+            table = in_one_piece(self._rows.read(rows))
+            return Region(table, lends=self._rows.reads_into_own_memory(rows))
+        table = in_one_piece(self._rows.read_window(rows, self._kept))
+        numbers = region.arrange(region.place) - rows.start
+        return Region(table.take(pa.array(numbers)).combine_chunks(), lends=True)
 
 
 def _contains(outer: range, inner: range) -> bool:

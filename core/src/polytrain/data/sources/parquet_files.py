@@ -51,6 +51,10 @@ class RowGroupPiece(Piece):
     def where(self) -> str:
         return f"{self.path!r} (row group {self.row_group})"
 
+    @property
+    def reads_into_own_memory(self) -> bool:
+        return True
+
     def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
         names = self.schema.names if columns is None else list(columns)
         parts = [*self._parts(range(start, stop), names)]

@@ -89,6 +89,12 @@ class Piece(ABC):
         """Whether the rows lie in this process, rather than where every node can read them."""
         return False
 
+    @property
+    def reads_into_own_memory(self) -> bool:
+        """Whether nothing else uses the memory of the tables that `read` gives: no mapped file, no
+        cache, and no array of the user's."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class TablePiece(Piece):

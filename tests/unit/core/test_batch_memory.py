@@ -1,0 +1,126 @@
+"""The memory of batches: they may be written to, and nobody else sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+
+from polytrain.testing.shards import shard_of
+
+ROWS = 90
+COLUMNS = {
+    "id": pa.array(range(ROWS)),
+    "half": pa.array(np.arange(ROWS) / 2),
+    "gap": pa.array([None, 1, 2] * (ROWS // 3), pa.int32()),
+    "hole": pa.array([None, 1.5, 2.5] * (ROWS // 3)),
+    "truth": pa.array([True, False] * (ROWS // 2)),
+    "word": pa.array([f"word {row}" for row in range(ROWS)]),
+    "time": pa.array(range(ROWS), pa.timestamp("us")),
+    "image": pa.FixedShapeTensorArray.from_numpy_ndarray(
+        np.arange(ROWS * 6, dtype=np.int16).reshape(ROWS, 2, 3)
+    ),
+    "pair": pa.array([[row, row + 1] for row in range(ROWS)], pa.list_(pa.float32(), 2)),
+    "tokens": pa.array([[row] * 3 for row in range(ROWS)], pa.list_(pa.int64())),
+    "ragged": pa.array([[row] * (row % 3) for row in range(ROWS)], pa.list_(pa.int64())),
+}
+TABLE = pa.table(COLUMNS)
+OF_CSV = TABLE.select(["id", "half", "gap", "hole", "truth", "word", "time"])
+
+
+def parquet(directory: Path) -> str:
+    for part, start in enumerate((0, 60)):
+        rows = TABLE.slice(start, 60)
+        pq.write_table(rows, directory / f"{part}.parquet", row_group_size=40)
+    return str(directory)
+
+
+def row_group(directory: Path) -> str:
+    pq.write_table(TABLE, directory / "rows.parquet")
+    return str(directory)
+
+
+def csv(directory: Path) -> str:
+    pacsv.write_csv(OF_CSV, directory / "rows.csv")
+    return str(directory)
+
+
+def feather_file(directory: Path) -> str:
+    feather.write_feather(TABLE, directory / "rows.feather", compression="uncompressed")
+    return str(directory)
+
+
+def table(directory: Path) -> pa.Table:
+    return TABLE
+
+
+def arrays(directory: Path) -> dict[str, Any]:
+    return {name: column.to_numpy() for name, column in zip("ab", TABLE.columns, strict=False)}
+
+
+SOURCES = [parquet, row_group, csv, feather_file, table, arrays]
+
+
+def read(data: Any, *, epochs: int = 1, write: bool = False, **config: Any) -> list[Any]:
+    shard = shard_of(data, **config)
+    batches = []
+    for _ in range(epochs):
+        for batch in shard.iter_batches(batch_size=7):
+            batches.append({name: as_plain(array) for name, array in batch.items()})
+            if write:
+                for array in batch.values():
+                    array[...] = array[::-1].copy()
+                    if array.dtype.kind == "f":
+                        array[...] = -1
+    return batches
+
+
+def as_plain(array: np.ndarray[Any, Any]) -> list[Any]:
+    return [np.asarray(row).tolist() for row in array]
+
+
+@pytest.mark.parametrize("shuffle", [False, "window", True])
+@pytest.mark.parametrize("source", SOURCES)
+def test_writing_to_a_batch_changes_no_other_one(
+    tmp_path: Path, source: Callable[[Path], Any], shuffle: Any
+) -> None:
+    data = source(tmp_path)
+    config = {"shuffle": shuffle, "remainder": "pad"}
+    untouched = read(data, epochs=2, **config)
+    assert len(untouched) == 2 * 13, "the last batch of each is padded with rows of the first"
+    assert repr(read(data, epochs=2, write=True, **config)) == repr(untouched)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shuffle", [False, "window", True])
+@pytest.mark.parametrize("source", SOURCES)
+def test_batches_can_be_written_to_and_share_no_memory(
+    tmp_path: Path, source: Callable[[Path], Any], shuffle: Any, shards: int
+) -> None:
+    shard = shard_of(source(tmp_path), shards=shards, shuffle=shuffle, remainder="pad")
+    batches = [batch for _ in range(2) for batch in shard.iter_batches(batch_size=7)]
+    assert all(array.flags.writeable for batch in batches for array in batch.values())
+    for name in batches[0]:
+        for one, other in combinations((batch[name] for batch in batches), 2):
+            assert not np.shares_memory(one, other), name
+
+
+@pytest.mark.parametrize("shuffle", [False, "window"])
+def test_batches_that_are_kept_keep_no_large_column_in_memory(tmp_path: Path, shuffle: Any) -> None:
+    # One row group of 20 MB, of which a batch is a hundredth.
+    rows = 20_000
+    images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((rows, 128), np.float64))
+    pq.write_table(pa.table({"image": images}), tmp_path / "rows.parquet")
+    shard = shard_of(str(tmp_path), shuffle=shuffle)
+    before = pa.total_allocated_bytes()
+    kept = [batch for batch in shard.iter_batches(batch_size=200)][::50]
+    assert pa.total_allocated_bytes() - before < 4e6
+    assert len(kept) == 2
