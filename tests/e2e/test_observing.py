@@ -226,5 +226,5 @@ def test_a_failure_names_the_runs_directory_and_the_log(
     text = str(raised.value)
     assert f"The run's directory: {tmp_path / 'run'}\n" in text
     assert text.endswith(f"The output of rank 0: {log}")
-    # The line of progress says it as soon as the attempt has failed.
-    assert f"Its output: {log}" in errors
+    assert f"polytrain logs {tmp_path / 'run'} --rank 0" in errors
+    assert "    what explains it\n" in errors

@@ -101,6 +101,10 @@ class TensorFlow(Backend):
     `EarlyStopping`, `ReduceLROnPlateau`, `ModelCheckpoint` and `SwapEMAWeights` keep their state;
     others start fresh."""
 
+    @property
+    def total_steps(self) -> int:
+        return self.epochs
+
     def problems(self, job: Job) -> Iterable[Problem]:
         if self.timeout_s is not None:
             yield from timeout_problems(timeout_s=self.timeout_s)

@@ -99,6 +99,14 @@ class Backend(ABC):
         """What each worker's process needs. Nothing by default."""
         return Demand()
 
+    @property
+    def total_steps(self) -> int | None:
+        """Declarative training: the last step, if training doesn't end early; None if unknown.
+
+        With it, progress is shown with the time that is left.
+        """
+        return None
+
     def program(self, *, max_failures: int) -> Callable[[], Any] | None:
         """What workers run in place of a training function, if the options name it: a script.
 

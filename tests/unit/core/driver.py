@@ -37,7 +37,7 @@ from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.storage.location import Location
 from polytrain.ui.observers import Observers
-from polytrain.ui.progress import WorkerOutput
+from polytrain.ui.worker_output import WorkerOutput
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.validator import NotValidated, Validated, ValidationTask

@@ -111,6 +111,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "world_size": 2,
             "began": 12.5,
             "ranking": [None, "max"],
+            "total_steps": None,
         },
         {
             "event": "Launched",

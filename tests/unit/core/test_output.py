@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from rich.console import Console
 
 from polytrain.common.output import Output
-from polytrain.ui.progress import ProgressLine, WorkerOutput
-from polytrain_plugins import Outcome, RunInfo
+from polytrain.ui.worker_output import WorkerOutput
 
 Captured = pytest.CaptureFixture[str]
 
@@ -270,21 +268,12 @@ def test_what_waits_for_the_logs_storage_is_bounded(
     assert kept == 32 * megabyte
 
 
-RUN = RunInfo(name="a run", backend="reference", num_workers=2, path="/runs", cluster="")
-
-
-def test_what_is_not_on_the_terminal_is_left_alone_by_the_line_of_progress(
-    tmp_path: Path, capsys: Captured
-) -> None:
-    """`python train.py > out.txt`: the line is on the terminal, the output in the file."""
-    terminal = io.StringIO()
-    line = ProgressLine(Console(file=terminal, force_terminal=True))
-    line.polytrain_run_started(RUN)
-    try:
-        with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
-            output.write(wrote("a result\n"))
-    finally:
-        line.polytrain_run_ended(RUN, Outcome(succeeded=True, reason="", restarts=0))
-    assert capsys.readouterr().out == "(rank 0) a result\n"
-    assert "a result" not in terminal.getvalue()
-    assert "a run: finished" in terminal.getvalue()
+def test_the_last_lines_of_a_rank_are_those_before_its_peers_were_lost(tmp_path: Path) -> None:
+    with WorkerOutput(tmp_path / "logs", retry_s=30, show="none") as output:
+        output.write(wrote("".join(f"line {number}\n" for number in range(20)), rank=1))
+        output.write(wrote("no end", rank=1, stream="stderr"))
+        output.flush()
+        output.muted = True
+        output.write(wrote("noise\n", rank=1))
+        assert output.last_lines(1) == (*(f"line {number}" for number in range(11, 20)), "no end")
+        assert output.last_lines(0) == ()

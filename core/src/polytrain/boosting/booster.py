@@ -124,6 +124,10 @@ class Booster(Backend):
         besides = self.columns_besides_features
         return [column for column in columns if column not in besides]
 
+    @property
+    def total_steps(self) -> int:
+        return self.num_boost_round
+
     def problems(self, job: Job) -> Iterable[Problem]:
         if job.has_training_function:
             yield from options_beside_function(self, [option.name for option in fields(self)])

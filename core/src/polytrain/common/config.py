@@ -285,8 +285,11 @@ class RunConfig(_PlainNumbers):
     sets variables before anything is imported, on Ray and without it. Every other part (`pip`,
     `working_dir` and `py_modules` at addresses, …) is set up by Ray."""
 
-    progress: bool = True
-    """Show a line of progress on standard error."""
+    progress: Literal["auto", "live", "plain", "json", "none"] | bool = "auto"
+    """How the run's progress is shown on standard error. "live": two lines that stay at the bottom
+    of the terminal; "plain" where that isn't one. "plain": a line for each event, and one of the
+    state, ever more rarely. "json": JSON Lines, for programs. "auto" and True: live on a terminal,
+    one output that is replaced in a notebook, else plain. "none" and False: not at all."""
 
     show_output: Literal["all", "rank_0", "none"] = "all"
     """Whose output is shown while the run lasts. All of it is in the run's `logs` in any case. What

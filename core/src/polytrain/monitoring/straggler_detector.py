@@ -41,3 +41,8 @@ class StragglerDetector:
         ]
         self._named |= {straggler.rank for straggler in found}
         return found
+
+    def shares(self, window: int) -> list[float] | None:
+        """Return how busy each rank was in a window, in rank order; None unless all are known."""
+        its = self._windows.get(window, {})
+        return [its[rank] for rank in sorted(its)] if len(its) == self.world_size else None

@@ -22,7 +22,7 @@ from polytrain.run.states import State
 from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.ui.observers import Observers
-from polytrain.ui.progress import WorkerOutput
+from polytrain.ui.worker_output import WorkerOutput
 from polytrain.workers.agent_group import AgentGroup, AgentGroupSpec
 from polytrain.workers.available_validators import opened_validator
 from polytrain.workers.group import WorkerGroup

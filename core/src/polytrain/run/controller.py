@@ -50,7 +50,7 @@ from polytrain.run.transition import Transition
 from polytrain.run.user_callbacks import UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.ui.observers import Observers
-from polytrain.ui.progress import WorkerOutput
+from polytrain.ui.worker_output import WorkerOutput
 from polytrain.workers.group import Happening, WorkerGroup
 from polytrain.workers.job import LaunchOrder
 from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
@@ -281,7 +281,10 @@ class Controller:
                 self.output.muted = True
                 self.group.kill(attempt)
             case EndAttempt(root=root, reason=reason):
-                self.journal.attempt_ended(action)
+                rank = None if root is None else root.rank
+                self.journal.attempt_ended(
+                    action, host=self._host_of(rank), last_lines=self.output.last_lines(rank)
+                )
                 self.callbacks.failed(action.failures)
                 why = reason if root is None else f"{root} ({reason})"
                 self._end_attempt(
@@ -425,6 +428,10 @@ class Controller:
             failures=self.failure_infos(failures),
         )
         self.observers.attempt_ended(self.run, self._attempt, outcome)
+
+    def _host_of(self, rank: int | None) -> str:
+        members = self.group.members
+        return members[rank].host if rank is not None and rank < len(members) else ""
 
     def failure_infos(self, failures: tuple[Failure, ...]) -> tuple[FailureInfo, ...]:
         """Return failures as observers get them."""

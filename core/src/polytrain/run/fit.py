@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-from rich.console import Console
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import storage_message
@@ -22,12 +20,12 @@ from polytrain.run.history import RunHistory
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.journal import Journal
 from polytrain.run.ledger import Ledger
+from polytrain.run.progress_display import shown_progress
 from polytrain.run.reports import Reports
 from polytrain.run.run import Run
 from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
 from polytrain.ui.observers import Observers, installed_observers
-from polytrain.ui.progress import ProgressLine
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
 logger = logging.getLogger(__name__)
@@ -81,7 +79,11 @@ def run_to_end(run: Run, held: contextlib.ExitStack) -> RunOutcome:
         run: the run.
         held: resources to release last.
     """
-    with _journal(run) as journal:
+    past = RunHistory() if run.past is None else run.past
+    with (
+        shown_progress(run.info, run.config.progress, past.ledger) as follow,
+        _journal(run, past, follow) as journal,
+    ):
         try:
             return _run_to_end(run, journal)
         finally:
@@ -146,8 +148,9 @@ def _tidy(run: Run) -> None:
 
 
 @contextlib.contextmanager
-def _journal(run: Run) -> Iterator[Journal]:
-    past = RunHistory() if run.past is None else run.past
+def _journal(
+    run: Run, past: RunHistory, follow: Callable[[Mapping[str, Any]], None]
+) -> Iterator[Journal]:
     ranking = run.config.checkpoint_config
     with Journal(
         run.location.open(),
@@ -155,6 +158,7 @@ def _journal(run: Run) -> Iterator[Journal]:
         ledger=past.ledger,
         reports=past.history,
         of_other_ranks=past.of_other_ranks,
+        follow=follow,
     ) as journal:
         with storage_needed(run.location):
             journal.opened(
@@ -163,13 +167,13 @@ def _journal(run: Run) -> Iterator[Journal]:
                 world_size=run.world_size,
                 began=run.began,
                 ranking=(ranking.checkpoint_score_attribute, ranking.checkpoint_score_order),
+                total_steps=run.total_steps,
             )
         yield journal
 
 
 def _observers(run: Run) -> list[Any]:
-    line = [ProgressLine(Console(stderr=True))] if run.config.progress else []
-    return [*line, *run.watchers, *installed_observers(), *run.config.observers]
+    return [*run.watchers, *installed_observers(), *run.config.observers]
 
 
 def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutcome:

@@ -122,7 +122,13 @@ class HealthMonitor:
         return None
 
     def _take_load(self, load: Load) -> DrainWanted | None:
-        found = [] if self._straggler_detector is None else self._straggler_detector.take(load)
+        detector = self._straggler_detector
+        if detector is None or load.attempt != detector.attempt:
+            return None
+        found = detector.take(load)
+        shares = detector.shares(load.window)
+        if shares is not None:
+            self.journal.load(attempt=load.attempt, window=load.window, busy=shares)
         reasons = {its.rank: self._report_straggler(its, load.attempt) for its in found}
         if self.config.stragglers != "replace" or not reasons.keys() - self._moved:
             return None

@@ -11,7 +11,7 @@ import threading
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any
@@ -59,6 +59,7 @@ class Journal:
         ledger: Ledger,
         reports: Reports | None = None,
         of_other_ranks: Mapping[int, Reports] | None = None,
+        follow: Callable[[Mapping[str, Any]], None] = lambda entry: None,
     ) -> None:
         """
         Args:
@@ -67,7 +68,10 @@ class Journal:
             ledger: the ledger of the journal so far, which is kept up to date.
             reports: what was reported so far and no restart has undone, which is too.
             of_other_ranks: the same of ranks above 0, by rank.
+            follow: called with each line, once the ledger has it, but with no report of ranks
+                above 0. It must not raise.
         """
+        self._follow = follow
         self.ledger = ledger
         self.reports = Reports() if reports is None else reports
         self.of_other_ranks = defaultdict(Reports, of_other_ranks or {})
@@ -103,6 +107,7 @@ class Journal:
         world_size: int,
         began: float | None = None,
         ranking: tuple[str | None, str] = (None, "max"),
+        total_steps: int | None = None,
     ) -> None:
         """Note that a driver has started.
 
@@ -112,6 +117,7 @@ class Journal:
             world_size: number of ranks.
             began: when `fit()` was called, in seconds since the epoch; now by default.
             ranking: the metric that ranks checkpoints, and its order.
+            total_steps: steps of the whole run; None if that is unknown.
         """
         began = time.time() if began is None else began
         self._write(
@@ -122,6 +128,7 @@ class Journal:
             world_size=world_size,
             began=began,
             ranking=ranking,
+            total_steps=total_steps,
         )
         self.sync()
 
@@ -190,16 +197,26 @@ class Journal:
         """Note that every rank's process is requested: data and starting point are on the nodes."""
         self._write("Started", attempt=attempt)
 
-    def attempt_ended(self, ended: EndAttempt) -> None:
-        """Note that an attempt ended early; it has no failure if that was planned."""
+    def attempt_ended(
+        self, ended: EndAttempt, *, host: str = "", last_lines: Sequence[str] = ()
+    ) -> None:
+        """Note that an attempt ended early; it has no failure if that was planned.
+
+        Args:
+            ended: why.
+            host: that of the rank whose failure it is; empty if that isn't known.
+            last_lines: the end of that rank's output.
+        """
         root = ended.root
         failure = root and {
             "kind": root.kind.name,
             "rank": root.rank,
+            "host": host,
             "step": root.step,
             "message": root.message,
             "traceback": root.traceback,
             "output": root.output,
+            "last_lines": list(last_lines),
             "stacks": {str(rank): stack for rank, stack in root.stacks.items()},
         }
         self._write("AttemptEnded", attempt=ended.attempt, failure=failure, reason=ended.reason)
@@ -219,6 +236,7 @@ class Journal:
                 self._log.draft(line)
             else:
                 self._append("")
+        self._follow(entry)
 
     def rank_reported(self, report: Reported) -> None:
         """Note a report of a rank above 0. The ledger counts those of rank 0."""
@@ -244,6 +262,17 @@ class Journal:
     def straggler(self, *, attempt: int, rank: int, host: str, reason: str) -> None:
         """Note a straggler."""
         self._write("Straggler", attempt=attempt, rank=rank, host=host, reason=reason)
+
+    def load(self, *, attempt: int, window: int, busy: Sequence[float]) -> None:
+        """Note how busy the ranks were in one window.
+
+        Args:
+            attempt: the attempt's number.
+            window: the window's, from 0.
+            busy: each rank's share, between 0 and 1.
+        """
+        shares = [round(share, 2) for share in busy]
+        self._write("Load", attempt=attempt, window=window, busy=shares)
 
     def concluded(self, conclusion: Conclude) -> None:
         """Note that the run has ended, or that this driver has stopped working on it."""
@@ -302,6 +331,7 @@ class Journal:
         self.ledger.take(entry)
         with self._lock, storage_errors():
             self._append(strict_json.dumps(entry) + "\n")
+        self._follow(entry)
 
     def _entry(self, event: str, **fields: Any) -> dict[str, Any]:
         return {"time": time.time(), "token": self._token, "event": event, **fields}

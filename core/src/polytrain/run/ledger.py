@@ -103,6 +103,11 @@ class Ledger:
         return self.seconds["train"] / wall_s if wall_s else 0.0
 
     @property
+    def highest_step(self) -> int:
+        """The highest step that rank 0 has reported."""
+        return self._highest_step
+
+    @property
     def restarts(self) -> int:
         """Attempts after the first."""
         return max(0, self.launches - 1)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polytrain.run.run import Run
-from polytrain.ui.progress import WorkerOutput
+from polytrain.ui.worker_output import WorkerOutput
 
 logger = logging.getLogger(__name__)
 

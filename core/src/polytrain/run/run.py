@@ -79,6 +79,11 @@ class Run:
         return every > 0 or self.manager.kind is CheckpointKind.ONE_RANK
 
     @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole run; None if that is unknown."""
+        return self.backend.total_steps if self.training_function is None else None
+
+    @property
     def specs(self) -> tuple[ShardSpec | StreamSpec, ...]:
         """How each data set is divided among ranks, in order."""
         return tuple(self._spec(dataset) for dataset in self.datasets)

@@ -1,93 +1,23 @@
-"""The progress line, and the output of worker processes."""
+"""The output of worker processes: to the user's streams, and to a log for each rank."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import defaultdict, deque
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, TextIO
-
-from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.text import Text
+from typing import Literal, TextIO
 
 from polytrain.common.output import Output
 from polytrain.ui.lines import LineBuffer
 from polytrain.ui.rank_log import RankLog
-from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo, hookimpl
+
+_LAST_LINES = 10
 
 logger = logging.getLogger(__name__)
-
-_SHOWN_METRICS = 4
-
-
-class ProgressLine:
-    """An observer that shows progress: one changing line on a terminal, else a line per event."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._live: Live | None = None
-        self._spinner = Spinner("dots", style="status.spinner")
-        self._saved = ""
-
-    @hookimpl
-    def polytrain_run_started(self, run: RunInfo) -> None:
-        workers = f"{run.num_workers} workers {run.cluster}" if run.num_workers else "inline"
-        if self._console.is_terminal:
-            self._update(f"{run.name}: starting ({workers})")
-            self._live = Live(
-                self._spinner,
-                console=self._console,
-                transient=True,
-                refresh_per_second=12.5,
-                # Lines on the same terminal go above this one; those in a file stay there.
-                redirect_stdout=_is_terminal(sys.stdout),
-            )
-            self._live.start()
-        else:
-            self._print(f"{run.name}: starting ({workers}), in {run.path}")
-
-    @hookimpl
-    def polytrain_reported(self, run: RunInfo, report: Report) -> None:
-        if self._live is not None:
-            self._update(f"{run.name}: step {report.step}{self._saved}  {_brief(report.metrics)}")
-
-    @hookimpl
-    def polytrain_attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
-        if not outcome.succeeded and not outcome.planned:
-            log = outcome.failures[0].log if outcome.failures else ""
-            where = f". Its output: {log}" if log else ""
-            self._print(f"{run.name}: attempt {attempt.number} failed: {outcome.reason}{where}")
-
-    @hookimpl
-    def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
-        if attempt.number or attempt.checkpoint:
-            source = Path(attempt.checkpoint).name if attempt.checkpoint else "the beginning"
-            self._print(f"{run.name}: attempt {attempt.number} resumes from {source}")
-
-    @hookimpl
-    def polytrain_checkpoint_committed(self, run: RunInfo, checkpoint: CheckpointInfo) -> None:
-        self._saved = f" ({checkpoint.step} saved)"
-
-    @hookimpl
-    def polytrain_run_ended(self, run: RunInfo, outcome: Outcome) -> None:
-        if self._live is not None:
-            self._live.stop()
-        ended = "finished" if outcome.succeeded else str(outcome.stopped or "failed")
-        restarts = f", {outcome.restarts} restart(s)" if outcome.restarts else ""
-        self._print(f"{run.name}: {ended}{restarts}")
-
-    def _update(self, text: str) -> None:
-        self._spinner.update(text=Text(text))
-
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class WorkerOutput:
@@ -121,6 +51,9 @@ class WorkerOutput:
         self._shown_ranks = {"all": None, "rank_0": {0}, "none": set[int | None]()}[show]
         self._files: dict[int | None, RankLog] = {}
         self._partial: defaultdict[tuple[int | None, str], LineBuffer] = defaultdict(LineBuffer)
+        self._last: defaultdict[int | None, deque[str]] = defaultdict(
+            lambda: deque(maxlen=_LAST_LINES)
+        )
         self._warned: set[str] = set()
         self.muted = False
 
@@ -148,6 +81,10 @@ class WorkerOutput:
         """Return where a rank's log is; empty if it has written nothing."""
         return f"{self._address}/{_file_of(rank)}" if rank in self._files else ""
 
+    def last_lines(self, rank: int | None) -> tuple[str, ...]:
+        """Return the last lines of a rank's output that weren't muted."""
+        return tuple(self._last.get(rank, ()))
+
     def flush(self) -> None:
         """Pass on lines that have no end, because their writer is gone."""
         for (rank, stream), buffer in self._partial.items():
@@ -160,6 +97,8 @@ class WorkerOutput:
         is_hidden = self._shown_ranks is not None and rank not in self._shown_ranks
         # A validation isn't a peer of what is lost.
         is_muted = self.muted and rank is not None
+        if not is_muted:
+            self._last[rank].append(line)
         # A program without a terminal may have neither.
         if target is None or is_hidden or is_muted:
             return
@@ -206,15 +145,3 @@ def _print(text: str, target: TextIO) -> None:
     except UnicodeEncodeError as error:
         known = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
         print(known, file=target, flush=True)
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
-
-
-def _brief(metrics: Mapping[str, Any]) -> str:
-    shown = list(metrics.items())[:_SHOWN_METRICS]
-    return "  ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in shown
-    )

@@ -1,0 +1,230 @@
+"""Shows the progress of a run, as its journal grows: on a terminal, in a log or in a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, TextIO
+
+from polytrain.run.ledger import Ledger
+from polytrain.run.progress import Progress
+from polytrain.run.progress_json import ended_line, event_line, progress_line, started_line
+from polytrain.run.progress_text import (
+    UNICODE,
+    ended,
+    event_lines,
+    heartbeat,
+    signs_for,
+    started,
+    state_lines,
+)
+from polytrain.ui.heartbeats import heartbeat_pauses
+from polytrain.ui.notebook_output import NotebookOutput, is_notebook
+from polytrain.ui.status_lines import StatusLines, can_stay
+from polytrain.ui.ticker import Ticker
+from polytrain_plugins import RunInfo
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["live", "notebook", "plain", "json", "none"]
+
+_DRAW_EVERY_S = 0.25
+_NOTEBOOK_EVERY_S = 1.0
+_JSON_EVERY_S = 1.0
+_NOTEBOOK_WIDTH = 100
+_NOTEBOOK_EVENTS = 20
+"""Lines of events that stay in a notebook's output."""
+
+Entry = Mapping[str, Any]
+
+
+def mode_of(progress: str | bool, stream: TextIO | None) -> Mode:
+    """Return how progress is shown.
+
+    Args:
+        progress: as the user passed it in `RunConfig`.
+        stream: standard error; a program may have none.
+    """
+    if progress is False or progress == "none":
+        return "none"
+    if progress in ("auto", "live", True) and is_notebook():
+        return "notebook"
+    if stream is None or stream.closed:
+        return "none"
+    match progress:
+        case "json":
+            return "json"
+        case "plain":
+            return "plain"
+        case _:
+            return "live" if can_stay(stream) else "plain"
+
+
+@contextlib.contextmanager
+def shown_progress(
+    run: RunInfo, progress: str | bool, ledger: Ledger
+) -> Iterator[Callable[[Entry], None]]:
+    """Show a run's progress; yield what takes each line of its journal, and never raises.
+
+    Args:
+        run: the run.
+        progress: `RunConfig.progress`.
+        ledger: the journal's ledger, which has each line before it is taken here.
+    """
+    mode = mode_of(progress, sys.stderr)
+    if mode == "none":
+        yield lambda entry: None
+        return
+    progress_so_far = Progress(ledger=ledger, since=time.time(), world_size=max(1, run.num_workers))
+    follower = _Follower(run, progress_so_far, sys.stderr)
+    with contextlib.ExitStack() as stack:
+        _DISPLAYS[mode](follower, stack)
+        yield follower.take
+
+
+class _Follower:
+    """What all displays share: the run's progress, its lock, and a stream that may break."""
+
+    def __init__(self, run: RunInfo, progress: Progress, stream: TextIO) -> None:
+        self.run = run
+        self.progress = progress
+        self.lock = threading.Lock()
+        self.stream = stream
+        self.on_event: Callable[[Entry], None] = lambda entry: None
+        self._is_broken = False
+
+    def take(self, entry: Entry) -> None:
+        """Take a line of the journal."""
+        if self._is_broken:
+            return
+        try:
+            with self.lock:
+                self.progress.take(entry)
+                # Most lines are reports, and are shown by the next tick.
+                if entry["event"] != "Reported":
+                    self.on_event(entry)
+        except Exception:  # what is shown of a run must not end it
+            self._is_broken = True
+            logger.exception("A run's progress can't be shown any more; the run continues.")
+
+    def say(self, line: str) -> None:
+        """Print a line, unless the reader of the stream is gone."""
+        if self._is_broken:
+            return
+        try:
+            print(line, file=self.stream, flush=True)
+        except UnicodeEncodeError as error:
+            print(_encodable(line, error.encoding), file=self.stream, flush=True)
+        except (OSError, ValueError):
+            self._is_broken = True
+
+
+def _plain(follower: _Follower, stack: contextlib.ExitStack) -> None:
+    def say_events(entry: Entry) -> None:
+        for line in event_lines(follower.run, follower.progress, entry):
+            follower.say(line)
+
+    def beat() -> None:
+        with follower.lock:
+            follower.say(heartbeat(follower.run, follower.progress, now=time.time()))
+
+    follower.say(started(follower.run))
+    follower.on_event = say_events
+    stack.callback(lambda: follower.say(ended(follower.run, follower.progress)))
+    stack.enter_context(Ticker(beat, heartbeat_pauses(), name="polytrain progress"))
+
+
+def _live(follower: _Follower, stack: contextlib.ExitStack) -> None:
+    signs = signs_for(follower.stream.encoding)
+
+    def lines(width: int) -> tuple[str, str]:
+        return state_lines(
+            follower.run, follower.progress, now=time.time(), width=width, signs=signs
+        )
+
+    def say_events(entry: Entry) -> None:
+        for line in event_lines(follower.run, follower.progress, entry):
+            follower.say(line)
+
+    def draw() -> None:
+        with follower.lock:
+            status.draw()
+
+    follower.say(started(follower.run))
+    follower.on_event = say_events
+    stack.callback(lambda: follower.say(ended(follower.run, follower.progress)))
+    status = stack.enter_context(StatusLines(follower.stream, lines, count=2))
+    stack.enter_context(Ticker(draw, itertools.repeat(_DRAW_EVERY_S), name="polytrain progress"))
+
+
+def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
+    output, events = NotebookOutput(), deque([started(follower.run)], maxlen=_NOTEBOOK_EVENTS)
+
+    def show() -> None:
+        with follower.lock:
+            state = state_lines(
+                follower.run,
+                follower.progress,
+                now=time.time(),
+                width=_NOTEBOOK_WIDTH,
+                signs=UNICODE,
+            )
+            output.show([*events, *state])
+
+    def take_event(entry: Entry) -> None:
+        events.extend(event_lines(follower.run, follower.progress, entry))
+
+    def show_end() -> None:
+        output.show([*events, ended(follower.run, follower.progress)])
+
+    follower.on_event = take_event
+    show()
+    stack.callback(show_end)
+    stack.enter_context(
+        Ticker(show, itertools.repeat(_NOTEBOOK_EVERY_S), name="polytrain progress")
+    )
+
+
+def _json(follower: _Follower, stack: contextlib.ExitStack) -> None:
+    said = ""
+
+    def say_event(entry: Entry) -> None:
+        line = event_line(follower.run, follower.progress, entry)
+        if line is not None:
+            follower.say(line)
+
+    def say_progress() -> None:
+        nonlocal said
+        with follower.lock:
+            progress = follower.progress
+            news = f"{progress.stage} {progress.step} {progress.restarts}"
+            if news != said:
+                said = news
+                follower.say(progress_line(follower.run, progress, now=time.time()))
+
+    follower.say(started_line(follower.run, now=time.time()))
+    follower.on_event = say_event
+    stack.callback(
+        lambda: follower.say(ended_line(follower.run, follower.progress, now=time.time()))
+    )
+    stack.enter_context(
+        Ticker(say_progress, itertools.repeat(_JSON_EVERY_S), name="polytrain progress")
+    )
+
+
+_DISPLAYS: Mapping[str, Callable[[_Follower, contextlib.ExitStack], None]] = {
+    "plain": _plain,
+    "live": _live,
+    "notebook": _notebook,
+    "json": _json,
+}
+
+
+def _encodable(line: str, encoding: str) -> str:
+    return line.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,0 +1,85 @@
+"""Text that fits into a terminal's columns: lines of parts, some of which may go. Pure."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_WIDE = ("F", "W")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a line."""
+
+    text: str
+    weight: int
+    """If there is no room for all, the parts of the least weight are left out first."""
+
+
+def printable(text: str) -> str:
+    """Return text in which nothing moves a terminal's cursor, or changes what follows.
+
+    Control characters, and those that turn the direction of text, are written as escapes.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(each) if _is_control(each) else each for each in text)
+
+
+def columns(text: str) -> int:
+    """Return the number of a terminal's columns that printable text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_columns, text))
+
+
+def cut(text: str, width: int, *, mark: str = "…") -> str:
+    """Return the beginning of printable text, with a mark at its end if something is left out."""
+    if columns(text) <= width:
+        return text
+    room = width - columns(mark)
+    if room < 0:
+        return ""
+    end = taken = 0
+    for each in text:
+        taken += _columns(each)
+        if taken > room:
+            break
+        end += 1
+    return f"{text[:end]}{mark}"
+
+
+def fitted(parts: Sequence[Part], width: int, *, separator: str = " · ", mark: str = "…") -> str:
+    """Join the parts, without those that there is no room for.
+
+    Args:
+        parts: from left to right. One without text isn't there.
+        width: columns.
+        separator: between two parts.
+        mark: at the end of the last part that stays, if that alone is too long.
+    """
+    shown = [part for part in parts if part.text]
+    while shown:
+        line = separator.join(part.text for part in shown)
+        if columns(line) <= width or len(shown) == 1:
+            return cut(line, width, mark=mark)
+        # Of equal ones the last goes first.
+        shown.remove(min(reversed(shown), key=lambda part: part.weight))
+    return ""
+
+
+def _columns(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in _WIDE else 1
+
+
+def _is_control(character: str) -> bool:
+    # Of format characters (Cf) only joiners are harmless, and nobody misses those.
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

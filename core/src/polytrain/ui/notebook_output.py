@@ -1,0 +1,43 @@
+"""One output of a notebook's cell, as HTML that is replaced when it changes."""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+
+def is_notebook() -> bool:
+    """Return whether this program is a notebook's kernel. Imports nothing."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookOutput:
+    """Lines of text in the output of the cell that runs when the first of them are shown."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._shown: list[str] = []
+
+    def show(self, lines: Sequence[str]) -> None:
+        """Show these lines in place of the earlier ones."""
+        if list(lines) == self._shown:
+            return
+        self._shown = list(lines)
+        # A kernel has it; no other program needs it.
+        ipython = import_module("IPython.display")
+        page = ipython.HTML(as_html(lines))
+        if self._handle is None:
+            self._handle = ipython.display(page, display_id=True)
+        else:
+            self._handle.update(page)
+
+
+def as_html(lines: Sequence[str]) -> str:
+    """Return lines of text as HTML."""
+    text = html.escape("\n".join(lines))
+    return f'<pre style="white-space: pre-wrap; line-height: 1.4; margin: 0">{text}</pre>'
