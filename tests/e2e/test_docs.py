@@ -80,6 +80,8 @@ def test_the_quickstart_prints_what_it_shows(home: Path) -> None:
         shown = re.search(rf"\$ python {name}\n(.*?)```", page, flags=re.DOTALL)
         assert shown
         messages = done.stderr.replace(str(home), "/home/me")
+        # A slow machine shows the state after half a minute.
+        messages = re.sub(r"^\w+: .*\branks, .*\n", "", messages, flags=re.MULTILINE)
         assert masked(messages + done.stdout) == masked(shown[1])
 
 

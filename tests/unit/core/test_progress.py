@@ -87,6 +87,7 @@ class Play:
         decision: str = "failure 1 of max_failures=3",
         *,
         noticed_after_s: float = 0.0,
+        **failure: Any,
     ) -> None:
         self.take(
             "Exited",
@@ -96,7 +97,7 @@ class Play:
             after_s=noticed_after_s,
             since_s=noticed_after_s,
         )
-        self.take("AttemptEnded", attempt=attempt, failure=FAILURE, reason=decision)
+        self.take("AttemptEnded", attempt=attempt, failure={**FAILURE, **failure}, reason=decision)
 
     def shown(self, width: int = 120) -> tuple[str, str]:
         return state_lines(RUN, self.progress, now=self.now, width=width)
@@ -201,6 +202,12 @@ def test_a_failure_is_told_once_with_rank_host_last_lines_and_the_next_command()
         "  more: polytrain logs /runs/higgs --rank 1",
     ]
     assert ended(RUN, play.progress) == "higgs: failed: failure 1 of max_failures=0"
+
+
+def test_a_rank_that_has_printed_nothing_has_no_log_to_look_at() -> None:
+    play = trained()
+    play.fail(last_lines=[])
+    assert play.said[-1] == "  more: polytrain show /runs/higgs"
 
 
 def test_where_lines_stay_there_is_one_for_each_event() -> None:

@@ -121,10 +121,10 @@ def ended(run: RunInfo, progress: Progress) -> str:
     return f"{run.name}: {verdict}: {progress.concluded['reason']}{restarts}"
 
 
-def command(run: RunInfo, failure: LastFailure | None) -> str:
-    """Return the command that shows more of a failure: its rank's output, or the run."""
+def command(run: RunInfo, failure: LastFailure) -> str:
+    """Return the command that shows more of a failure: the rank's output if any, or the run."""
     path = shlex.quote(run.path)
-    if failure is None or failure.rank is None or not run.num_workers:
+    if not failure.last_lines:
         return f"polytrain show {path}"
     return f"polytrain logs {path} --rank {failure.rank}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-FIRST_S = 10.0
+FIRST_S = 30.0
 LONGEST_S = 600.0
 """Ten minutes: a log of a week gets a thousand lines."""
 
