@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.e2e.driver import start_driver
 
@@ -80,3 +83,40 @@ def test_a_run_is_looked_at_and_stopped_from_another_process(tmp_path: Path, wor
     again = command("stop", run)
     assert again.returncode == 1
     assert "run isn't active: it is stopped" in again.stderr
+
+
+def test_a_job_in_a_file_trains_and_its_run_predicts(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(400, 2))
+    rows = pa.table({"id": range(400), "a": x[:, 0], "b": x[:, 1], "y": x.sum(axis=1)})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    (tmp_path / "job.toml").write_text(JOB.format(directory=tmp_path))
+    trained = command("run", f"{tmp_path}/job.toml", "--set", "num_boost_round=9")
+    assert trained.returncode == 0, trained.stderr
+    assert trained.stdout.startswith(f"{tmp_path}/job: finished. train-rmse=0.")
+    predict = ("predict", f"{tmp_path}/job", f"{tmp_path}/rows.parquet", "--keep", "id")
+    predicted = command(*predict, "-o", f"{tmp_path}/out")
+    assert predicted.returncode == 0, predicted.stderr
+    table = pq.read_table(tmp_path / "out").sort_by("id")
+    expected = polytrain.load(tmp_path / "job").predict(rows)
+    assert table["id"].to_pylist() == rows["id"].to_pylist()
+    assert table["prediction"].to_numpy().tolist() == expected.tolist()
+    wrong = command("predict", f"{tmp_path}/job", f"{tmp_path}/no.parquet", "-o", "out")
+    assert wrong.returncode == 2
+    assert "no.parquet" in wrong.stderr
+
+
+JOB = """
+backend = "xgboost"
+label = "y"
+dataset_config = {{columns = ["a", "b", "y"]}}
+
+[datasets]
+train = "{directory}/rows.parquet"
+
+[scaling_config]
+num_workers = 2
+
+[run_config]
+name = "job"
+storage_path = "{directory}"
+"""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from polytrain import (
     FailureConfig,
     RunConfig,
     ScalingConfig,
+    Trainer,
     TrainingFailedError,
     make_trainer,
 )
@@ -236,3 +238,89 @@ def test_other_distributions_add_commands(
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shwo"]) == 2
     assert "shwo" in capsys.readouterr().err
+
+
+def one_report() -> Trainer:
+    def train() -> None:
+        polytrain.report({"loss": 1.0})
+
+    return make_trainer("reference", train, scaling_config=ScalingConfig(num_workers=0))
+
+
+JOB = """
+backend = "reference"
+train_loop_per_worker = "tests.unit.core.test_cli:fail_once"
+
+[scaling_config]
+num_workers = 0
+
+[run_config]
+name = "job"
+progress = false
+failure_config = {max_failures = 1}
+"""
+
+
+def test_a_job_in_a_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    file, storage = str(tmp_path / "job.toml"), f"run_config.storage_path={tmp_path}"
+    assert main(["run", file, "--set", storage]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/job: finished. loss=1\n"
+    assert len(polytrain.load(tmp_path / "job").history) == 1
+    again = ["run", "--set", storage, file, "--set=run_config.failure_config.max_failures=0"]
+    assert main([*again, "--set", "run_config.name=again"]) == 1
+    assert "the disk is away" in capsys.readouterr().err
+
+
+def test_a_trainer_of_a_module_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["run", "tests.unit.core.test_cli:one_report"]) == 0
+    assert "finished. loss=1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["missing.py"], "there is no file 'missing.py'"),
+        (["missing.toml"], "No such file or directory"),
+        (["nowhere:trainer"], "No module named 'nowhere'"),
+        (["json:dumps"], "json:dumps"),
+        (["tests.unit.core.test_cli:JOB"], "is a str. Name a Trainer"),
+        (["--workers", "2", "json:dumps"], "--workers: only for scripts"),
+        (["--set", "a=b", "train.py"], "--set: only for a job"),
+        (["job.toml", "--lr=1"], "--lr: a job takes --set KEY=VALUE only"),
+        (["json:dumps", "x"], "x: only scripts take arguments"),
+        ([], "Missing argument 'WHAT'"),
+    ],
+)
+def test_a_run_that_is_wrong_is_not_begun(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_shells_complete_commands_and_runs(tmp_path: Path) -> None:
+    fit(tmp_path / "polytrain_results", "higgs", lambda: polytrain.report({"loss": 1.0}))
+
+    def completions(words: str) -> str:
+        environment = {
+            **os.environ,
+            "HOME": str(tmp_path),
+            "_POLYTRAIN_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split())),
+        }
+        program = "from polytrain.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert "plain,stacks\n" in completions("polytrain ")
+    assert completions("polytrain show ") == "plain,higgs\n"

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -27,6 +28,17 @@ SCHEMA_VERSION = 1
 """Of all `--json` output; a change that breaks its readers raises it."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+
+
+def _run_names(context: click.Context, argument: click.Argument, begun: str) -> list[str]:
+    """The runs in the usual place, for a shell that completes."""
+    directory = Path(DEFAULT_STORAGE).expanduser()
+    found = (path.parent.name for path in directory.glob(f"*/{JOURNAL}"))
+    return sorted(name for name in found if name.startswith(begun))
+
+
+run_argument = click.argument("run", shell_complete=_run_names)
+"""The run that a command is about."""
 
 
 class RunNotFound(click.ClickException):

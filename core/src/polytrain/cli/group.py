@@ -22,6 +22,7 @@ class Lazy:
 
 
 COMMANDS: Mapping[str, Lazy] = {
+    "run": Lazy(module="polytrain.cli.run", help="Train: a script, a trainer or a TOML job."),
     "runs": Lazy(module="polytrain.cli.runs", help="List the runs of a storage."),
     "show": Lazy(module="polytrain.cli.show", help="Show a run: state, attempts, times."),
     "report": Lazy(module="polytrain.cli.report", help="Write a run as one page."),
@@ -29,7 +30,9 @@ COMMANDS: Mapping[str, Lazy] = {
     "stop": Lazy(module="polytrain.cli.stop", help="End an active run at its next checkpoint."),
     "stacks": Lazy(module="polytrain.cli.stacks", help="Print what the ranks are doing."),
     "verify": Lazy(module="polytrain.cli.verify", help="Compare checkpoints with their hashes."),
+    "predict": Lazy(module="polytrain.cli.predict", help="Predict files by a run's model."),
     "backends": Lazy(module="polytrain.cli.backends", help="List the installed backends."),
+    "conformance": Lazy(module="polytrain.cli.conformance", help="Test a backend."),
     "warm": Lazy(module="polytrain.cli.warm", help="Keep imported frameworks for fast starts."),
 }
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from polytrain.cli.found import FoundRun, named_run
+from polytrain.cli.found import FoundRun, named_run, run_argument
 from polytrain.run.overview import RunState
 
 _LOGS = "logs"
@@ -15,7 +15,7 @@ _LOOK_EVERY_S = 0.5
 
 
 @click.command("logs")
-@click.argument("run")
+@run_argument
 @click.option("--rank", type=int, help="Only this rank's; all of them by default.")
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
 def command(run: str, rank: int | None, follow: bool) -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from polytrain.cli.found import FoundRun, as_json, named_run, print_json
+from polytrain.cli.found import FoundRun, as_json, named_run, print_json, run_argument
 from polytrain.cli.runs import in_short
 from polytrain.run.overview import AttemptOverview, RunState, attempts
 
 
 @click.command("show")
-@click.argument("run")
+@run_argument
 @as_json
 def command(run: str, as_json: bool) -> int:
     """Show RUN: its state, its attempts, where its time went.

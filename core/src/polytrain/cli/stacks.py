@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from polytrain.cli.asking import ask_driver
-from polytrain.cli.found import as_json, named_run, print_json
+from polytrain.cli.found import as_json, named_run, print_json, run_argument
 from polytrain.run.remote_requests import RequestKind
 
 
 @click.command("stacks")
-@click.argument("run")
+@run_argument
 @click.option("--rank", type=int, help="Only this rank's.")
 @as_json
 def command(run: str, rank: int | None, as_json: bool) -> None:

@@ -7,7 +7,7 @@ import time
 import click
 
 from polytrain.cli.asking import ask_driver
-from polytrain.cli.found import FoundRun, as_json, named_run, print_json
+from polytrain.cli.found import FoundRun, as_json, named_run, print_json, run_argument
 from polytrain.run.overview import RunState
 from polytrain.run.remote_requests import RequestKind
 
@@ -15,7 +15,7 @@ _LOOK_EVERY_S = 0.5
 
 
 @click.command("stop")
-@click.argument("run")
+@run_argument
 @click.option("--reason", default="", help="Why; it is kept with the run.")
 @click.option("--no-wait", is_flag=True, help="Return once the driver has the request.")
 @as_json

@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.cli.found import as_json, named_run, print_json
+from polytrain.cli.found import as_json, named_run, print_json, run_argument
 
 
 @click.command("verify")
-@click.argument("run")
+@run_argument
 @as_json
 def command(run: str, as_json: bool) -> int:
     """Read all checkpoints of RUN, and compare them with the hashes in their manifests.

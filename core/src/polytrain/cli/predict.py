@@ -1,0 +1,44 @@
+"""`polytrain predict`: predictions of a run's model, into Parquet files."""
+
+from __future__ import annotations
+
+import click
+
+from polytrain.cli.found import named_run, run_argument
+
+
+@click.command("predict")
+@run_argument
+@click.argument("data", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, help="A directory or address for the predictions.")
+@click.option("--keep", multiple=True, metavar="COLUMN", help="A column to keep beside them.")
+@click.option("--best", is_flag=True, help="By the best checkpoint, not the newest.")
+@click.option("-w", "--workers", type=int, help="Number of workers; by default one for each CPU.")
+def command(
+    run: str,
+    data: tuple[str, ...],
+    output: str,
+    keep: tuple[str, ...],
+    best: bool,
+    workers: int | None,
+) -> None:
+    """Predict the rows of DATA (files, directories or addresses) by the model of RUN.
+
+    The same command resumes after a kill.
+    """
+    found = named_run(run)
+    from polytrain import InvalidJobError, PolytrainError, load
+
+    try:
+        load(found.location.address).predict(
+            list(data) if len(data) > 1 else data[0],
+            checkpoint="best" if best else "newest",
+            output=output,
+            keep=keep,
+            num_workers=workers,
+        )
+    except InvalidJobError as error:
+        raise click.UsageError(str(error)) from error
+    except PolytrainError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(f"The predictions are in {output}.")
