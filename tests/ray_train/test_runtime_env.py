@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,27 @@ import polytrain as train
 NAME = "POLYTRAIN_TEST_VARIABLE"
 
 
-def reads_variables() -> dict[str, Any]:
-    # XGBoost's workers import it before the function is called.
+def variables() -> dict[str, Any]:
     return {"set": os.environ.get(NAME), "threads": os.environ["OMP_NUM_THREADS"]}
 
 
+def reads_variables() -> dict[str, Any]:
+    if train.get_context().get_world_rank() == 0:
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "model").write_text("any")
+            checkpoint = train.Checkpoint.from_directory(directory)
+            train.report({}, checkpoint=checkpoint, validation=True)
+    else:
+        train.report({})
+    return variables()
+
+
+def validates(checkpoint: train.Checkpoint) -> dict[str, Any]:
+    return variables()
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_workers_get_the_variables(
+def test_workers_and_validations_get_the_variables(
     tmp_path: Path, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Also one that the driver has, and one that polytrain sets by itself.
@@ -35,9 +50,11 @@ def test_workers_get_the_variables(
             progress=False,
             worker_runtime_env={"env_vars": {NAME: "the run's", "OMP_NUM_THREADS": "3"}},
         ),
+        validation_config=train.ValidationConfig(validates),
     ).fit()
     expected = {"set": "the run's", "threads": "3"}
     assert result.return_values == (expected,) * max(1, num_workers)
+    assert result.metrics == expected
     assert os.environ[NAME] == "the driver's"
 
 
@@ -119,28 +136,45 @@ def test_what_only_ray_sets_up_is_refused_without_ray() -> None:
 
 
 ON_RAY = """
+import os
 import sys
+import tempfile
 import ray
 import polytrain as train
 
-def function():
+def found():
     import os
     from code_of_the_run import VALUE
     with open("data_of_the_run.txt") as file:
         return VALUE, file.read(), os.environ["POLYTRAIN_TEST_VARIABLE"]
 
+def function():
+    with tempfile.TemporaryDirectory() as directory:
+        open(directory + "/model", "w").close()
+        checkpoint = train.Checkpoint.from_directory(directory)
+        is_first = train.get_context().get_world_rank() == 0
+        train.report({}, checkpoint=checkpoint if is_first else None, validation=is_first)
+    return found()
+
+def validate(checkpoint):
+    return {"validation": found(), "own": os.environ.get("OWN")}
+
 ray.init(address="local", num_cpus=2, log_to_driver=False, logging_level=40)
 
 def fit(runtime_env):
+    own = {"num_cpus": 0, "runtime_env": {"env_vars": {"OWN": "of the validation"}}}
     return train.DataParallelTrainer(
         function, scaling_config=train.ScalingConfig(num_workers=2),
+        validation_config=train.ValidationConfig(validate, ray_remote_kwargs=own),
         run_config=train.RunConfig(
             storage_path="runs", progress=False, worker_runtime_env=runtime_env
         ),
     ).fit()
 
 variables = {"POLYTRAIN_TEST_VARIABLE": "set"}
-print("RETURNED", fit({"working_dir": sys.argv[1], "env_vars": variables}).return_values)
+result = fit({"working_dir": sys.argv[1], "env_vars": variables})
+print("RETURNED", result.return_values)
+print("VALIDATED", result.metrics)
 try:
     fit({"working_dir": sys.argv[1] + "x.zip"})
 except train.TrainingFailedError as error:
@@ -163,6 +197,9 @@ def test_ray_sets_up_the_files_of_workers(tmp_path: Path) -> None:
     )
     value = (7, "rows", "set")
     assert f"RETURNED {(value, value)}" in run.stdout, run.stdout + run.stderr
+    # A validation has a variable of its own besides.
+    validated = {"validation": list(value), "own": "of the validation"}
+    assert f"VALIDATED {validated}" in run.stdout, run.stdout + run.stderr
     # The failure of the setup ends the run at once, in Ray's own words.
     [told] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
     assert told.startswith("TOLD startup the runtime_env can't be set up: "), told

@@ -281,9 +281,9 @@ class RunConfig(_PlainNumbers):
     reports of all ranks are sent to the driver."""
 
     worker_runtime_env: Mapping[str, Any] | None = field(default=None, repr=False)
-    """Runtime environment of worker processes, as Ray takes it: `{"env_vars": {"NAME": "value"}}`
-    sets variables before anything is imported, on Ray and without it. Every other part (`pip`,
-    `working_dir` and `py_modules` at addresses, …) is set up by Ray."""
+    """Runtime environment of worker processes and of validations, as Ray takes it:
+    `{"env_vars": {"NAME": "value"}}` sets variables before anything is imported, on Ray and without
+    it. Ray sets up every other part (`pip`, `working_dir` and `py_modules` at addresses, …)."""
 
     progress: Literal["auto", "live", "plain", "json", "none"] | bool = "auto"
     """How the run's progress is shown on standard error. "live": two lines that stay at the bottom

@@ -1,4 +1,4 @@
-"""`RunConfig.worker_runtime_env`: which part every run carries out, and what is wrong with it."""
+"""`RunConfig.worker_runtime_env`: who sets up which part, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ _VARIABLES = "env_vars"
 _DIRECTORIES = ("working_dir", "py_modules")
 """Parts that Ray fetches from an address."""
 
+_PYTHON = ("pip", "uv", "conda", "image_uri", "container")
+"""Parts that choose the Python environment; Ray takes one of them."""
+
 
 def variables_of(runtime_env: Mapping[str, Any] | None) -> Mapping[str, str]:
     """Return the variables for worker processes, which are set on Ray and without it."""
@@ -26,6 +29,26 @@ def parts_of_ray(runtime_env: Any) -> tuple[str, ...]:
     """Return the names of the parts that only Ray sets up."""
     given = runtime_env if isinstance(runtime_env, Mapping) else {}
     return tuple(name for name, value in given.items() if value and name != _VARIABLES)
+
+
+def runtime_env_of_validations(
+    workers: Mapping[str, Any] | None, own: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the runtime environment of tasks that validate: the workers', with parts of their own.
+
+    Args:
+        workers: `RunConfig.worker_runtime_env`.
+        own: `ValidationConfig.ray_remote_kwargs["runtime_env"]`. A part of it replaces the workers'
+            part, and one that chooses the Python environment replaces theirs, however they choose
+            it. Variables of both are set.
+    """
+    workers, own = workers or {}, own or {}
+    chooses_python = any(own.get(name) for name in _PYTHON)
+    kept = {
+        name: value for name, value in workers.items() if not (chooses_python and name in _PYTHON)
+    }
+    variables = {**variables_of(workers), **variables_of(own)}
+    return {**kept, **own, **({_VARIABLES: variables} if variables else {})}
 
 
 def runtime_env_problems(runtime_env: Any, *, is_inline: bool) -> Iterator[Problem]:

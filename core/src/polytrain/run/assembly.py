@@ -127,6 +127,7 @@ def _validations(
             threads=run.scaling.cpus_per_worker,
             is_local=run.choice is None or run.choice.is_local,
             path=_import_path(),
+            runtime_env=run.config.worker_runtime_env,
             tell=coordinator.tell,
         )
     return coordinator

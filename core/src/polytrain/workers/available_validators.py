@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from polytrain.common.output import Output
+from polytrain.common.runtime_env import runtime_env_of_validations, variables_of
 from polytrain.common.validation_config import ValidationConfig
 from polytrain.workers.agent_group import AgentGroup, zygote_for
 from polytrain.workers.group import WorkerGroup
@@ -26,6 +29,7 @@ def opened_validator(
     threads: int,
     is_local: bool,
     path: tuple[str, ...],
+    runtime_env: Mapping[str, Any] | None,
     tell: Callable[[Output], None],
 ) -> Validator:
     """Return what calls the validation function. Nothing is started before the first call.
@@ -37,18 +41,22 @@ def opened_validator(
         threads: threads of a worker.
         is_local: whether the run doesn't use Ray.
         path: the driver's `sys.path`.
+        runtime_env: `RunConfig.worker_runtime_env`.
         tell: called from any thread with what the function prints; on Ray, Ray shows it.
     """
     pickled = pickled_with(*code_in(config.fn), value=config.fn)
     if not is_local:
         from polytrain.workers.ray_validator import RayValidator
 
-        return RayValidator(pickled, config.ray_remote_kwargs)
+        options = dict(config.ray_remote_kwargs)
+        merged = runtime_env_of_validations(runtime_env, options.pop("runtime_env", None))
+        return RayValidator(pickled, {**options, "runtime_env": merged} if merged else options)
     if isinstance(group, AgentGroup):
         zygote = group.zygote
     else:
         name = zygote_name(secrets.token_hex(8), socket.gethostname())
         zygote = zygote_for(demand, name=name, threads=threads, with_data=False, path=path)
+        zygote = replace(zygote, variables=variables_of(runtime_env))
     spec = ValidationProcessSpec(
         zygote=zygote,
         environment={**zygote.environment, **os.environ},

@@ -20,7 +20,7 @@ from polytrain.monitoring.progress_page import Page
 from polytrain.workers.messages import FrameBuffer, Message, pack
 from polytrain.workers.process_connection import LAST_WORDS, READ_SIZE
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
-from polytrain.workers.validation_process import task_message
+from polytrain.workers.validation_process import bounded_threads, task_message
 from polytrain.workers.validator import NotValidated, Validated, ValidationTask
 
 _ENTRY = "polytrain.workers.validation_process"
@@ -33,14 +33,14 @@ class ValidationProcessSpec:
     """The settings of the processes that validate."""
 
     zygote: ZygoteSpec
-    """The zygote that forks them, with its address on this node."""
+    """The zygote that forks them, with its address on this node. Its `variables` are theirs too."""
 
     environment: Mapping[str, str]
     directory: str
     """The driver's working directory."""
 
     threads: int
-    """Threads that libraries may start."""
+    """Threads that libraries may start, where `zygote.variables` don't say it."""
 
     leave_timeout_s: float = 60.0
     """Seconds that a process may take to end once the function has returned."""
@@ -99,11 +99,13 @@ class LocalValidator:
         if self._zygote is None:
             self._zygote = ZygoteConnection.open(self._spec.zygote)
         spec = self._spec
-        environment, path = dict(spec.environment), list(spec.zygote.path)
+        variables, path = spec.zygote.variables, list(spec.zygote.path)
+        bounds = bounded_threads(spec.threads, unless=variables)
+        environment = {**spec.environment, **bounds, **variables}
         self._zygote.request(
             ["fork", self._number, environment, spec.directory, path, _ENTRY], process.theirs
         )
-        process.begin(task_message(self._function, task, spec.threads))
+        process.begin(task_message(self._function, task, bounds))
         return self._zygote
 
     def _waited(self, process: _Process, zygote: ZygoteConnection, timeout_s: float | None) -> bool:

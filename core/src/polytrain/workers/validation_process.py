@@ -8,7 +8,7 @@ import pickle
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, NoReturn
 
 from polytrain.common.output import flush_output
@@ -16,10 +16,24 @@ from polytrain.workers.messages import Message, SocketChannel, raised_message
 from polytrain.workers.pickling import pickled_error
 from polytrain.workers.validator import ValidationTask, call
 
+_OPENMP = "OMP_NUM_THREADS"
 
-def task_message(pickled: bytes, task: ValidationTask, threads: int) -> Message:
-    """The first message to the process: the pickled function, and its call."""
-    return ["validate", pickled, pickle.dumps(task), threads]
+_LIBRARIES = (_OPENMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def bounded_threads(threads: int, *, unless: Container[str]) -> dict[str, str]:
+    """Return the variables that let libraries start this many threads.
+
+    Args:
+        threads: how many.
+        unless: names of variables that are set already.
+    """
+    return {name: str(threads) for name in _LIBRARIES if name not in unless}
+
+
+def task_message(pickled: bytes, task: ValidationTask, bounds: Mapping[str, str]) -> Message:
+    """The first message to the process: the pickled function, its call, and `bounded_threads`."""
+    return ["validate", pickled, pickle.dumps(task), dict(bounds)]
 
 
 def run_and_exit(connection: socket.socket, page: int, descriptors: Sequence[int]) -> NoReturn:
@@ -33,8 +47,8 @@ def run_and_exit(connection: socket.socket, page: int, descriptors: Sequence[int
     code = 1
     try:
         channel = SocketChannel(connection)
-        _, function, task, threads = channel.receive()
-        _bound_threads(threads)
+        _, function, task, bounds = channel.receive()
+        _bound_torch(bounds)
         try:
             channel.send(["validated", call(function, pickle.loads(task))])
         except BaseException as error:
@@ -51,10 +65,8 @@ def run_and_exit(connection: socket.socket, page: int, descriptors: Sequence[int
         os._exit(code)
 
 
-def _bound_threads(threads: int) -> None:
-    """Let libraries start this many threads, also one that the zygote has imported."""
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = str(threads)
+def _bound_torch(bounds: Mapping[str, str]) -> None:
+    """Let torch start this many threads, where the zygote has imported it with other variables."""
     set_num_threads: Any = getattr(sys.modules.get("torch"), "set_num_threads", None)
-    if set_num_threads is not None:
-        set_num_threads(threads)
+    if set_num_threads is not None and _OPENMP in bounds:
+        set_num_threads(int(bounds[_OPENMP]))
