@@ -24,7 +24,9 @@ COMMAND = re.findall(
 """The one change that the porting page names."""
 
 IN_SWEEP = {
-    # It reads a data set of Ray Data, so ours runs on Ray, too.
+    # They read a data set of Ray Data, so ours run on Ray, too.
+    "lightgbm_training",
+    "torch_ray_data",
     "xgboost_training",
     # `test_scripts` runs these libraries with the same names.
     "accelerate_training",
