@@ -28,8 +28,9 @@ IN_SWEEP = {
     "lightgbm_training",
     "torch_ray_data",
     "xgboost_training",
-    # `test_scripts` runs these libraries with the same names.
+    # Other tests run these libraries with the same names.
     "accelerate_training",
+    "deepspeed_training",
     "lightning_training",
     "transformers_training",
 }
