@@ -199,10 +199,11 @@ def _other_figures(options: Options) -> list[Figure]:
     with running_ray(num_cpus=2 * _WORKERS):
         for kind, row_groups in (("strings", 2), ("tensors", 1)):
             with parquet_data.made_files(options, kind, row_groups) as files:
-                parties = {
-                    OURS: partial(measure_ours, files.directory, batches),
-                    _SCAN: partial(measure_scan, files),
-                }
+                parties = {OURS: partial(measure_ours, files.directory, batches)}
+                if not options.quick:
+                    theirs = ingest_loops.ray_batches(batch_size)
+                    parties[RAY_TRAIN] = partial(measure_ray_train, files, theirs)
+                parties[_SCAN] = partial(measure_scan, files)
                 figures.append(_figure_of(f"columns of {kind}", files.rows, parties, options))
         rows = 20_000 if options.quick else _ITEMS
         parties = {
@@ -225,7 +226,7 @@ def _figure_of(
         repetitions=options.repetitions,
         what=f"rows per second, {what}",
     )
-    return Figure(what=what, samples=samples, show=row_rates)
+    return Figure(what=what, samples=samples, bounds=_AHEAD, show=row_rates)
 
 
 def _rate(rows: int, party: Callable[[], list[Pass]]) -> float:

@@ -54,6 +54,15 @@ def renamed(directory: Path) -> Any:
     return [directory / "c.parquet", second]
 
 
+def swapped(directory: Path) -> Any:
+    first, second = files(directory)
+    os.utime(first, ns=(0, 10**18))
+    first.rename(directory / "between")
+    second.rename(first)
+    (directory / "between").rename(second)
+    return [first, second]
+
+
 def elsewhere(directory: Path) -> Any:
     (directory / "v2").mkdir()
     return files(directory / "v2")
@@ -72,7 +81,18 @@ def rewritten(ending: str) -> Change:
 CHANGED: dict[str, tuple[Change, Change, str]] = {
     "files in another order": (files, turned, "other order of files"),
     "a renamed file": (files, renamed, "other names of files"),
-    "other files": (files, elsewhere, "other names of files"),
+    "a renamed file that comes last now": (
+        files,
+        lambda directory: renamed(directory)[::-1],
+        "other names of files; other order of files",
+    ),
+    "files that swapped their names": (files, swapped, "other sizes or times of files"),
+    "other files": (files, elsewhere, "other files"),
+    "a file more": (
+        files,
+        lambda directory: [*files(directory), *files(directory, "more.parquet")[:1]],
+        "rows=4 then, 6 now; other files",
+    ),
     "a rewritten file": (files, rewritten("parquet"), "other sizes or times of files"),
     "a rewritten CSV file": (csv_files, rewritten("csv"), "other sizes or times of files"),
     "another value": (
@@ -105,7 +125,7 @@ def position_in(data: Any, **config: Any) -> Any:
 def test_an_epoch_does_not_go_on_in_other_data(case: str, tmp_path: Path) -> None:
     make, change, told = CHANGED[case]
     position = position_in(make(tmp_path))
-    with pytest.raises(DataChangedError, match=rf"row 1 of epoch 0 of .*'train'.*\({told}"):
+    with pytest.raises(DataChangedError, match=rf"row 1 of epoch 0 of .*'train'.*\({told}\)"):
         shard_of(change(tmp_path), position=position)
 
 

@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polytrain.data.plan.marks import (
+    NAMES,
+    ORDER,
+    ORDER_WITHOUT_NAMES,
+    VERSIONS,
+    VERSIONS_WITHOUT_NAMES,
+)
 from polytrain.data.shards.wide_types import widened
 from polytrain.data.sources.describe import Source
 from polytrain.data.sources.pieces import Piece, TablePiece
@@ -46,11 +53,7 @@ def marks(source: Source) -> dict[str, str]:
         if (path := getattr(piece, "path", None)) is not None
     }
     if files:
-        return {
-            "names of files": _digest(sorted(files)),
-            "order of files": _digest(str(getattr(piece, "path", "")) for piece in pieces),
-            "sizes or times of files": _digest((name, *files[name]) for name in sorted(files)),
-        }
+        return _marks_of_files([str(getattr(piece, "path", "")) for piece in pieces], files)
     if len(pieces) == 1 and isinstance(pieces[0], TablePiece):
         table = pieces[0].table
         return {
@@ -58,6 +61,23 @@ def marks(source: Source) -> dict[str, str]:
             for name in sorted(table.column_names)[:_MOST_COLUMNS]
         }
     return {}
+
+
+def _marks_of_files(paths: Sequence[str], files: Mapping[str, Iterable[Any]]) -> dict[str, str]:
+    """What files are known by.
+
+    Args:
+        paths: of the pieces, in order.
+        files: the version of each.
+    """
+    versions = {path: tuple(version) for path, version in files.items()}
+    return {
+        NAMES: _digest(sorted(files)),
+        ORDER: _digest(paths),
+        VERSIONS: _digest((path, *versions[path]) for path in sorted(files)),
+        ORDER_WITHOUT_NAMES: _digest(versions.get(path) for path in paths),
+        VERSIONS_WITHOUT_NAMES: _digest(sorted(versions.values(), key=repr)),
+    }
 
 
 def fingerprint(source: Source, marks: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from polytrain.data.plan.marks import differences
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.plan.stream_partitioner import Segment
 
@@ -139,7 +140,7 @@ def resumed(name: str, position: DataPosition, plan: Plan, data: Mapping[str, st
     if position.start:
         then, now = asdict(position.plan), asdict(plan)
         changes = [f"{k}={then[k]!r} then, {now[k]!r} now" for k in then if then[k] != now[k]]
-        _check_unchanged(name, position, [*changes, *_others(position.data, data)])
+        _check_unchanged(name, position, [*changes, *differences(position.data, data)])
     return replace(position, plan=plan, data=data)
 
 
@@ -150,13 +151,8 @@ def resumed_stream(name: str, position: StreamPosition, data: Mapping[str, str])
         DataChangedError: the position is inside an epoch of another pipeline.
     """
     if position.legs:
-        _check_unchanged(name, position, _others(position.data, data))
+        _check_unchanged(name, position, differences(position.data, data))
     return replace(position, data=data)
-
-
-def _others(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    # What only one of them has is not read by the other.
-    return [f"other {what}" for what in then if what in now and then[what] != now[what]]
 
 
 def _check_unchanged(name: str, position: Position, changes: Sequence[str]) -> None:

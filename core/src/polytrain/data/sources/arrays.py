@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError, one_line
+from polytrain.data.sources.times import in_unit_of_arrow, is_time
 from polytrain.data.sources.views import without_view
 
 _EXACT = 2**53
@@ -48,7 +49,7 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
     if isinstance(value, list | tuple):
         value = _without_masks(name, value)
     try:
-        found = _of_one_dimension(value)
+        found = _of_one_dimension(name, value)
         if found is not None:
             return found
         # A tensor that has a gradient refuses to become an array.
@@ -56,6 +57,10 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
         if array.dtype.kind == "f" and isinstance(value, list | tuple):
             check_exact(value, array)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        if is_time(array):
+            array = in_unit_of_arrow(name, array)
+        if array.ndim == 1 and array.dtype == object and any(map(is_time, array)):
+            return pa.array([in_unit_of_arrow(name, it) if is_time(it) else it for it in array])
         if array.ndim == 1:
             return pa.array(array)
         _refuse_masks(name, value)
@@ -93,10 +98,14 @@ def _refuse_masks(name: str, value: Any) -> None:
         raise SourceError(what, "Fill them in: array.filled(0)")
 
 
-def _of_one_dimension(value: Any) -> pa.Array | pa.ChunkedArray | None:
+def _of_one_dimension(name: str, value: Any) -> pa.Array | pa.ChunkedArray | None:
     """What NumPy would change on the way: masks, missing values, text, rows of different shapes."""
     if isinstance(value, np.ma.MaskedArray):
-        return pa.array(value.data, mask=np.ma.getmaskarray(value)) if value.ndim == 1 else None
+        if value.ndim != 1:
+            return None
+        if is_time(value):
+            return pa.array(in_unit_of_arrow(name, value.filled(value.dtype.type("NaT"))))
+        return pa.array(value.data, mask=np.ma.getmaskarray(value))
     library = type(value).__module__.partition(".")[0]
     if library == "pandas" and type(value).__name__ == "Series":
         return pa.array(value, from_pandas=True)

@@ -24,10 +24,10 @@ from polytrain.data.sources.random_transforms import (
     wants_generator,
 )
 from polytrain.data.sources.ray_data import from_ray_data, is_computed, is_ray_dataset
-from polytrain.data.sources.ray_tensors import refuse_objects
 from polytrain.data.sources.schemas import chosen, subschema
 from polytrain.data.sources.tables import from_memory, from_table, is_place
 from polytrain.data.sources.transforms import transformed
+from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain_plugins import DatasetInfo
 
 
@@ -126,7 +126,7 @@ def _streaming(name: str, dataset: Any, columns: Sequence[str] | None, transform
     schema = stream_schema(dataset)
     if columns is not None:
         schema = subschema(schema, chosen(columns, schema.names))
-    refuse_objects(schema)
+    refuse_unreadable(schema)
     info = _info(name, schema, None)
     return Source(info=info, schema=schema, pieces=(), stream=dataset)
 

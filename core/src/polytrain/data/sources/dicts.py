@@ -12,6 +12,7 @@ import pyarrow as pa
 from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.arrays import column_of, is_masked_number
 from polytrain.data.sources.schemas import conformed, unified_type
+from polytrain.data.sources.times import in_unit_of_arrow, is_time
 
 _AT_ONCE = 10_000
 """Rows that are Python's objects at once: they take many times the memory of a table."""
@@ -77,15 +78,17 @@ def _column(name: str, values: list[Any]) -> pa.Array | pa.ChunkedArray:
     if any(isinstance(value, list | tuple) or getattr(value, "shape", ()) for value in values):
         return column_of(name, values)
     try:
-        return pa.array([*map(_number, values)])
+        return pa.array([_scalar(name, value) for value in values])
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SourceError(f"{name!r} can't become a column: {one_line(error)}", _REMEDY) from error
 
 
-def _number(value: Any) -> Any:
-    """Arrays and tensors of one number as what Arrow takes for numbers."""
+def _scalar(name: str, value: Any) -> Any:
+    """Arrays and tensors of one number as what Arrow takes for numbers; times as it has them."""
     if is_masked_number(value):
         return None
+    if is_time(value):
+        return in_unit_of_arrow(name, value[()])
     return value.item() if hasattr(value, "shape") and not isinstance(value, np.generic) else value
 
 

@@ -21,6 +21,7 @@ from polytrain.data.sources.schemas import (
     refuse_repeated,
     subschema,
 )
+from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain.data.sources.views import without_views
 from polytrain.storage.filesystems import find
 
@@ -126,6 +127,7 @@ def described(
         missing: set[Missing] = set()
         rows = []
         with _opened(place, wanted) as file:
+            refuse_unreadable(subschema(file.schema, wanted))
             schema = _plain(pa.Table.from_batches([], file.schema)).schema
             for number in range(file.num_record_batches):
                 table = _table(file, number)

@@ -24,6 +24,7 @@ from polytrain.data.sources.schemas import (
     refuse_repeated,
     subschema,
 )
+from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain.storage.filesystems import ResolvedPath, find
 
 _BUFFER_BYTES = 1 << 20
@@ -178,7 +179,9 @@ def described(
             f"{place!r} can't be read: {one_line(error)}", "Replace or remove it"
         ) from error
     refuse_repeated(schema.names, repr(place))
-    own = bare(plain_schema(subschema(schema, own_columns(schema))))
+    names = own_columns(schema)
+    refuse_unreadable(subschema(schema, [it for it in names if columns is None or it in columns]))
+    own = bare(plain_schema(subschema(schema, names)))
     wanted = [field for field in own if columns is None or field.name in columns]
     return ParquetFile(
         place=place,

@@ -11,8 +11,9 @@ import pyarrow as pa
 from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.missing import Missing, found_missing, noted
 from polytrain.data.sources.pieces import Piece, Pieces, selected
-from polytrain.data.sources.ray_tensors import plain_columns, refuse_objects
+from polytrain.data.sources.ray_tensors import plain_columns
 from polytrain.data.sources.schemas import bare, chosen, conformed, subschema, unified_type
+from polytrain.data.sources.unreadable import refuse_unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.S
     first, *rest = schemas
     names = first.names if columns is None else chosen(columns, first.names)
     for schema in schemas:
-        refuse_objects(subschema(schema, [name for name in names if name in schema.names]))
+        refuse_unreadable(subschema(schema, [name for name in names if name in schema.names]))
     types = {name: first.field(name).type for name in names}
     for schema in rest:
         lacking = types.keys() - schema.names

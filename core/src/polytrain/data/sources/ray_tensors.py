@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.arrays import nested_list_type, nested_lists
+from polytrain.data.sources.unreadable import extension_name
 
 _FIXED = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 _VARIABLE = "ray.data.arrow_variable_shaped_tensor"
-_OBJECTS = "ray.data.arrow_pickled_object"
 
 
 def plain_columns(table: pa.Table) -> pa.Table:
@@ -36,21 +35,6 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_type(plain_type(field)) for field in schema])
 
 
-def refuse_objects(schema: pa.Schema) -> None:
-    """Refuse columns of Python's objects, which Ray Data makes of values of several types.
-
-    Raises:
-        SourceError: there is one.
-    """
-    for field in schema:
-        if _extension_of(field)[0] == _OBJECTS:
-            raise SourceError(
-                f"the column {field.name!r} holds Python objects, which have no type in common",
-                "Give its values one type, as with dataset.map_batches, or leave it out with "
-                "columns=[…]",
-            )
-
-
 def plain_type(field: pa.Field) -> pa.DataType:
     """The type of such a column; of any other, its own."""
     name, parameter, stored = _extension_of(field)
@@ -65,12 +49,10 @@ def _extension_of(field: pa.Field) -> tuple[str | None, Any, pa.DataType]:
     """The extension's name, the shape or number of dimensions, and the type that is stored."""
     kind, notes = field.type, field.metadata or {}
     if isinstance(kind, pa.BaseExtensionType):
-        name = kind.extension_name
+        name = extension_name(field)
         parameter = getattr(kind, "ndim" if name == _VARIABLE else "shape", None)
         return name, parameter, kind.storage_type
-    name = notes.get(b"ARROW:extension:name", b"").decode()
-    if name == _OBJECTS:
-        return name, None, kind
+    name = extension_name(field)
     if name not in (*_FIXED, _VARIABLE):
         return None, None, kind
     try:

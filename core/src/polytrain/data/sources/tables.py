@@ -16,6 +16,7 @@ from polytrain.data.sources.missing import found_missing, noted
 from polytrain.data.sources.pieces import Pieces, TablePiece
 from polytrain.data.sources.ray_tensors import plain_columns
 from polytrain.data.sources.schemas import chosen, own_columns, refuse_repeated
+from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain.data.sources.views import without_views
 
 
@@ -36,6 +37,7 @@ def from_table(table: pa.Table, columns: Sequence[str] | None) -> Pieces:
     table = table.select(own_columns(table.schema)).replace_schema_metadata(None)
     if columns is not None:
         table = table.select(chosen(columns, table.column_names))
+    refuse_unreadable(table.schema)
     table = widened(without_views(plain_columns(table)))
     missing = found_missing(table)
     if missing:

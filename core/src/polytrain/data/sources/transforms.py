@@ -21,6 +21,7 @@ from polytrain.data.sources.missing import (
 )
 from polytrain.data.sources.pieces import Piece, Pieces, selected
 from polytrain.data.sources.schemas import exactly
+from polytrain.data.sources.unreadable import refuse_unreadable
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]
 Transform: TypeAlias = Callable[[Batch], Mapping[str, Any]]
@@ -135,6 +136,7 @@ def tried(name: str, found: Pieces, transform: Transform) -> pa.Schema:
         raise SourceError(str(error), remedy) from error
     if not schema.names:
         raise SourceError("the transform returns no columns", remedy)
+    refuse_unreadable(schema)
     return schema
 
 
