@@ -278,3 +278,41 @@ def test_what_can_be_saved_and_not_loaded_fails_at_the_first_save(
         return
     with pytest.raises(TrainingFailedError, match=told):
         fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)
+
+
+def saves_before_rank_0(config: dict[str, Any]) -> None:
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from polytrain_torch.transformers import prepare_trainer
+
+    rank = torch.distributed.get_rank()
+
+    class Regression(torch.nn.Linear):
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": (super().forward(x)[:, 0] - labels).square().mean()}
+
+    class SeesHalfAFile(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if rank == 1:
+                file = Path(args.output_dir, f"checkpoint-{state.global_step}", "optimizer.pt")
+                file.write_bytes(b"PK")
+
+    arguments = TrainingArguments(
+        output_dir=f"{config['output']}/{rank}",
+        max_steps=1,
+        save_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    rows = [{"x": torch.ones(3), "labels": torch.ones(())}] * 16
+    trainer = Trainer(Regression(3, 1), arguments, train_dataset=rows, callbacks=[SeesHalfAFile()])
+    prepare_trainer(trainer).train()
+
+
+def test_other_ranks_do_not_read_what_rank_0_may_still_write(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    result = fit_with_library(quiet, saves_before_rank_0, {"output": str(tmp_path)})
+    assert result.restarts == 0
+    assert result.checkpoint is not None

@@ -298,8 +298,10 @@ class _Reports(Callback):
             return
         self._saved_step = self._reported_step = trainer.global_step
         if not self._is_checked and not self.loads_anything:
-            refuse_unsafe(saved)
-            read_back(saved, trainer)
+            # Rank 0 has written these files. Others don't wait for a thread of rank 0 that saves.
+            if dist.get_rank() == 0:
+                refuse_unsafe(saved)
+                read_back(saved, trainer)
             self._is_checked = True
         with part_of(saved, name=_CHECKPOINT) as part:
             save_rank_states(part)

@@ -118,8 +118,9 @@ class ReportCallback(TrainerCallback):
             self._held = self._logged
         directory = Path(args.output_dir, f"checkpoint-{state.global_step}")
         if not self._is_checked:
-            _refuse_unsafe(directory)
+            # Rank 0 has written these files, and other ranks may be here before it.
             if dist.get_rank() == 0:
+                _refuse_unsafe(directory)
                 _read_back(directory, **objects)
             self._is_checked = True
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
