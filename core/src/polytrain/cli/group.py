@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "verify": Lazy(module="polytrain.cli.verify", help="Compare checkpoints with their hashes."),
     "predict": Lazy(module="polytrain.cli.predict", help="Predict files by a run's model."),
     "backends": Lazy(module="polytrain.cli.backends", help="List the installed backends."),
+    "doctor": Lazy(module="polytrain.cli.doctor", help="Try what runs need of this machine."),
     "conformance": Lazy(module="polytrain.cli.conformance", help="Test a backend."),
     "warm": Lazy(module="polytrain.cli.warm", help="Keep imported frameworks for fast starts."),
 }

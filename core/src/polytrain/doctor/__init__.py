@@ -1,0 +1,1 @@
+"""Tries what runs need of a machine, its storage and its backends."""
