@@ -2,110 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from tests.unit.core.recorded import RUN, attempt, journal, line, opened, told
 
-from polytrain.common import strict_json
-from polytrain.page.facts import Facts, Source, facts_of
+from polytrain.page.facts import Facts
 from polytrain.page.failures import folded, ranges
 from polytrain.page.marks import MarkKind
-from polytrain.page.record import RunRecord
 from polytrain.page.timeline_chart import chart_of, coarse, drawn_marks
 from polytrain.page.verdict import duration, verdict
-from polytrain.run.history import read_as, read_history
-from polytrain.run.journal import FORMAT
+from polytrain.run.history import read_history
 from polytrain.run.overview import RunState
 from polytrain.run.timeline import Span
-
-Line = dict[str, Any]
-
-LOST = {
-    "kind": "WORKER_LOST",
-    "rank": 1,
-    "step": 3,
-    "message": "killed by SIGKILL",
-    "traceback": "",
-    "output": "last words",
-    "stacks": {"0": "waits at 0x7f01", "1": "works", "2": "waits at 0x7f02"},
-}
-
-
-def line(time: float, event: str, *, token: int = 1, **more: Any) -> Line:
-    return {"time": time, "token": token, "event": event, **more}
-
-
-def opened(time: float, *, token: int = 1, anew: bool = True) -> Line:
-    identity = {"backend": "reference", "options": {"rounds": 3}, "datasets": {}}
-    return line(
-        time,
-        "Opened",
-        token=token,
-        format=FORMAT,
-        anew=anew,
-        identity=identity,
-        world_size=3,
-        began=time,
-    )
-
-
-def attempt(
-    time: float, number: int, *, token: int = 1, step: int = 0, size: int = 3
-) -> list[Line]:
-    return [
-        line(time, "AgentsPlaced", token=token, phase="Gathering", attempt=number, reason="placed"),
-        line(
-            time,
-            "Launched",
-            token=token,
-            attempt=number,
-            step=step,
-            start=None,
-            world_size=size,
-        ),
-        line(time, "Offered", token=token, phase="Training", attempt=number, reason="offered"),
-        *(
-            line(time, "Joined", token=token, phase="Training", attempt=number, reason="joined")
-            for _ in range(size)
-        ),
-    ]
-
-
-def report(time: float, n: int, step: int, *, token: int = 1) -> Line:
-    return line(time, "Reported", token=token, n=n, step=step, metrics={"loss": time})
-
-
-RUN = [
-    opened(0),
-    *attempt(1, 0),
-    report(2, 0, 1),
-    line(2, "Committed", checkpoint="checkpoint_000000-1.0", step=1),
-    report(3, 1, 2),
-    report(4, 2, 3),
-    line(4, "Straggler", attempt=0, rank=2, host="b", reason="rank 2 is slow"),
-    line(5, "Exited", phase="Ending", attempt=0, reason="rank 1"),
-    line(6, "AttemptEnded", attempt=0, failure=LOST, reason="failure 1 of 1"),
-    *attempt(7, 1, step=1, size=2),
-    report(8, 3, 2),
-    report(9, 4, 3),
-    # This driver dies, and a later one resumes the run.
-    opened(100, token=2, anew=False),
-    *attempt(101, 0, token=2, step=1, size=2),
-    report(102, 0, 2, token=2),
-    line(103, "Concluded", token=2, succeeded=True, stopped=None, reason="every rank finished"),
-    line(104, "Closed", token=2),
-]
-
-
-def journal(lines: list[Line]) -> list[bytes]:
-    return ["".join(strict_json.dumps(each) + "\n" for each in lines).encode()]
-
-
-def told(lines: list[Line], state: RunState = RunState.FINISHED) -> Facts:
-    record = read_as(RunRecord, journal(lines))
-    assert record is not None
-    source = Source(name="run", path="/r", state=state, driver=None, read=0.0, version="1")
-    return facts_of(record, source)
 
 
 @pytest.fixture(scope="module")

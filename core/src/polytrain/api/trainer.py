@@ -33,6 +33,7 @@ from polytrain.common.plain_values import plain, with_plain_fields
 from polytrain.common.validation_config import ValidationConfig
 from polytrain.data.checks import position_problems, ready, tell_excess
 from polytrain.data.fingerprint import fingerprint, marks
+from polytrain.page.ending import write_at_end
 from polytrain.policy.cluster import choose_cluster
 from polytrain.run.fit import run_to_end, storage_needed
 from polytrain.run.history import RunHistory
@@ -340,6 +341,8 @@ def _trained(run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack
     """
     with held:
         result = result_of(run, run_to_end(run, cluster))
+        if run.lease.lost is None:
+            write_at_end(run.location, wall_s=result.ledger.wall_s)
     if result.error is not None:
         raise result.error from _root_exception(result.error)
     return result

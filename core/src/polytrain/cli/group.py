@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "runs": Lazy(module="polytrain.cli.runs", help="List the runs of a storage."),
     "show": Lazy(module="polytrain.cli.show", help="Show a run: state, attempts, times."),
     "report": Lazy(module="polytrain.cli.report", help="Write a run as one page."),
+    "diff": Lazy(module="polytrain.cli.diff", help="Compare two runs."),
     "logs": Lazy(module="polytrain.cli.logs", help="Print what the ranks of a run have printed."),
     "stop": Lazy(module="polytrain.cli.stop", help="End an active run at its next checkpoint."),
     "stacks": Lazy(module="polytrain.cli.stacks", help="Print what the ranks are doing."),

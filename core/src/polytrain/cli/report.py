@@ -2,50 +2,61 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
 from polytrain.cli.found import as_json, named_run, print_json
 from polytrain.common.errors import RunFormatError, RunNotFoundError
+from polytrain.page.facts import Facts
+from polytrain.page.reading import read_facts
 
 
 @click.command("report")
 @click.argument("run")
 @click.option("-o", "--output", help="The page to write; by default NAME.html, here.")
+@click.option("--trace", help="Write the timeline to this file, for Perfetto or chrome://tracing.")
 @as_json
-def command(run: str, output: str | None, as_json: bool) -> None:
+def command(run: str, output: str | None, trace: str | None, as_json: bool) -> None:
     """Write RUN as one page, which opens from disk and needs no network.
 
-    With --json the same facts are printed, and the page is written if --output names it.
+    With --json the same facts are printed. Then, and with --trace, the page is written only if
+    --output names it.
     """
-    found = named_run(run)
-    from polytrain.page import rendering
-    from polytrain.page.reading import read_facts
+    facts = facts_of_named(run)
+    from polytrain.page import chrome_trace, rendering
 
-    try:
-        facts = read_facts(found.location)
-    except (OSError, RunFormatError, RunNotFoundError) as error:
-        raise click.ClickException(f"{found.location.address} can't be read: {error}") from error
     if as_json:
         print_json("report", rendering.as_json(facts))
-    if output is None and not as_json:
-        output = f"{found.location.name}.html"
+    if output is None and trace is None and not as_json:
+        output = f"{facts.source.name}.html"
     if output is not None:
-        write(Path(output), rendering.page(facts), quiet=as_json)
+        _write("--output", output, rendering.page(facts), quiet=as_json)
+    if trace is not None:
+        _write("--trace", trace, json.dumps(chrome_trace.trace_of(facts)), quiet=as_json)
 
 
-def write(path: Path, text: str, *, quiet: bool) -> None:
-    """Write a file that the command line names.
+def facts_of_named(run: str) -> Facts:
+    """Return the facts of the run of this path, address or name.
 
     Raises:
-        click.ClickException: it can't be written.
+        RunNotFound: there is none.
+        click.ClickException: it can't be read.
     """
+    location = named_run(run).location
+    try:
+        return read_facts(location)
+    except (OSError, RunFormatError, RunNotFoundError) as error:
+        raise click.ClickException(f"{location.address} can't be read: {error}") from error
+
+
+def _write(option: str, name: str, text: str, *, quiet: bool) -> None:
+    path = Path(name).expanduser()
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise click.ClickException(
-            f"--output: {path} can't be written: {error.strerror or error}"
-        ) from error
+        what = error.strerror or str(error)
+        raise click.ClickException(f"{option}: {path} can't be written: {what}") from error
     if not quiet:
         click.echo(f"Wrote {path} ({len(text.encode()) / 1000:.0f} kB).")

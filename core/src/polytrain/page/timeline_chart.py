@@ -75,17 +75,14 @@ def chart_of(facts: Facts) -> Chart:
     """Lay a run's timeline out."""
     spans = coarse(facts.spans, facts.wall_s)
     marks = drawn_marks(facts.marks, facts.wall_s)
-    ranks = max((each.workers for each in facts.attempts), default=0)
     return Chart(
         bars=tuple(_bars(spans, 0.0, facts.wall_s, facts.wall_s)),
         bars_by_attempt=tuple(
             tuple(_bars(spans, each.start, each.stop, facts.wall_s)) for each in facts.attempts
         ),
         signs=tuple(_sign(mark, facts.wall_s) for mark in marks),
-        rows=tuple(
-            _row(rank, facts.attempts, marks, facts.wall_s) for rank in _shown(ranks, marks)
-        ),
-        ranks=ranks,
+        rows=tuple(_row(rank, facts.attempts, marks, facts.wall_s) for rank in shown_ranks(facts)),
+        ranks=len(facts.ranks),
         marks=len(facts.marks),
         is_coarse=len(spans) < len(facts.spans),
         ticks=tuple(
@@ -141,11 +138,13 @@ def drawn_marks(marks: Sequence[Mark], wall_s: float, most: int = MOST_MARKS) ->
     return sorted(slots.values(), key=lambda mark: mark.at)
 
 
-def _shown(ranks: int, marks: Sequence[Mark]) -> Sequence[int]:
-    if ranks <= MOST_RANKS:
-        return range(ranks)
-    marked = [mark.rank for mark in marks if mark.rank is not None]
-    return sorted(list(dict.fromkeys([*marked, *range(ranks)]))[:MOST_RANKS])
+def shown_ranks(facts: Facts) -> Sequence[int]:
+    """Return the ranks that have a row."""
+    ranks = [each.rank for each in facts.ranks]
+    if len(ranks) <= MOST_RANKS:
+        return ranks
+    marked = [mark.rank for mark in facts.marks if mark.rank is not None]
+    return sorted(list(dict.fromkeys([*marked, *ranks]))[:MOST_RANKS])
 
 
 def _row(rank: int, attempts: Sequence[AttemptFacts], marks: Sequence[Mark], wall_s: float) -> Row:

@@ -38,13 +38,13 @@
       axes: [axis(), { ...axis(), size: 64 }],
       series: [
         { label: "step" },
-        { label: "value", stroke: color("--curve"), width: 1.5, points: { show: isFew(metric.curve.steps) } },
+        { label: "value", stroke: color("--curve"), width: 1.5, points: { show: isFew(metric.curve.steps), fill: color("--curve") } },
         ...metric.undone.map((part, at) => ({
           label: "before restart " + (at + 1),
           stroke: color("--undone"),
           alpha: 0.45,
           width: 1.5,
-          points: { show: isFew(part.steps) },
+          points: { show: isFew(part.steps), fill: color("--undone") },
         })),
       ],
       hooks: { draw: [drawRestarts] },

@@ -1,0 +1,67 @@
+"""`polytrain diff`: two runs side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from polytrain.cli.found import as_json, print_json
+from polytrain.cli.report import facts_of_named
+from polytrain.page.comparison import Comparison, Difference, comparison
+
+_LONGEST = 40
+
+
+@click.command("diff")
+@click.argument("first")
+@click.argument("second")
+@as_json
+def command(first: str, second: str, as_json: bool) -> None:
+    """Compare the runs FIRST and SECOND: outcome, times, last metrics, and what was configured."""
+    found = comparison(facts_of_named(first), facts_of_named(second))
+    if as_json:
+        print_json("diff", asdict(found))
+    else:
+        _print(found)
+
+
+def _print(found: Comparison) -> None:
+    parts = (
+        ("", found.outcome),
+        ("seconds", found.seconds),
+        ("last metrics", found.metrics),
+        ("configured differently", found.configuration),
+    )
+    rows = [row for _, some in parts for row in some]
+    width = max(len(row.name) for row in rows)
+    column = max(len(found.names[0]), *(len(_short(row.first)) for row in rows))
+    click.echo(f"{'':<{width}}  {found.names[0]:>{column}}  {found.names[1]}")
+    for title, some in parts:
+        if title:
+            click.echo(f"\n{title}" if some else f"\n{title}: nothing")
+        for line in _lines(some, width, column):
+            click.echo(line)
+
+
+def _lines(rows: Iterable[Difference], width: int, column: int) -> Iterable[str]:
+    for row in rows:
+        change = _change(row.first, row.second)
+        yield f"{row.name:<{width}}  {_short(row.first):>{column}}  {_short(row.second)}{change}"
+
+
+def _change(first: Any, second: Any) -> str:
+    numbers = [each for each in (first, second) if isinstance(each, int | float)]
+    if len(numbers) < 2 or not all(map(math.isfinite, numbers)) or not first or first == second:
+        return ""
+    return f"  ({100 * (second - first) / abs(first):+.1f} %)"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"

@@ -1,0 +1,63 @@
+"""Two runs side by side."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tests.unit.core.recorded import RUN, Line, journal, told
+
+from polytrain.cli import main
+from polytrain.page.comparison import Difference, comparison
+
+
+def with_option(value: object) -> list[Line]:
+    identity = {**RUN[0]["identity"], "options": {"rounds": 3, "rate": value}}
+    return [{**each, "identity": identity} if "identity" in each else each for each in RUN]
+
+
+def test_what_is_the_same_is_not_told() -> None:
+    found = comparison(told(RUN), told(RUN))
+    assert found.configuration == ()
+    assert all(each.first == each.second for each in (*found.outcome, *found.seconds))
+
+
+def test_options_that_differ_are_told() -> None:
+    found = comparison(told(with_option(0.1)), told(with_option(0.2)))
+    assert found.configuration == (Difference(name="option rate", first=0.1, second=0.2),)
+
+
+def test_not_a_number_is_itself() -> None:
+    assert comparison(told(with_option(math.nan)), told(with_option(math.nan))).configuration == ()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[str]:
+    for name, lines in (("a", with_option(0.1)), ("b", with_option(0.2)[:8])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal.jsonl").write_bytes(b"".join(journal(lines)))
+    return [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+def test_the_command_prints_both(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", *runs]) == 0
+    lines = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["state"].split()[1:] == ["finished", "interrupted"]
+    assert lines["reports"].split()[1:] == ["2", "1", "(-50.0", "%)"]
+    assert lines["option rate"].split()[2:] == ["0.1", "0.2", "(+100.0", "%)"]
+
+
+def test_the_command_prints_json(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", *runs, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["command"] == "diff"
+    assert answer["data"]["names"] == ["a", "b"]
+    rates = {"name": "option rate", "first": 0.1, "second": 0.2}
+    assert rates in answer["data"]["configuration"]
+
+
+def test_a_run_that_is_not_there(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", runs[0], f"{runs[1]}-away"]) == 3
+    assert "b-away" in capsys.readouterr().err
