@@ -66,7 +66,7 @@ def test_a_type_of_accelerator_is_a_resource_of_each_worker() -> None:
         (lambda: train.ScalingConfig(num_worker=2), "Did you mean 'num_workers'"),
         (lambda: train.FailureConfig(1, max_failures=2), "max_failures: it is given twice"),
         (lambda: train.DataConfig(1, 2, 3, 4), "4 values without names.*The order is"),
-        (lambda: train.RunConfig(stop={"a": 1}, sync_config=1), "2 problems"),
+        (lambda: train.RunConfig(progress_reporter=1, sync_config=1), "2 problems"),
     ],
 )
 def test_a_call_that_fits_nowhere_is_explained(make: Any, what: str) -> None:

@@ -108,13 +108,31 @@ class FailureInfo:
 class Stopped:
     """Who stopped a run before its end, and why."""
 
-    by: Literal["signal", "observer", "handle", "command"]
-    """A signal (Ctrl-C, SIGTERM), an observer, the handle of `Trainer.fit(wait=False)`, or the
-    command `polytrain stop`."""
+    by: Literal["signal", "observer", "handle", "command", "condition"]
+    """A signal (Ctrl-C, SIGTERM), an observer, the handle of `Trainer.fit(wait=False)`, the command
+    `polytrain stop`, or a condition of `RunConfig`: `stop` or `time_budget_s`. Only a condition
+    finishes the run."""
 
     reason: str
-    """The signal's name; the observer's class, and what it gave as the reason; or what the handle's
-    `stop` or the command was given."""
+    """The signal's name; the observer's class, and what it gave as the reason; what the handle's
+    `stop` or the command was given; or the condition with what met it."""
+
+    condition: str = ""
+    """The condition that was met, such as "loss <= 0.1"; or the name of the function in `stop`."""
+
+    metric: str = ""
+    """The metric that the condition is about; empty for a function and for the time."""
+
+    step: int | None = None
+    """The step at which it was met. The run ended with the next checkpoint, often the same."""
+
+    value: float | None = None
+    """The value of the metric that met it, or the seconds of training."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the run is finished: nobody interrupted it."""
+        return self.by == "condition"
 
     def __str__(self) -> str:
         who = {
@@ -122,6 +140,7 @@ class Stopped:
             "observer": "an observer",
             "handle": "its handle",
             "command": "polytrain stop",
+            "condition": "a condition",
         }[self.by]
         return f"stopped by {who}: {self.reason}" if self.reason else f"stopped by {who}"
 

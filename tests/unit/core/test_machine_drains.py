@@ -12,6 +12,7 @@ from polytrain.common.errors import FailureKind
 from polytrain.common.events import (
     AgentLost,
     AgentsPlaced,
+    ConditionMet,
     Done,
     Drained,
     DrainWanted,
@@ -317,3 +318,44 @@ def test_a_stop_waits_for_who_makes_checkpoints(event: Event) -> None:
 def test_other_drains_wait_whoever_makes_checkpoints() -> None:
     """They can't be had without: the run is to be resumed from what it has reached."""
     assert not_saving().tell(RESIZE).latest == (Drain(attempt=0),)
+
+
+MET = ConditionMet(attempt=0, rank=0, stopped=Stopped(by="condition", reason="loss <= 0.1", step=5))
+
+
+def test_a_condition_ends_the_run_with_the_checkpoint_of_rank_0() -> None:
+    """Nobody is asked for a checkpoint: another rank's, which may be behind, would be too early."""
+    play = Play(2, max_failures=1).launched().training().tell(MET)
+    assert play.latest == ()
+    assert play.tell(drained()).latest == (Kill(attempt=0),)
+    play.tell(*killed(2))
+    conclusion = play.conclusion()
+    assert (conclusion.succeeded, conclusion.stopped) == (True, MET.stopped)
+    assert [a for a in play.actions if isinstance(a, Drain)] == []
+
+
+@pytest.mark.parametrize(("committed", "restarts"), [(4, True), (5, False), (6, False)])
+def test_a_failure_before_that_checkpoint_is_committed_costs_an_attempt(
+    committed: int, restarts: bool
+) -> None:
+    play = Play(2, max_failures=1).launched().training().tell(MET)
+    play.state = replace(play.state, committed=committed)
+    play.tell(raised(1), exited(0, 0, killed=True), exited(1, 0, killed=True))
+    assert (play.latest[-1] == Launch(attempt=1)) == restarts
+    if restarts:
+        assert play.state.drain is None
+    else:
+        assert play.conclusion().stopped == MET.stopped
+
+
+def test_a_condition_ends_a_run_without_checkpoints_at_once() -> None:
+    play = Play(1).launched()
+    play.state = replace(play.state, saves=False)
+    assert play.training().tell(MET).latest == (Kill(attempt=0),)
+    assert play.tell(*killed(1)).conclusion().succeeded
+
+
+def test_a_signal_that_came_before_a_condition_is_the_reason() -> None:
+    play = Play(1).launched().training().tell(STOP, MET, drained(), *killed(1))
+    conclusion = play.conclusion()
+    assert (conclusion.succeeded, conclusion.stopped) == (False, STOP.stopped)

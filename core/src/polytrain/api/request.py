@@ -16,6 +16,7 @@ from polytrain.api.checkpoint_validation import (
     ray_problems,
     validation_problems,
 )
+from polytrain.api.stop_checks import stop_problems
 from polytrain.api.validation import (
     backend_problems,
     cluster_problems,
@@ -121,6 +122,7 @@ def checked(
     problems += frequency_problems(request.run, request.training_function or program)
     problems += observers_problems(getattr(request.run, "observers", ()))
     problems += callback_problems(getattr(request.run, "callbacks", ()))
+    problems += stop_problems(request.run)
     wrong_validation = tuple(validation_problems(request.validation))
     if wrong_validation:
         problems += wrong_validation

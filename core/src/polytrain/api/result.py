@@ -63,10 +63,12 @@ class Result(metaclass=RayTrainClass):
     """Where the time went."""
 
     finished: bool = True
-    """False if the run was stopped on request, or hasn't ended: `fit()` resumes it."""
+    """False if the run was stopped on request, or hasn't ended: `fit()` resumes it. A run that
+    `RunConfig.stop` or `time_budget_s` has ended is finished."""
 
     stopped: Stopped | None = None
-    """Who stopped the run before its end, and why; None if nobody did."""
+    """Who stopped the run before its training ended, and why; or which condition of `RunConfig`
+    was met, at which step, by which value. None if its training ended."""
 
     error: TrainingFailedError | None = None
     """Why the run failed; None if it didn't."""
@@ -350,7 +352,7 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
         path=run.location.address,
         restarts=outcome.restarts,
         ledger=outcome.ledger,
-        finished=outcome.stopped is None,
+        finished=outcome.stopped is None or outcome.stopped.is_final,
         stopped=outcome.stopped,
         error=outcome.error,
         storage_filesystem=run.location.filesystem,

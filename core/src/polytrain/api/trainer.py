@@ -35,6 +35,8 @@ from polytrain.data.checks import position_problems, ready, tell_excess
 from polytrain.data.fingerprint import fingerprint, marks
 from polytrain.page.ending import write_at_end
 from polytrain.policy.cluster import choose_cluster
+from polytrain.policy.stop_rule import stop_rule
+from polytrain.run.conditions import already_met
 from polytrain.run.fit import run_to_end, storage_needed
 from polytrain.run.history import RunHistory
 from polytrain.run.identity import content_differences, differences, identity_of
@@ -206,10 +208,12 @@ class Trainer:
                         history = self._history(location, identity, known)
                 if history is not None and history.succeeded:
                     logger.warning(
-                        "Nothing was trained: the run in %s is finished, and this is its result. "
+                        "Nothing was trained: the run in %s is finished%s, and this is its result. "
                         "RunConfig(if_finished='new') trains again under this name; another "
-                        "RunConfig(name=…) starts another run.",
+                        "RunConfig(name=…) starts another run%s.",
                         location.address,
+                        f" ({history.stopped})" if history.stopped else "",
+                        "; RunConfig with another condition resumes it" if history.stopped else "",
                     )
                     config = request.run.checkpoint_config
                     result = recorded(location, history, config=config, backend=self._backend)
@@ -251,6 +255,8 @@ class Trainer:
         history = None if known is None else known.history
         if history is None:
             return None
+        if history.succeeded and self._is_left_to_train(history):
+            history = replace(history, succeeded=None, stopped=None)
         if history.succeeded:
             return self._finished(location, history, identity)
         _raise_if_any(
@@ -261,6 +267,11 @@ class Trainer:
             )
         )
         return history
+
+    def _is_left_to_train(self, history: RunHistory) -> bool:
+        """Whether a condition ended the run, and this call's conditions aren't met."""
+        rule = stop_rule(self._request.run)
+        return history.stopped is not None and already_met(rule, history, start_step=0) is None
 
     def _finished(
         self, location: Location, history: RunHistory, identity: Mapping[str, Any]
@@ -327,6 +338,10 @@ class Trainer:
             start=start,
             began=began,
         )
+        if history is not None:
+            met = already_met(run.stop_rule, history, start_step=start.step)
+            if met is not None:
+                run.stop_requests.request(met)
         field = f"datasets, for the run in {location.address}" if start.own else "restore_from"
         _raise_if_any(tuple(position_problems(run.specs, start.positions, field=field)))
         tell_excess(run.specs, run.world_size)

@@ -61,9 +61,7 @@ class FoundRun:
         # Nobody here can look at a driver on another machine: it counts as alive.
         is_held = self.holder is not None and self.holder.is_held is not False
         history = self.history
-        return run_state(
-            succeeded=history.succeeded, stopped=history.stopped is not None, is_held=is_held
-        )
+        return run_state(succeeded=history.succeeded, stopped=history.is_stopped, is_held=is_held)
 
     @property
     def exit_code(self) -> int:

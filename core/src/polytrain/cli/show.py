@@ -88,7 +88,7 @@ def _verdict(run: FoundRun) -> str:
         case RunState.FAILED:
             return f"failed: {run.history.reason}"
         case RunState.FINISHED:
-            return "finished"
+            return f"finished ({run.history.reason})" if run.history.stopped else "finished"
 
 
 def _line(attempt: AttemptOverview) -> str:

@@ -12,6 +12,7 @@ from polytrain.common.call_forms import takes_ray_arguments
 from polytrain.common.constraints import Seconds, Whole
 from polytrain.common.plain_values import plain
 from polytrain.common.ray_arguments import CHECKPOINT, DATA, FAILURE, RUN, SCALING
+from polytrain_plugins import Report
 
 _LEAST_WINDOW_S = 0.1
 """Stragglers: the kernel counts in ticks, of up to ten milliseconds."""
@@ -268,6 +269,24 @@ class RunConfig(_PlainNumbers):
 
     failure_config: FailureConfig = field(default_factory=FailureConfig)
     checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    stop: Mapping[str, float | str] | Callable[[Report], bool] | None = field(
+        default=None, repr=False
+    )
+    """Conditions on the reports of rank 0; the first that is met finishes the run. Either limits:
+    `{"training_iteration": 100, "loss": "<= 0.1"}` ends it at step 100, counted over all restarts,
+    or once the loss is small. `a/b` names a nested metric; metrics of a validation count too. A
+    number alone is the least value at which the run ends, as in Ray Tune; of
+    `checkpoint_score_attribute` it is the value to reach. Or a function of a `Report` that returns
+    whether to end the run: it is called in rank 0's worker process, and what it keeps is lost with
+    an attempt. The run ends with the checkpoint of this report, or else with the next one;
+    `Result.stopped` says why. The next `fit()` returns the result, or resumes the run if the
+    conditions of that call aren't met."""
+
+    time_budget_s: Annotated[float | None, Seconds(above=True, or_none="for no limit")] = None
+    """Seconds of training, after which the run is finished with its next checkpoint: over all
+    restarts and calls of `fit()`. Steps that are repeated and waits for checkpoints count; starts,
+    loading data and waiting for nodes don't."""
 
     observers: tuple[Any, ...] = ()
     """Objects with hooks of `polytrain_plugins.hookspecs.ObserverHooks`."""

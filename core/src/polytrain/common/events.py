@@ -50,10 +50,24 @@ class DrainWanted:
     stopped: Stopped | None = None
     """Who stops the run, if that is the purpose."""
 
+    until_step: int = 0
+    """The step that a checkpoint must have before the run may stop, however it comes to that."""
 
-def stop_wanted(stopped: Stopped) -> DrainWanted:
+
+def stop_wanted(stopped: Stopped, *, until_step: int = 0) -> DrainWanted:
     """The drain that stops a run."""
-    return DrainWanted(purpose=Purpose.STOP, reason=str(stopped), stopped=stopped)
+    return DrainWanted(
+        purpose=Purpose.STOP, reason=str(stopped), stopped=stopped, until_step=until_step
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionMet:
+    """A report of rank 0 meets a condition that ends the run."""
+
+    attempt: int
+    rank: int
+    stopped: Stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +183,7 @@ Event = (
     | Offered
     | Joined
     | SavesOnRequest
+    | ConditionMet
     | Done
     | Failed
     | Exited

@@ -112,9 +112,6 @@ RUN: dict[str, Any] = {
         "verbose": Absent(
             default="DEPRECATED", instead="Use progress=False for less output", is_harmless=True
         ),
-        "stop": Absent(
-            default="DEPRECATED", instead="Leave it out: the training function ends by itself"
-        ),
         "progress_reporter": Absent(default="DEPRECATED", instead="Use observers=(…,)"),
         "log_to_file": Absent(
             default="DEPRECATED",

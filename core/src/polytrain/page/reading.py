@@ -35,7 +35,7 @@ def read_facts(location: Location) -> Facts:
     owner = holder(storage)
     state = run_state(
         succeeded=record.succeeded,
-        stopped=record.stopped is not None,
+        stopped=record.is_stopped,
         # Nobody here can look at a driver on another machine: it counts as alive.
         is_held=owner is not None and owner.is_held is not False,
     )

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from polytrain.common.close_names import close_to
 from polytrain.common.config import CheckpointConfig
+from polytrain.policy.named_metrics import named_metric
 
 
 class Scored(Protocol):
@@ -43,7 +44,7 @@ def missing_score(metrics: Mapping[str, Any], config: CheckpointConfig) -> str |
     if name is None:
         return None
     try:
-        value = _metric(metrics, name)
+        value = named_metric(metrics, name)
     except KeyError:
         near = close_to(name, list(metrics))
         meant = f" (did you mean {near[0]!r}?)" if near else ""
@@ -65,26 +66,10 @@ def expendable(checkpoints: Sequence[Kept], config: CheckpointConfig) -> list[Ke
 def badness(metrics: Mapping[str, Any], config: CheckpointConfig) -> tuple[bool, float]:
     """What checkpoints are sorted by, from best to worst."""
     try:
-        value = _metric(metrics, str(config.checkpoint_score_attribute))
+        value = named_metric(metrics, str(config.checkpoint_score_attribute))
     except KeyError:
         value = None
     if not isinstance(value, int | float) or math.isnan(value):
         # Worse than any number, infinity included.
         return True, 0.0
     return False, -float(value) if config.checkpoint_score_order == "max" else float(value)
-
-
-def _metric(metrics: Mapping[str, Any], name: str) -> Any:
-    """The metric of this name; `a/b` names a nested one.
-
-    Raises:
-        KeyError: there is none.
-    """
-    if name in metrics:
-        return metrics[name]
-    value: Any = metrics
-    for key in name.split("/"):
-        if not isinstance(value, Mapping):
-            raise KeyError(name)
-        value = value[key]
-    return value

@@ -75,7 +75,7 @@ class Conclude:
     succeeded: bool
     reason: str
     stopped: Stopped | None = None
-    """Who stopped the run, which can be resumed; None if nobody did."""
+    """Who stopped the run, or which condition ended it; None if its training has ended."""
 
     failures: tuple[Failure, ...] = ()
 

@@ -85,6 +85,7 @@ def controller_of(
         validations=validations,
         stop_requests=run.stop_requests,
         remote_requests=stack.enter_context(_remote_requests(run)),
+        stop_rule=run.stop_rule,
         release_workers=workers.close,
     )
 

@@ -25,6 +25,7 @@ from polytrain.common.events import (
 from polytrain.common.output import Output
 from polytrain.common.return_values import Returned
 from polytrain.monitoring.health_events import HealthEvent, Stacks
+from polytrain.policy.stop_rule import StopRule
 from polytrain.run.actions import (
     AcquireWorkers,
     Action,
@@ -79,6 +80,7 @@ class Controller:
     validations: ValidationCoordinator
     stop_requests: StopRequests
     remote_requests: RemoteRequests
+    stop_rule: StopRule = field(default_factory=StopRule)
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
 
@@ -103,6 +105,8 @@ class Controller:
         self.stop_requests.notify(self._wake)
         self.remote_requests.notify(self._wake)
         self._follow(None, begin(self.state))
+        # Those that came before it began: then no worker is started.
+        self._take_stop_requests()
         while self._conclusion is None:
             self.group.wait(self._handle, self._wait_limit())
             self._take_results()
@@ -111,7 +115,7 @@ class Controller:
             self._answer_who_wants_stacks()
         conclusion = self._validated(self._conclusion)
         self.background_tasks.finish()
-        if conclusion.succeeded:
+        if conclusion.succeeded and conclusion.stopped is None:
             self.journal.returned(self.returned)
         self.journal.concluded(conclusion)
         return conclusion
@@ -121,9 +125,10 @@ class Controller:
         if not conclusion.succeeded:
             return conclusion
         drain = self.state.drain
+        stopped = None if drain is None else drain.stopped
         if self.validations.is_busy:
-            if drain is not None and drain.stopped is not None:
-                return Conclude(succeeded=False, stopped=drain.stopped, reason=drain.reason)
+            if stopped is not None and not stopped.is_final:
+                return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
             logger.info("Training has ended; %d validations are left.", self.validations.pending)
             # They may wait for what the workers have.
             self.release_workers()
@@ -146,6 +151,9 @@ class Controller:
     def _take_validations(self, *, wait: bool = False) -> None:
         for ended in self.validations.take(wait=wait):
             self.checkpoints.validated(ended)
+            stopped = self.stop_rule.limit_met_by(ended.step, ended.metrics)
+            if stopped is not None:
+                self._happen(stop_wanted(stopped))
         if self._unanswered:
             self._answer()
 
@@ -239,8 +247,30 @@ class Controller:
         failure = self.validations.failure
         if failure is not None and isinstance(self.state.phase, Gathering | Training):
             self._happen(Failed(attempt=self.state.attempt, failure=failure))
+        self._take_stop_requests()
+        self._look_at_budget()
+
+    def _take_stop_requests(self) -> None:
         while (stopped := self.stop_requests.take()) is not None:
             self._happen(stop_wanted(stopped))
+
+    def _look_at_budget(self) -> None:
+        """Stop the run if its time is over."""
+        if self.stop_rule.time_budget_s is None or not isinstance(self.state.phase, Training):
+            return
+        if self.state.drain is None or self.state.drain.stopped is None:
+            trained_s = self.journal.ledger.trained_s(time.time())
+            stopped = self.stop_rule.budget_met_by(trained_s, step=self.state.steps.get(0, 0))
+            if stopped is not None:
+                self._happen(stop_wanted(stopped))
+
+    @property
+    def _budget_deadline(self) -> float | None:
+        """The time, on the monotonic clock, at which the time budget may be spent."""
+        budget_s, ledger = self.stop_rule.time_budget_s, self.journal.ledger
+        if budget_s is None or not isinstance(self.state.phase, Training) or self.state.drain:
+            return None
+        return time.monotonic() + budget_s - ledger.trained_s(time.time())
 
     def _take_checkpoint_event(self, event: CheckpointEvent) -> None:
         noted = note(self.state, event)
@@ -293,6 +323,7 @@ class Controller:
             case Conclude():
                 if action.succeeded:
                     self.callbacks.succeeded()
+                if action.succeeded and action.stopped is None:
                     self._end_attempt(succeeded=True, planned=True, reason=action.reason)
                 self._conclusion = action
             case _:
@@ -334,11 +365,10 @@ class Controller:
         drain = self.state.drain
         stopped = None if drain is None else drain.stopped
         if stopped is not None:
+            after = ", and can be resumed" if not stopped.is_final else ""
             again = " A second signal ends it at once." if stopped.by == "signal" else ""
             logger.warning(
-                "The run is %s. It ends after its next checkpoint, and can be resumed.%s",
-                stopped,
-                again,
+                "The run is %s. It ends after its next checkpoint%s.%s", stopped, after, again
             )
         self.group.drain(attempt)
 
@@ -383,6 +413,7 @@ class Controller:
             self.checkpoints.deadline,
             self.health_monitor.deadline,
             self._stacks_inquiries.deadline,
+            self._budget_deadline,
         )
         nearest = min((at for at in deadlines if at is not None), default=None)
         return None if nearest is None else max(0.0, nearest - time.monotonic())

@@ -15,6 +15,7 @@ from polytrain.common.errors import Failure, FailureKind, TrainingFailedError
 from polytrain.common.return_values import Returned
 from polytrain.run.actions import Conclude
 from polytrain.run.assembly import controller_of
+from polytrain.run.conditions import function_fingerprint, unreported
 from polytrain.run.controller import Controller
 from polytrain.run.history import RunHistory
 from polytrain.run.interrupts import stop_requests
@@ -53,7 +54,7 @@ class RunOutcome:
     restarts: int
     ledger: Ledger
     stopped: Stopped | None
-    """Who stopped the run early; None if nobody did."""
+    """Who stopped the run, or which condition ended it; None if its training has ended."""
 
     error: TrainingFailedError | None
 
@@ -168,6 +169,7 @@ def _journal(
                 began=run.began,
                 ranking=(ranking.checkpoint_score_attribute, ranking.checkpoint_score_order),
                 total_steps=run.total_steps,
+                stop_function=function_fingerprint(run.stop_rule.function),
             )
         yield journal
 
@@ -178,6 +180,8 @@ def _observers(run: Run) -> list[Any]:
 
 def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutcome:
     manager = controller.checkpoints.manager
+    for sentence in unreported(run.stop_rule, controller.journal.reports):
+        logger.warning("%s", sentence)
     error = None
     if not (conclusion.succeeded or conclusion.stopped):
         failures = conclusion.failures
@@ -202,8 +206,8 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         of_other_ranks=dict(sorted(controller.journal.of_other_ranks.items())),
         newest=newest,
         best=tuple(manager.best()),
-        returned=controller.returned if conclusion.succeeded else (),
-        restarts=controller.state.restarts + (0 if run.past is None else run.past.launches),
+        returned=controller.returned if conclusion.succeeded and not conclusion.stopped else (),
+        restarts=controller.journal.ledger.restarts,
         ledger=controller.journal.ledger,
         stopped=conclusion.stopped,
         error=error,

@@ -52,6 +52,12 @@ class RunHistory:
     reason: str = ""
     """The reason of the conclusion."""
 
+    condition: Stopped | None = None
+    """The condition that the last attempt met, even if its driver died before the conclusion."""
+
+    stop_function: str | None = None
+    """Fingerprint of the last driver's function in `RunConfig.stop`."""
+
     returned: str | None = None
     """File with what the training functions have returned; None if they returned nothing."""
 
@@ -60,7 +66,12 @@ class RunHistory:
     @property
     def is_finished(self) -> bool:
         """Whether the run has ended, and not by a request to stop."""
-        return self.succeeded is not None and self.stopped is None
+        return self.succeeded is not None and not self.is_stopped
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was stopped on request: `fit()` resumes it."""
+        return self.stopped is not None and not self.stopped.is_final
 
     @property
     def metrics(self) -> Mapping[str, Any]:
@@ -74,12 +85,16 @@ class RunHistory:
                 self.returned = entry["file"]
             case "Launched":
                 self.launches += 1
-                self.returned = None
+                self.returned = self.condition = None
                 for kept in (self.history, *self.of_other_ranks.values()):
                     kept.drop_after(entry["step"])
             case "Concluded":
                 self.succeeded, self.reason = entry["succeeded"], entry["reason"]
                 self.stopped = entry["stopped"] and Stopped(**entry["stopped"])
+                if self.stopped is not None and self.stopped.is_final:
+                    self.condition = self.stopped
+            case "ConditionMet":
+                self.condition = Stopped(**entry["stopped"])
             case "ValidationRequested":
                 self.validations.request(
                     Validation(
@@ -148,6 +163,7 @@ def read_as(kind: type[History], journal: Iterable[bytes]) -> History | None:
             run_history.identity = entry["identity"]
             run_history.world_size = entry["world_size"]
             run_history.ranking = _ranking(entry)
+            run_history.stop_function = entry.get("stop_function")
             run_history.succeeded, run_history.stopped, run_history.reason = None, None, ""
         if run_history is None:
             continue

@@ -20,7 +20,15 @@ from polytrain.checkpoint.events import PartVoid
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.common import strict_json
 from polytrain.common.errors import Failure
-from polytrain.common.events import Done, Drained, Event, Exited, Failed, Reported
+from polytrain.common.events import (
+    ConditionMet,
+    Done,
+    Drained,
+    Event,
+    Exited,
+    Failed,
+    Reported,
+)
 from polytrain.common.return_values import Returned, to_bytes
 from polytrain.policy.validation import Validation
 from polytrain.run.actions import Conclude, EndAttempt
@@ -108,6 +116,7 @@ class Journal:
         began: float | None = None,
         ranking: tuple[str | None, str] = (None, "max"),
         total_steps: int | None = None,
+        stop_function: str | None = None,
     ) -> None:
         """Note that a driver has started.
 
@@ -118,6 +127,7 @@ class Journal:
             began: when `fit()` was called, in seconds since the epoch; now by default.
             ranking: the metric that ranks checkpoints, and its order.
             total_steps: steps of the whole run; None if that is unknown.
+            stop_function: fingerprint of the function in `RunConfig.stop`.
         """
         began = time.time() if began is None else began
         self._write(
@@ -129,6 +139,7 @@ class Journal:
             began=began,
             ranking=ranking,
             total_steps=total_steps,
+            stop_function=stop_function,
         )
         self.sync()
 
@@ -170,9 +181,11 @@ class Journal:
 
     def transition(self, event: Event | None, transition: Transition) -> None:
         """Note a transition, unless it has no reason: then nothing changed."""
+        if isinstance(event, ConditionMet):
+            self._write("ConditionMet", attempt=event.attempt, stopped=asdict(event.stopped))
         if transition.reason:
             self._write(
-                type(event).__name__ if event is not None else "Begun",
+                _name(event),
                 phase=type(transition.state.phase).__name__,
                 attempt=transition.state.attempt,
                 reason=transition.reason,
@@ -399,6 +412,13 @@ class _Drafts:
 
     def __len__(self) -> int:
         return len(self._lines)
+
+
+def _name(event: Event | None) -> str:
+    if event is None:
+        return "Begun"
+    # What meets a condition has a line of its own.
+    return "DrainWanted" if isinstance(event, ConditionMet) else type(event).__name__
 
 
 def _measured(event: Event | Reported | None) -> dict[str, float]:

@@ -26,6 +26,7 @@ ACCOUNTS = (
 """The accounts of time, in the order of the report. Every moment belongs to one of them."""
 
 _WORK = ("train", "replayed_work")
+_TRAINING = (*_WORK, "checkpoint_stall")
 
 
 @dataclass(slots=True)
@@ -95,6 +96,16 @@ class Ledger:
     def wall_s(self) -> float:
         """The total time."""
         return sum(self.seconds.values())
+
+    def trained_s(self, now: float | None = None) -> float:
+        """Seconds in which workers trained, repeated steps or waited for checkpoints.
+
+        Args:
+            now: seconds since the epoch; the time of the last line if omitted.
+        """
+        trains = self._account in _TRAINING
+        since = max(0.0, now - self._now) if trains and now is not None else 0.0
+        return sum(self.seconds[account] for account in _TRAINING) + since
 
     @property
     def goodput(self) -> float:

@@ -28,6 +28,7 @@ from polytrain.common.errors import Failure, FailureKind
 from polytrain.common.events import (
     AgentLost,
     AgentsPlaced,
+    ConditionMet,
     Done,
     Drained,
     DrainWanted,
@@ -40,6 +41,7 @@ from polytrain.common.events import (
     Purpose,
     Reported,
     SavesOnRequest,
+    stop_wanted,
 )
 from polytrain.policy.failure import classified, failed_attempt
 from polytrain.policy.health import Loss, avoided
@@ -114,6 +116,8 @@ def step(state: State, event: Event, *, now: float = 0.0) -> Transition:
             return Transition(state=replace(state, steps=steps), reason=f"rank {rank} joined")
         case SavesOnRequest():
             return Transition(state=replace(state, saves=True))
+        case ConditionMet():
+            return _condition_met(state, event, now=now)
         case Done():
             return _done(state, event.rank)
         case DrainWanted():
@@ -228,6 +232,14 @@ def _drain_wanted(state: State, event: DrainWanted, *, now: float) -> Transition
             return Transition(state=state, reason=event.reason)
 
 
+def _condition_met(state: State, event: ConditionMet, *, now: float) -> Transition:
+    wanted = stop_wanted(event.stopped, until_step=event.stopped.step or 0)
+    transition = _drain_wanted(state, wanted, now=now)
+    # Rank 0 stops by itself. The others have to continue: its checkpoint may need their parts.
+    actions = tuple(each for each in transition.actions if not isinstance(each, Drain))
+    return replace(transition, actions=actions)
+
+
 def _drained(state: State, rank: int, *, now: float) -> Transition:
     if not isinstance(state.phase, Training) or state.drain is None:
         return Transition(state=state)
@@ -307,9 +319,10 @@ def _concluded_failed(state: State, failures: tuple[Failure, ...], reason: str) 
 
 def _concluded_stopped(state: State, drain: DrainWanted) -> Transition:
     """Conclude this driver's work after a requested stop."""
+    finishes = drain.stopped is not None and drain.stopped.is_final
     return Transition(
-        state=replace(state, phase=Concluded(succeeded=False)),
-        actions=(Conclude(succeeded=False, stopped=drain.stopped, reason=drain.reason),),
+        state=replace(state, phase=Concluded(succeeded=finishes)),
+        actions=(Conclude(succeeded=finishes, stopped=drain.stopped, reason=drain.reason),),
         reason=drain.reason,
     )
 
@@ -395,8 +408,11 @@ def _after_failure(state: State, ending: Ending, now: float) -> Transition:
     others = tuple(failure for failure in failures if failure is not root)
     ended = EndAttempt(attempt=state.attempt, root=root, reason="", failures=(root, *others))
     if state.drain is not None and state.drain.purpose is Purpose.STOP:
-        # A stop is requested: the driver that resumes the run applies the failure policy.
-        return _stopped(state, state.drain, ended)
+        if state.committed >= state.drain.until_step:
+            # The driver that resumes the run, if it is resumed, applies the failure policy.
+            return _stopped(state, state.drain, ended)
+        # The checkpoint that the run should end with is lost: the next attempt makes it.
+        state = replace(state, drain=None)
     decision = state.policy.decide(attempts)
     ended = replace(ended, reason=decision.reason)
     if not decision.restart:

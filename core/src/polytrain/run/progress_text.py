@@ -116,7 +116,8 @@ def ended(run: RunInfo, progress: Progress) -> str:
     if progress.concluded is None:
         return f"{run.name}: interrupted{restarts}"
     if progress.concluded["succeeded"]:
-        return f"{run.name}: finished{restarts}"
+        why = f" ({progress.concluded['reason']})" if progress.concluded["stopped"] else ""
+        return f"{run.name}: finished{why}{restarts}"
     verdict = "stopped" if progress.concluded["stopped"] else "failed"
     return f"{run.name}: {verdict}: {progress.concluded['reason']}{restarts}"
 

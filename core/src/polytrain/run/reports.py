@@ -145,6 +145,11 @@ class Reports(Sequence[Mapping[str, Any]]):
         lengths = np.diff(rows, append=self._count)
         return np.arange(self._count, dtype=np.int64) + np.repeat(first - rows, lengths)
 
+    def names(self) -> list[str]:
+        """Return the names of all metrics, sorted."""
+        merged = {name for metrics in self._merged.values() for name in metrics}
+        return sorted({name for name, _ in self._columns} | merged)
+
     def since(self, start: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield step and metrics of each report from this one on."""
         steps = self.steps()[start:]

@@ -14,6 +14,7 @@ from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.streams.stream import StreamSpec
 from polytrain.policy.cluster import ClusterChoice
+from polytrain.policy.stop_rule import StopRule, stop_rule
 from polytrain.run.history import RunHistory
 from polytrain.run.lease import Lease
 from polytrain.run.stop_requests import StopRequests
@@ -68,6 +69,11 @@ class Run:
     def world_size(self) -> int:
         """Number of ranks; 1 for an inline run."""
         return max(1, self.scaling.max_workers)
+
+    @property
+    def stop_rule(self) -> StopRule:
+        """The conditions that end the run."""
+        return stop_rule(self.config)
 
     @property
     def saves_by_itself(self) -> bool:
@@ -130,4 +136,6 @@ class Run:
             near_staging=self.manager.store.near_staging,
             checkpoints=self.manager.store.checkpoints,
             validates=self.validation is not None,
+            stop_rule=self.stop_rule,
+            saves_by_itself=self.saves_by_itself,
         )

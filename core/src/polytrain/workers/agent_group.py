@@ -149,8 +149,9 @@ class AgentGroup:
             tell=self._of_the_pool.append,
         )
         self._data: ShardCachePlanner | None = None
-        written = code_of_job(spec.job.training_function, spec.job.backend)
-        self._job = pickled_with(*written, value=spec.job)
+        job = spec.job
+        written = code_of_job(job.training_function, job.backend, job.stop_rule.function)
+        self._job = pickled_with(*written, value=job)
         self._streams = _streams(spec)
         self._nodes = cluster.watch(self._nodes_are_leaving)
 

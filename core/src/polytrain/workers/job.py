@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.policy.stop_rule import StopRule
 from polytrain.storage.location import Location
 from polytrain_plugins import Backend, CheckpointKind, Member
 
@@ -40,6 +41,12 @@ class WorkerJob:
 
     validates: bool = False
     """Whether the run has a function that validates checkpoints."""
+
+    stop_rule: StopRule = field(default_factory=StopRule)
+    """The conditions that end the run."""
+
+    saves_by_itself: bool = False
+    """Whether checkpoints are made without a training function's reports."""
 
     def writes_checkpoints(self, rank: int) -> bool:
         """Return whether the files that this rank reports are part of a checkpoint."""

@@ -12,6 +12,7 @@ import struct
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,6 +24,7 @@ from polytrain.checkpoint.parts import StagedPart
 from polytrain.common.data_errors import DataError
 from polytrain.common.errors import BadDataError, Failure, FailureKind
 from polytrain.common.events import (
+    ConditionMet,
     Done,
     Drained,
     Event,
@@ -34,7 +36,7 @@ from polytrain.common.events import (
 )
 from polytrain.common.return_values import Returned
 from polytrain.workers.report_ring import Ring
-from polytrain_plugins import Member, Offer, World
+from polytrain_plugins import Member, Offer, Stopped, World
 
 Message = list[Any]
 """A message's kind, then its fields."""
@@ -254,6 +256,11 @@ def saves_on_request_message() -> Message:
     return ["saves on request"]
 
 
+def condition_met_message(stopped: Stopped) -> Message:
+    """The last report meets a condition that ends the run; rank 0 stops by itself."""
+    return ["condition met", asdict(stopped)]
+
+
 def checkpoints_asked_message(number: int, *, validated: bool) -> Message:
     """The training function asks for the run's checkpoints; see `CheckpointsAsked`."""
     return ["checkpoints asked", number, validated]
@@ -325,6 +332,8 @@ def to_event(
             )
         case ["saves on request"]:
             return SavesOnRequest(attempt=attempt, rank=rank)
+        case ["condition met", stopped]:
+            return ConditionMet(attempt=attempt, rank=rank, stopped=Stopped(**stopped))
         case ["staged", checkpoint, *_, waits]:
             return PartStaged(attempt=attempt, rank=rank, checkpoint=checkpoint, waits=waits)
         case ["checkpoints asked", number, validated]:

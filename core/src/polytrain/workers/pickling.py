@@ -99,12 +99,12 @@ def code_in(value: Any, *, depth: int = 6) -> Iterator[Any]:
         yield from code_in(part, depth=depth - 1)
 
 
-def code_of_job(function: Any, backend: Any) -> list[Any]:
-    """Return a job's objects that may be user code: its function, the backend, its options.
+def code_of_job(*parts: Any) -> list[Any]:
+    """Return a job's objects that may be user code: its functions, the backend, its options.
 
     Callbacks, objectives and model builders may come from a script like the function.
     """
-    return list(code_in([function, backend]))
+    return list(code_in(parts))
 
 
 @contextmanager

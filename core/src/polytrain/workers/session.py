@@ -30,6 +30,7 @@ from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
     Channel,
     Message,
+    condition_met_message,
     report_message,
     saves_on_request_message,
 )
@@ -40,7 +41,7 @@ from polytrain.workers.reported_checkpoints import (
     ReportedCheckpointStatus,
 )
 from polytrain.workers.run_storage import RunStorage
-from polytrain_plugins import CheckpointKind, Engine, World
+from polytrain_plugins import CheckpointKind, Engine, Report, World
 
 if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor
@@ -113,6 +114,17 @@ class WorkerSession:
         self._step = order.start.step
         self._saved_step = order.start.step if order.start.own else None
         self._last_metrics: Mapping[str, Any] = {}
+        self._stop_rule = (
+            job.stop_rule if world.me.rank == 0 and job.stop_rule.reads_reports else None
+        )
+        """The conditions that this rank looks at; None once one of them is met."""
+
+        self._is_ending = False
+        """Whether a report has met a condition."""
+
+        self._saves = job.saves_by_itself or order.start.own
+        """Whether checkpoints are known to be made: an end waits for the next one."""
+
         self._reported_ignored = False
         self._saves_on_request = False
         self._lock = threading.Lock()
@@ -129,10 +141,11 @@ class WorkerSession:
         beat()
         with self._lock:
             self._step, self._last_metrics = step, plain_metrics(metrics)
+            met = self._condition_met()
             if self._writes and model is not None and self._is_due(step):
-                self._save(model, with_it=self._reported_with_checkpoint)
+                self._save(model, with_it=partial(self._reported, met, has_checkpoint=True))
             else:
-                self._channel.send(*self._reported())
+                self._send_report(met)
 
     def finish(self, model: Any) -> None:
         """Save the final model of declarative training, unless it is saved already."""
@@ -157,7 +170,7 @@ class WorkerSession:
         if checkpoint is None:
             with self._lock:
                 self._step, self._last_metrics = self._step + 1, plain
-                self._channel.send(*self._reported())
+                self._send_report(self._condition_met())
             return
         _expect_checkpoint(checkpoint)
         to_delete = self._own_directory(checkpoint) if handling.deletes else None
@@ -184,14 +197,15 @@ class WorkerSession:
         with self._lock:
             self._step, self._last_metrics = self._step + 1, metrics
             if not self._writes:
-                self._channel.send(*self._reported())
+                self._send_report(())
                 self._reported_ignored = True
                 return
+            met = self._condition_met()
             self._give(
                 write,
                 source=source,
                 validation=validation,
-                with_it=self._reported_with_checkpoint,
+                with_it=partial(self._reported, met, has_checkpoint=True),
                 waits=waits,
             )
 
@@ -303,9 +317,9 @@ class WorkerSession:
         """Return whether the run waits for a checkpoint; see `worker_api.checkpoint_requested`."""
         with self._lock:
             if not self._saves_on_request:
-                self._saves_on_request = True
+                self._saves_on_request = self._saves = True
                 self._channel.send(saves_on_request_message())
-            return self._uploader.is_asked_to_stop()
+            return self._is_last()
 
     def _expect_own_process(self, call: str) -> None:
         if os.getpid() != self._pid:
@@ -321,14 +335,48 @@ class WorkerSession:
             return True
         # If every rank writes a part, only the configured steps are the same on all ranks.
         agreed = self._job.checkpoint_kind is CheckpointKind.EVERY_RANK
-        return not agreed and self._uploader.is_asked_to_stop()
+        return not agreed and self._is_last()
+
+    def _is_last(self) -> bool:
+        """Return whether the next checkpoint is the last."""
+        return self._is_ending or self._uploader.is_asked_to_stop()
+
+    def _condition_met(self) -> tuple[Message, ...]:
+        """Return the message that the last report meets a condition; empty if it doesn't.
+
+        Raises:
+            Exception: whatever the user's function raises.
+        """
+        if self._stop_rule is None:
+            return ()
+        stopped = self._stop_rule.met_by(
+            Report(
+                rank=self.world.me.rank,
+                attempt=self.world.attempt,
+                step=self._step,
+                metrics=self._last_metrics,
+                time=time.time(),
+            )
+        )
+        if stopped is None:
+            return ()
+        self._stop_rule, self._is_ending = None, True
+        return (condition_met_message(stopped),)
+
+    def _send_report(self, met: tuple[Message, ...]) -> None:
+        """Send a report without a checkpoint; it is the last if nothing makes checkpoints."""
+        self._channel.send(*self._reported(met))
+        if met and not self._saves:
+            self._uploader.stop()
 
     @property
     def stalled_s(self) -> float:
         """Seconds that training has waited for checkpoints so far."""
         return self._uploader.stalled_s
 
-    def _reported(self, *, has_checkpoint: bool = False) -> list[Message]:
+    def _reported(
+        self, met: tuple[Message, ...] = (), *, has_checkpoint: bool = False
+    ) -> list[Message]:
         return [
             report_message(
                 self._step,
@@ -336,11 +384,9 @@ class WorkerSession:
                 self.stalled_s,
                 has_checkpoint=has_checkpoint,
                 at=time.time(),
-            )
+            ),
+            *met,
         ]
-
-    def _reported_with_checkpoint(self) -> list[Message]:
-        return self._reported(has_checkpoint=True)
 
     @property
     def _writes(self) -> bool:
@@ -373,7 +419,8 @@ class WorkerSession:
             for name, cursor in self._cursors.items()
             if not cursor.position.is_beginning
         }
-        is_last = self._uploader.is_asked_to_stop()
+        is_last = self._is_last()
+        self._saves = True
         self._uploader.give(
             write,
             source=source,

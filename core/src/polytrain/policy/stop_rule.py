@@ -1,0 +1,178 @@
+"""When a run is to end before its training does: `RunConfig.stop` and `time_budget_s`. Pure."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from polytrain.common.config import CheckpointConfig, RunConfig
+from polytrain.policy.named_metrics import named_metric
+from polytrain_plugins import Report, Stopped
+
+STEP = "training_iteration"
+"""The name of the step among the limits, as in Ray Tune."""
+
+Comparison = Literal["<=", ">=", "<", ">"]
+
+_COMPARES: Mapping[Comparison, Callable[[Any, Any], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+
+_TEXT = re.compile(r"\s*(<=|>=|<|>)\s*(\S+)\s*")
+
+_SMALL_IS_GOOD = re.compile(
+    r"(m?log)?loss|m?error|err|(cross|x)?entropy|r?mse|rmsle|mae|mape|nll|ppl|perplexity|wer|cer"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A limit of one metric, or of the step."""
+
+    metric: str
+    comparison: Comparison
+    value: float
+
+    def is_met(self, step: int, metrics: Mapping[str, Any]) -> float | None:
+        """Return the value that meets it in a report; None if none does."""
+        try:
+            value = step if self.metric == STEP else named_metric(metrics, self.metric)
+        except KeyError:
+            return None
+        # A NaN compares as False.
+        is_number = isinstance(value, int | float)
+        return value if is_number and _COMPARES[self.comparison](value, self.value) else None
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.comparison} {self.value:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRule:
+    """The conditions of a run; the first that is met ends it."""
+
+    limits: tuple[Limit, ...] = ()
+    function: Callable[[Report], bool] | None = None
+    time_budget_s: float | None = None
+
+    @property
+    def reads_reports(self) -> bool:
+        """Whether reports can meet it."""
+        return bool(self.limits) or self.function is not None
+
+    def met_by(self, report: Report) -> Stopped | None:
+        """Return how a report of rank 0 ends the run; None if it doesn't.
+
+        Raises:
+            TypeError: the function has returned something else than True or False.
+            Exception: whatever the function raises.
+        """
+        stopped = self.limit_met_by(report.step, report.metrics)
+        if stopped is None and self.function is not None and self._is_true(report):
+            name = self.function_name
+            reason = f"{name} returned True at step {report.step}"
+            return Stopped(by="condition", reason=reason, condition=name, step=report.step)
+        return stopped
+
+    def limit_met_by(self, step: int, metrics: Mapping[str, Any]) -> Stopped | None:
+        """Return which limit these metrics meet; None if they meet none."""
+        for limit in self.limits:
+            value = limit.is_met(step, metrics)
+            if value is not None:
+                where = "" if limit.metric == STEP else f", which was {value:g} at step {step}"
+                return Stopped(
+                    by="condition",
+                    reason=f"{limit}{where}",
+                    condition=str(limit),
+                    metric=limit.metric,
+                    step=step,
+                    value=value,
+                )
+        return None
+
+    def budget_met_by(self, trained_s: float, *, step: int) -> Stopped | None:
+        """Return how the time that was trained ends the run; None if some of it is left.
+
+        Args:
+            trained_s: `Ledger.trained_s` of the run, in seconds.
+            step: the last step.
+        """
+        if self.time_budget_s is None or trained_s < self.time_budget_s:
+            return None
+        condition = f"time_budget_s={self.time_budget_s:g}"
+        return Stopped(
+            by="condition",
+            reason=f"{condition}, after {trained_s:.1f} s of training at step {step}",
+            condition=condition,
+            step=step,
+            value=trained_s,
+        )
+
+    @property
+    def function_name(self) -> str:
+        """The function's name, for people."""
+        return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+    def _is_true(self, report: Report) -> bool:
+        assert self.function is not None
+        answer: Any = self.function(report)
+        if type(answer).__module__ == "numpy" and getattr(answer, "shape", None) == ():
+            answer = answer.item()
+        if not isinstance(answer, bool):
+            raise TypeError(
+                f"RunConfig.stop: {self.function_name} has to return True or False, and returned "
+                f"{answer!r} for {report!r}."
+            )
+        return answer
+
+
+def stop_rule(config: RunConfig) -> StopRule:
+    """Return the rule of a configuration that `stop_problems` finds nothing wrong with."""
+    stop: Any = config.stop
+    limits: tuple[Limit, ...] = ()
+    if isinstance(stop, Mapping):
+        limits = tuple(
+            limit_of(name, given, config.checkpoint_config) for name, given in stop.items()
+        )
+    return StopRule(
+        limits=limits,
+        function=stop if callable(stop) else None,
+        time_budget_s=config.time_budget_s,
+    )
+
+
+def limit_of(name: str, given: Any, checkpoints: CheckpointConfig) -> Limit:
+    """Return a limit as the user means it.
+
+    Args:
+        name: the metric.
+        given: a number, or a text such as "<= 0.1".
+        checkpoints: says which end of the metric is good, if it ranks checkpoints.
+
+    Raises:
+        ValueError: it is neither, or isn't finite.
+    """
+    comparison: Comparison = ">="
+    value = given
+    if isinstance(given, str):
+        matched = _TEXT.fullmatch(given)
+        if matched is None:
+            raise ValueError(f"{given!r} is not a limit")
+        comparison, value = matched[1], float(matched[2])  # type: ignore[assignment]  # by the pattern
+    elif name == checkpoints.checkpoint_score_attribute:
+        comparison = ">=" if checkpoints.checkpoint_score_order == "max" else "<="
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{given!r} is not a limit")
+    return Limit(metric=name, comparison=comparison, value=value)
+
+
+def is_good_when_small(name: str) -> bool:
+    """Return whether a metric's name says that training makes it smaller, as that of a loss."""
+    return any(_SMALL_IS_GOOD.fullmatch(word) for word in re.split(r"[^a-z0-9]+", name.lower()))

@@ -1,0 +1,110 @@
+"""Whether a run of the same name has met its conditions already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polytrain.policy.stop_rule import Limit, StopRule
+from polytrain.run.conditions import already_met, function_fingerprint, unreported
+from polytrain.run.history import RunHistory
+from polytrain.run.reports import Reports
+from polytrain_plugins import Report, Stopped
+
+
+def rule(**limits: Any) -> StopRule:
+    return StopRule(
+        limits=tuple(
+            Limit(metric=name, comparison=order, value=value)
+            for name, (order, value) in limits.items()
+        )
+    )
+
+
+def reports(*losses: float) -> Reports:
+    made = Reports()
+    for step, loss in enumerate(losses, 1):
+        made.add(step, {"loss": loss})
+    return made
+
+
+LOSSES = (0.9, 0.5, 0.2, 0.3)
+MET = rule(loss=("<=", 0.2)).limit_met_by(3, {"loss": 0.2})
+ENDED = RunHistory(history=reports(*LOSSES), succeeded=True, stopped=MET, condition=MET)
+"""Its condition was met at step 3; the next checkpoint came with step 4."""
+
+
+@pytest.mark.parametrize(
+    ("now", "is_met"),
+    [
+        (rule(loss=("<=", 0.2)), True),
+        (rule(loss=("<=", 0.25)), True),
+        (rule(loss=("<=", 0.1)), False),
+        (rule(training_iteration=(">=", 4)), True),
+        (rule(training_iteration=(">=", 5)), False),
+        # Step 2 is not what the run ended with.
+        (rule(loss=(">=", 0.5)), False),
+        (StopRule(), False),
+    ],
+)
+def test_a_limit_that_lies_further_on_resumes_the_run(now: StopRule, is_met: bool) -> None:
+    assert (already_met(now, ENDED, start_step=0) is not None) == is_met
+
+
+def before(report: Report) -> bool:
+    return report.step > 1
+
+
+def after(report: Report) -> bool:
+    return report.step > 2
+
+
+def test_a_function_is_recognised_by_its_code() -> None:
+    stopped = Stopped(by="condition", reason="", condition="before", step=2)
+    history = RunHistory(
+        history=reports(0.9, 0.5),
+        succeeded=True,
+        stopped=stopped,
+        condition=stopped,
+        stop_function=function_fingerprint(before),
+    )
+    assert already_met(StopRule(function=before), history, start_step=2) == stopped
+    assert already_met(StopRule(function=after), history, start_step=2) is None
+
+
+@pytest.mark.parametrize(("start_step", "is_met"), [(0, False), (2, False), (3, True), (4, True)])
+def test_a_driver_that_died_counts_with_what_it_has_committed(
+    start_step: int, is_met: bool
+) -> None:
+    """Steps after the last checkpoint are trained again, and meet the condition again."""
+    history = RunHistory(history=reports(*LOSSES), condition=MET)
+    found = already_met(rule(loss=("<=", 0.2)), history, start_step=start_step)
+    assert (found is not None) == is_met
+
+
+def test_a_run_that_was_interrupted_beyond_the_limit_is_over() -> None:
+    history = RunHistory(history=reports(*LOSSES))
+    assert already_met(rule(training_iteration=(">=", 2)), history, start_step=4) is not None
+    assert already_met(rule(training_iteration=(">=", 2)), history, start_step=2) is None
+
+
+def test_time_of_all_drivers_counts() -> None:
+    history = RunHistory()
+    history.ledger.seconds.update(train=50.0, replayed_work=5.0, checkpoint_stall=5.0, start=99.0)
+    assert already_met(StopRule(time_budget_s=60), history, start_step=0) is not None
+    assert already_met(StopRule(time_budget_s=61), history, start_step=0) is None
+
+
+def test_a_metric_that_is_never_reported_is_told_with_the_nearest() -> None:
+    made = reports(0.5)
+    made.add(2, {"valid": {"auc": 0.5}, "note": "0.1", "accuracy": 0.5})
+    names = {"los": ("<=", 1), "valid/auc": (">=", 1), "valid/acc": (">=", 1), "note": ("<=", 1)}
+    told = list(unreported(rule(loss=("<=", 0), training_iteration=(">=", 9), **names), made))
+    assert [each.partition(" was")[0] for each in told] == [
+        "RunConfig.stop['los']",
+        "RunConfig.stop['valid/acc']",
+        "RunConfig.stop['note']",
+    ]
+    assert "Did you mean 'loss'?" in told[0]
+    assert list(unreported(rule(los=("<=", 1)), Reports())) == []
