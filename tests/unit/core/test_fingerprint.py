@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import polytrain.data.fingerprint
-from polytrain.data.fingerprint import fingerprint, marks
+from polytrain.data.fingerprint import fingerprint, marks, marks_of_sample
 from polytrain.data.sources.describe import describe
 
 VALUES: dict[str, tuple[pa.DataType, Any, Any]] = {
@@ -74,3 +74,52 @@ def test_one_number_of_a_large_table_counts(monkeypatch: pytest.MonkeyPatch) -> 
     before = of(pa.float16(), numbers)
     numbers[7] = 1.0
     assert of(pa.float16(), numbers) != before
+
+
+class Items:
+    """A map-style data set."""
+
+    def __init__(self, values: list[float], noise: float = 0.0) -> None:
+        self.values = values
+        self.noise = noise
+        self.random = np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        value = self.values[index] + self.noise * self.random.random()
+        return {"value": value, "name": f"item {value:.3f}"}
+
+
+def sample_of(data: Any) -> dict[str, str]:
+    return marks_of_sample(describe("train", data))
+
+
+@pytest.mark.parametrize("changed", [0, 2, 3])
+def test_items_are_known_by_some_of_them(changed: int) -> None:
+    values = [1.0, 2.0, 3.0, 4.0]
+    others = [*values[:changed], 9.0, *values[changed + 1 :]]
+    assert sample_of(Items(values)) == sample_of(Items(values)) != {}
+    assert sample_of(Items(values)) != sample_of(Items(others))
+
+
+def test_few_of_many_items_are_read() -> None:
+    read: set[int] = set()
+
+    class Counted(Items):
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            read.add(index)
+            return super().__getitem__(index)
+
+    sample_of(Counted([0.0] * 10_000))
+    assert len(read) <= 8
+    assert {0, 9_999} <= read
+
+
+def test_items_that_are_drawn_anew_are_not_compared() -> None:
+    assert sample_of(Items([1.0, 2.0], noise=1.0)) == {}
+
+
+def test_what_has_marks_needs_no_sample() -> None:
+    assert sample_of(pa.table({"x": [1, 2]})) == {}

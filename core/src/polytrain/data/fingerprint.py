@@ -23,6 +23,7 @@ from polytrain.data.plan.marks import (
     VERSIONS,
     VERSIONS_WITHOUT_NAMES,
 )
+from polytrain.data.shards.rows import PieceRows
 from polytrain.data.shards.wide_types import widened
 from polytrain.data.sources.describe import Source
 from polytrain.data.sources.pieces import Piece, TablePiece
@@ -32,6 +33,9 @@ _WHOLE_BYTES = 64 << 20
 """Tables up to this size are hashed whole, which takes a few tenths of a second at most."""
 
 _SAMPLED_ROWS = 1000
+
+_SAMPLED_ITEMS = 8
+"""Of data sets whose rows are read one by one, which may take long."""
 
 _MOST_COLUMNS = 256
 """Of more, the rest isn't looked at: marks are part of every checkpoint."""
@@ -61,6 +65,26 @@ def marks(source: Source) -> dict[str, str]:
             for name in sorted(table.column_names)[:_MOST_COLUMNS]
         }
     return {}
+
+
+def marks_of_sample(source: Source) -> dict[str, str]:
+    """What tells a data set without marks from another one: some of its rows.
+
+    They are read twice, since items may be drawn at random: there is no mark then.
+
+    Raises:
+        ReadError: one of them can't be read.
+    """
+    if source.stream is not None or marks(source):
+        return {}
+    rows = PieceRows(source.pieces, source.schema)
+    last = sum(piece.rows for piece in source.pieces) - 1
+    places = sorted(set(np.linspace(0, last, _SAMPLED_ITEMS, dtype=np.int64).tolist()))
+    once, again = (
+        _digest(_facts_of_column(table.select([name]), 0) for name in sorted(table.column_names))
+        for table in (pa.concat_tables(rows.take(places)) for _ in range(2))
+    )
+    return {"sampled rows": once} if once == again else {}
 
 
 def _marks_of_files(paths: Sequence[str], files: Mapping[str, Iterable[Any]]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import ScalingConfig
 from polytrain.common.errors import RunOwnedError
 from polytrain.common.installation import installation_problems
-from polytrain.data.fingerprint import fingerprint, marks
+from polytrain.data.fingerprint import fingerprint, marks, marks_of_sample
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.sources.describe import Source
 from polytrain.policy.cluster import choose_cluster, new_ray_problems
@@ -104,7 +104,7 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
         digest = "" if request.output is None else digest_of(directory)
     raise_if_any(column_problems(needed, source.schema.names))
     # A pipeline is known by its steps, not by the blocks that it computes now.
-    known_by = "" if request.output is None else fingerprint(source, marks(source))
+    known_by = "" if request.output is None else _known_by(source)
     source = computed_in_order(source)
     task = _task(request, source, model, needed)
     parts = divided(_rows(source), _part_rows(request, source))
@@ -112,6 +112,10 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
         return _array(request, task, parts)
     record = _record(request, source, model=digest, data=known_by)
     return _stored(request, task, record, parts, task.output)
+
+
+def _known_by(source: Source) -> str:
+    return fingerprint(source, {**marks(source), **marks_of_sample(source)})
 
 
 def _checked(request: PredictionRequest) -> Source:

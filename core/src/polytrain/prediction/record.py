@@ -89,7 +89,9 @@ def record_problems(
     if before.model != now.model:
         yield _other(place, "a different model, or a different checkpoint of it")
     if (before.data, before.rows) != (now.data, now.rows):
-        yield _other(place, f"different data ({before.rows} rows; these have {now.rows})")
+        counts = f"{before.rows} rows; these have {now.rows}"
+        how = "as many rows" if before.rows == now.rows else counts
+        yield _other(place, f"different data ({how})")
     for field in ("keep", "prediction_column", "rows_per_file"):
         was, is_ = getattr(before, field), getattr(now, field)
         if was != is_:
