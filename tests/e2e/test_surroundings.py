@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
@@ -182,3 +183,23 @@ def test_a_notebooks_interrupt_button_stops_the_run_and_the_next_one_works(
         "assert fit(waits=False).metrics['answer'] == 42", timeout=60
     )
     assert reply["content"]["status"] == "ok", reply["content"]
+
+
+def test_a_notebooks_cell_has_one_output_of_progress_which_is_replaced(
+    kernel: tuple[KernelManager, BlockingKernelClient],
+) -> None:
+    _, client = kernel
+    assert client.execute_interactive(DEFINED, timeout=60)["content"]["status"] == "ok"
+    outputs: list[dict[str, Any]] = []
+    client.execute_interactive("fit(waits=False);", timeout=60, output_hook=outputs.append)
+    shown = [each for each in outputs if each["msg_type"] == "display_data"]
+    replaced = [each for each in outputs if each["msg_type"] == "update_display_data"]
+    assert len(shown) == 1
+    assert replaced
+    pages = [each["content"]["data"]["text/html"] for each in (*shown, *replaced)]
+    assert "starting (2 workers" in pages[0]
+    assert "training on 2 ranks" in pages[-1]
+    assert ": finished" in pages[-1]
+    text = "".join(each["content"].get("text", "") for each in outputs)
+    assert "(rank 0) begun" in text
+    assert "starting" not in text

@@ -63,3 +63,11 @@ PARTS = [
 )
 def test_the_least_important_parts_go_first(width: int, line: str) -> None:
     assert fitted(PARTS, width) == line
+
+
+def test_a_part_that_may_be_cut_is_cut_before_any_is_left_out() -> None:
+    parts = [Part(text="2 ranks", weight=5), Part(text="killed by SIGKILL", weight=1, least=8)]
+    parts.append(Part(text="goodput 91%", weight=2))
+    assert fitted(parts, 36) == "2 ranks · killed by S… · goodput 91%"
+    assert fitted(parts, 34) == "2 ranks · killed by… · goodput 91%"
+    assert fitted(parts, 28) == "2 ranks · goodput 91%"

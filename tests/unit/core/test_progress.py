@@ -179,7 +179,8 @@ def test_restarts_and_their_last_cause_are_in_the_second_line() -> None:
     play.join(1)
     play.take("Load", attempt=1, window=0, busy=[0.93, 0.4])
     assert play.shown()[1] == (
-        "2 ranks █▄ · 1 restart(s), last: rank 1 on 10.0.0.3: killed by SIGKILL b… · goodput 77%"
+        "2 ranks █▄ · 1 restart(s), last: rank 1 on 10.0.0.3: killed by SIGKILL before its "
+        "training w… · goodput 77%"
     )
 
 

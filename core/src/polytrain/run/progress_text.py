@@ -15,7 +15,7 @@ from polytrain_plugins import RunInfo
 SHOWN_METRICS = 4
 _NAME_WIDTH = 24
 _VALUE_WIDTH = 12
-_CAUSE_WIDTH = 60
+_CAUSE_WIDTH, _LEAST_CAUSE = 80, 24
 _BAR_RANKS = 16
 """With more ranks, each has no bar of its own."""
 
@@ -187,13 +187,14 @@ def _world(progress: Progress, signs: Signs) -> Iterator[Part]:
     yield Part(text=f"{ranks} {busy}".rstrip(), weight=5)
     if progress.stopping:
         why = f"stops after its next checkpoint: {printable(progress.stopping)}"
-        yield Part(text=cut(why, _CAUSE_WIDTH, mark=signs.mark), weight=4)
+        yield Part(text=cut(why, _CAUSE_WIDTH, mark=signs.mark), weight=4, least=_LEAST_CAUSE)
     if progress.validations:
         yield Part(text=f"{progress.validations} validation(s) left", weight=1)
     if progress.restarts:
         last = "" if progress.failure is None else f", last: {printable(str(progress.failure))}"
         text = f"{progress.restarts} restart(s){last}"
-        yield Part(text=cut(text, _CAUSE_WIDTH, mark=signs.mark), weight=3)
+        text = cut(text, _CAUSE_WIDTH, mark=signs.mark)
+        yield Part(text=text, weight=3, least=_LEAST_CAUSE)
     if progress.ledger.seconds["train"]:
         yield Part(text=f"goodput {progress.ledger.goodput:.0%}", weight=2)
 

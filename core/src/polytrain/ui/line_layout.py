@@ -17,6 +17,9 @@ class Part:
     weight: int
     """If there is no room for all, the parts of the least weight are left out first."""
 
+    least: int | None = None
+    """Columns that the part may be cut to before any is left out; None if it can't be cut."""
+
 
 def printable(text: str) -> str:
     """Return text in which nothing moves a terminal's cursor, or changes what follows.
@@ -63,11 +66,22 @@ def fitted(parts: Sequence[Part], width: int, *, separator: str = " · ", mark: 
     shown = [part for part in parts if part.text]
     while shown:
         line = separator.join(part.text for part in shown)
-        if columns(line) <= width or len(shown) == 1:
+        excess = columns(line) - width
+        if excess <= 0 or len(shown) == 1:
             return cut(line, width, mark=mark)
+        for place, part in enumerate(shown):
+            if text := _cut_by(excess, part, mark):
+                texts = [each.text for each in shown]
+                return separator.join([*texts[:place], text, *texts[place + 1 :]])
         # Of equal ones the last goes first.
         shown.remove(min(reversed(shown), key=lambda part: part.weight))
     return ""
+
+
+def _cut_by(excess: int, part: Part, mark: str) -> str:
+    """Return a part's text without some columns; empty if it has too few."""
+    room = columns(part.text) - excess
+    return "" if part.least is None or room < part.least else cut(part.text, room, mark=mark)
 
 
 def _columns(character: str) -> int:

@@ -18,7 +18,7 @@ from polytrain.common.output import Output, OutputLimit
 from polytrain.common.processes import describe_exit, oom_kills
 from polytrain.monitoring.progress_page import Page
 from polytrain.workers.messages import FrameBuffer, Message, pack
-from polytrain.workers.process_connection import LAST_WORDS, READ_SIZE
+from polytrain.workers.output_pipe import LAST_WORDS, READ_SIZE
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 from polytrain.workers.validation_process import bounded_threads, task_message
 from polytrain.workers.validator import NotValidated, Validated, ValidationTask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.common.output import Output, OutputLimit
+from polytrain.common.output import Output
 from polytrain.common.processes import oom_kills
 from polytrain.monitoring.progress_page import Page
 from polytrain.monitoring.progress_probe import Probe, ProgressProbe, Watch
@@ -20,15 +19,8 @@ from polytrain.monitoring.utilization_probe import UtilizationProbe
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.messages import FrameBuffer, Message, ReportReader, pack, to_event, to_part
+from polytrain.workers.output_pipe import READ_SIZE, OutputPipe
 from polytrain.workers.report_ring import Ring, calls_every_s
-
-READ_SIZE = 1 << 16
-
-_READS = 64
-"""Reads that empty a pipe, which holds 64 KiB to 1 MiB on Linux, unless it is refilled."""
-
-LAST_WORDS = 4000
-"""Characters of standard error that are kept to explain the worker process's end."""
 
 
 class ProcessConnection:
@@ -65,9 +57,6 @@ class ProcessConnection:
         self.pid = 0
         """Process id of the worker process; 0 until the zygote has sent it."""
 
-        self.last_words = ""
-        """The end of its standard error."""
-
         self.ended_at: float | None = None
         """When the agent first noticed that the process is ending, on the event loop's clock."""
 
@@ -89,17 +78,21 @@ class ProcessConnection:
         """What the worker process's socket has had no room for."""
 
         pipes = {stream: os.pipe() for stream in ("stdout", "stderr")}
-        self._streams = {reader: stream for stream, (reader, _) in pipes.items()}
         self._writers = [writer for _, writer in pipes.values()]
-        decoder = codecs.getincrementaldecoder("utf-8")
-        self._decoders = {reader: decoder("replace") for reader in self._streams}
-        now = asyncio.get_running_loop().time()
-        self._limits = {reader: OutputLimit(now=now) for reader in self._streams}
+        self._pipes = {
+            stream: OutputPipe(reader, tell=partial(self._emit_output, stream))
+            for stream, (reader, _) in pipes.items()
+        }
 
     @property
     def attempt(self) -> int:
         """The worker process's attempt."""
         return self.order.attempt
+
+    @property
+    def last_words(self) -> str:
+        """The end of its standard error."""
+        return self._pipes["stderr"].last_words
 
     @property
     def theirs(self) -> tuple[int, ...]:
@@ -115,9 +108,8 @@ class ProcessConnection:
         self.send(message)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._connection, self._read_messages)
-        for reader in self._streams:
-            os.set_blocking(reader, False)
-            loop.add_reader(reader, self._read_output, reader)
+        for pipe in self._pipes.values():
+            pipe.open()
 
     @property
     def memory_ran_out(self) -> bool:
@@ -158,11 +150,8 @@ class ProcessConnection:
         self._reports.close()
         self._connection.close()
         self.page.close()
-        for reader in self._streams:
-            self._read_output_that_is_there(reader)
-            self._emit_output(reader, self._limits[reader].notice())
-            loop.remove_reader(reader)
-            os.close(reader)
+        for pipe in self._pipes.values():
+            pipe.close()
 
     async def stacks(self, pausing: bool) -> str:
         """Return the stacks of the worker process, within a bounded time.
@@ -257,8 +246,8 @@ class ProcessConnection:
             return
         if message[0] == "raised":
             # Output before the failure is passed on first: it may hold the reason.
-            for reader in self._streams:
-                self._read_output_that_is_there(reader)
+            for pipe in self._pipes.values():
+                pipe.read_all()
         if message[0] == "joined":
             self._watch_over()
         if message[0] in ("done", "raised"):
@@ -267,33 +256,5 @@ class ProcessConnection:
         if message[0] == "staged":
             self._stage(to_part(message, attempt_id=self.order.attempt_id, rank=self._rank))
 
-    def _read_output_that_is_there(self, reader: int) -> None:
-        """Pass on what the pipe holds now; other processes may still write to it."""
-        for _ in range(_READS):
-            if not self._read_output(reader):
-                return
-
-    def _read_output(self, reader: int) -> bool:
-        """Pass on some of what the pipe holds; return whether there may be more.
-
-        The amount is limited: the event loop has other work, and a process that never stops writing
-        would keep the pipe full.
-        """
-        try:
-            data = os.read(reader, READ_SIZE)
-        except BlockingIOError:
-            return False
-        text = self._decoders[reader].decode(data, final=not data)
-        if text and self._streams[reader] == "stderr":
-            self.last_words = (self.last_words + text)[-LAST_WORDS:]
-        now = asyncio.get_running_loop().time()
-        self._emit_output(reader, self._limits[reader].passed(text, now=now))
-        if not data:
-            asyncio.get_running_loop().remove_reader(reader)
-        return bool(data)
-
-    def _emit_output(self, reader: int, text: str) -> None:
-        if text:
-            stream = self._streams[reader]
-            output = Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text)
-            self._tell(output)
+    def _emit_output(self, stream: str, text: str) -> None:
+        self._tell(Output(attempt=self.attempt, rank=self._rank, stream=stream, text=text))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from polytrain.workers.messages import FrameBuffer
-from polytrain.workers.process_connection import READ_SIZE
+from polytrain.workers.output_pipe import READ_SIZE
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 
 _ENTRY = "polytrain.workers.worker_process"

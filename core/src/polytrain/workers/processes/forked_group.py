@@ -10,7 +10,7 @@ from types import TracebackType
 
 from polytrain.monitoring.progress_page import Page
 from polytrain.workers.messages import ConnectionClosedError, FrameBuffer
-from polytrain.workers.process_connection import READ_SIZE
+from polytrain.workers.output_pipe import READ_SIZE
 from polytrain.workers.processes.cache import keep, warm_zygote
 from polytrain.workers.processes.client import ZygoteSpec
 

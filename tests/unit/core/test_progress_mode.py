@@ -1,0 +1,75 @@
+"""How progress is shown depends on what standard error is connected to."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, TextIO
+
+import pytest
+
+from polytrain.run.progress_display import mode_of
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[TextIO]:
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as stream:
+        yield stream
+    os.close(ours)
+
+
+TABLE = [
+    ("auto", "live", "plain"),
+    (True, "live", "plain"),
+    ("live", "live", "plain"),
+    ("plain", "plain", "plain"),
+    ("json", "json", "json"),
+    ("none", "none", "none"),
+    (False, "none", "none"),
+]
+
+
+@pytest.mark.parametrize(("progress", "on_a_terminal", "elsewhere"), TABLE)
+def test_each_value_on_a_terminal_and_elsewhere(
+    terminal: TextIO, progress: Any, on_a_terminal: str, elsewhere: str
+) -> None:
+    assert mode_of(progress, terminal) == on_a_terminal
+    assert mode_of(progress, io.StringIO()) == elsewhere
+
+
+@pytest.mark.parametrize("kind", ["dumb", "unknown", ""])
+def test_a_terminal_that_cannot_keep_lines_in_place_gets_lines(
+    terminal: TextIO, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("TERM", kind)
+    assert mode_of("auto", terminal) == "plain"
+
+
+def test_without_a_standard_error_nothing_is_shown() -> None:
+    closed = io.StringIO()
+    closed.close()
+    assert mode_of("json", None) == "none"
+    assert mode_of("auto", closed) == "none"
+
+
+@pytest.mark.parametrize(
+    ("progress", "mode"), [("auto", "notebook"), ("live", "notebook"), ("plain", "plain")]
+)
+def test_a_notebook_has_an_output_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, progress: str, mode: str
+) -> None:
+    kernel = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=object()))
+    monkeypatch.setitem(sys.modules, "IPython", kernel)  # type: ignore[arg-type]  # a fake module
+    assert mode_of(progress, io.StringIO()) == mode
+
+
+def test_ipythons_prompt_is_a_terminal(terminal: TextIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = SimpleNamespace(get_ipython=lambda: SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "IPython", prompt)  # type: ignore[arg-type]  # a fake module
+    assert mode_of("auto", terminal) == "live"
