@@ -10,6 +10,7 @@ from polytrain.common.config import ScalingConfig
 from polytrain.common.errors import FailureKind
 from polytrain.common.events import AgentLost, AgentsPlaced, DrainWanted, Event, PlacementFailed
 from polytrain.common.placement import NodeAddress
+from polytrain.policy.autoscaling import Outlook
 from polytrain.workers.agent_handle import AgentHandle, Gone
 from polytrain.workers.worker_pool import WorkerPool
 
@@ -27,6 +28,9 @@ class FakeCluster:
         self.waiting: dict[AgentHandle, frozenset[str]] = {}
         """Agents that have no place yet, with the nodes on which they mustn't be."""
 
+        self.others: dict[str, int] = {}
+        """CPUs of each node that others use."""
+
         self.placed: list[AgentHandle] = []
         """Agents that have one and live."""
 
@@ -34,6 +38,9 @@ class FakeCluster:
         self._numbers = itertools.count()
         self.told: list[Event] = []
         """What the pool has said."""
+
+        self.says: Outlook | None = None
+        """What its autoscaler says."""
 
         self._bundles: list[str | None] = []
         """Where room is held; what was held on a node that is gone is to be held elsewhere."""
@@ -63,6 +70,9 @@ class FakeCluster:
         agent_handle = AgentHandle(number=next(self._numbers), bundle=bundle)
         self.waiting[agent_handle] = avoid
         return agent_handle
+
+    def outlook(self) -> Outlook | None:
+        return self.says
 
     def dismiss(self, agent_handle: AgentHandle) -> None:
         self.dismissed.append(agent_handle)
@@ -130,7 +140,8 @@ class FakeCluster:
 
     def _free(self, node: str) -> int:
         outside = [r for r in self.placed if r.place.node_id == node and r.bundle is None]
-        return self.nodes[node] - len(outside) - self._bundles.count(node)
+        taken = len(outside) + self._bundles.count(node) + self.others.get(node, 0)
+        return self.nodes[node] - taken
 
     def _place_of(self, agent_handle: AgentHandle) -> str | None:
         if agent_handle.bundle is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 from tests.core.fake_cluster import FakeCluster
 
 from polytrain.common.errors import FailureKind
 from polytrain.common.events import AgentsPlaced, DrainWanted, PlacementFailed, Purpose
+from polytrain.policy.autoscaling import Outlook
 from polytrain.workers.worker_pool import WorkerPool
 
 NOBODY = frozenset[str]()
@@ -455,3 +457,51 @@ def test_a_crew_that_is_complete_waits_for_nothing() -> None:
     cluster.now = 1e6
     pool.look_at_the_clock()
     assert cluster.sizes() == [2]
+
+
+REFUSED = Outlook(says="its autoscaler has no nodes to add that could hold them", refused=2)
+
+
+def test_what_the_autoscaler_cannot_hold_fails_once_nobody_else_has_anything(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = FakeCluster(a=1)
+    cluster.says = REFUSED
+    pool = cluster.pool(2, start_timeout_s=600.0)
+    cluster.others["a"] = 1
+    begin(pool, cluster)
+    cluster.now = 10.0
+    pool.look_at_the_clock()
+    assert "Waiting for resources, up to 600 s: 2 workers" in caplog.text
+    assert "has no nodes to add" in caplog.text
+    assert cluster.failures() == []
+    caplog.clear()
+    # The other job has ended.
+    del cluster.others["a"]
+    cluster.now = pool.deadline or 0.0
+    pool.look_at_the_clock()
+    [reason] = cluster.failures()
+    assert "waiting doesn't help" in reason
+    assert caplog.text == ""
+
+
+def test_an_elastic_run_starts_with_the_nodes_that_can_be_added() -> None:
+    cluster = FakeCluster(a=1)
+    cluster.says = replace(REFUSED, refused=1)
+    pool = cluster.pool((1, 2))
+    begin(pool, cluster)
+    cluster.now = 10.0
+    pool.look_at_the_clock()
+    assert (cluster.sizes(), cluster.failures()) == ([1], [])
+
+
+def test_a_run_that_has_trained_waits_for_its_nodes_to_come_back() -> None:
+    cluster = FakeCluster(a=1, b=1)
+    pool = cluster.pool(2)
+    begin(pool, cluster)
+    cluster.lose_node(pool, "b")
+    cluster.says = REFUSED
+    pool.place(avoid=NOBODY, without=NO_RANK)
+    cluster.now = 10.0
+    pool.look_at_the_clock()
+    assert cluster.failures() == []

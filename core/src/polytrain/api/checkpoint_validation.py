@@ -113,13 +113,14 @@ def inline_problems(config: ValidationConfig | None) -> Iterator[Problem]:
 
 
 def ray_problems(
-    config: ValidationConfig | None, nodes: Sequence[Mapping[str, float]]
+    config: ValidationConfig | None, nodes: Sequence[Mapping[str, float]] | None
 ) -> Iterator[Problem]:
     """Yield why Ray, which is initialised, can't carry a validation out.
 
     Args:
         config: the user's; None if checkpoints aren't validated.
-        nodes: each node's total resources; of a cluster that grows, those of all at its largest.
+        nodes: each node's total resources; of a cluster that grows, those of all at its largest,
+            or None if its largest size is unknown.
     """
     if config is None:
         return
@@ -134,6 +135,8 @@ def ray_problems(
             what=f"Ray refuses it: {error}",
             remedy="Give options of ray.remote for tasks, such as num_cpus and num_gpus",
         )
+        return
+    if nodes is None:
         return
     wanted = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0)}
     wanted |= options.get("resources") or {}

@@ -240,12 +240,17 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
     if not around.ray_is_initialized:
         return new_ray_problems(scaling, around)
     from polytrain.common.ray_state import autoscaler_totals, living_nodes
+    from polytrain.workers.ray_autoscaler import can_add_nodes
 
     nodes, autoscaler = [*living_nodes().values()], autoscaler_totals()
-    return (
+    problems = (
         *cluster_problems(scaling, nodes, autoscaler),
         *ray_problems(request.validation, nodes if autoscaler is None else [autoscaler]),
     )
+    # A cluster that is large enough isn't asked whether it grows.
+    if problems and autoscaler is None and can_add_nodes():
+        return ray_problems(request.validation, None)
+    return problems
 
 
 def surroundings_of(request: Request) -> AvailableClusters:

@@ -59,6 +59,9 @@ class LocalAgentLauncher:
     def reserve(self, bundles: int, strategy: str) -> None:
         """Do nothing: no other run uses this launcher."""
 
+    def outlook(self) -> None:
+        """Return None: no nodes are added to this machine."""
+
     def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
         """Request an agent, which arrives once there is room for it.
 

@@ -52,6 +52,13 @@ class AgentBundles:
         """Reserve the bundles of a run of a fixed size, all or nothing."""
         self._group = Reservation(self._name, self.resources, count, strategy)
 
+    def sizes(self) -> dict[str, int]:
+        """Return the identifiers of the agents' groups, with their numbers of bundles."""
+        with self._lock:
+            own = {bundle.reservation for bundle in self._bundles.values()}
+            groups = own if self._group is None else {*own, self._group}
+        return {each.group.id.hex(): each.group.bundle_count for each in groups}
+
     def in_group(self, bundle: int) -> PlacementGroupSchedulingStrategy:
         """Return the strategy that places an actor in a bundle of the run's group."""
         assert self._group is not None

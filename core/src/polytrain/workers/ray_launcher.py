@@ -28,9 +28,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
 from polytrain.common.ray_state import is_worker_process
+from polytrain.policy.autoscaling import Outlook, outlook
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Delivery, Gone, delivery
 from polytrain.workers.loop_thread import LoopThread
+from polytrain.workers.ray_autoscaler import autoscaler_report
 from polytrain.workers.ray_bundles import AgentBundles
 from polytrain.workers.ray_host import RayHost
 from polytrain.workers.ray_losses import why_gone
@@ -122,6 +124,13 @@ class RayAgentLauncher:
             else:
                 self._start_host(self._own_options(bundle, avoid), {number: agent_handle})
         return agent_handle
+
+    def outlook(self) -> Outlook:
+        """Return what the cluster's autoscaler says of the requested agents.
+
+        They are announced to it already, by their groups or actors that wait for room.
+        """
+        return outlook(autoscaler_report(), self._bundles.sizes())
 
     def call(self, calls: Mapping[AgentHandle, tuple[Any, ...]], method: str, *shared: Any) -> None:
         """Call a method of several agents: once per host. See `CallingLauncher.call`."""

@@ -22,13 +22,20 @@ from polytrain.common.events import (
     Purpose,
 )
 from polytrain.common.placement import NodeAddress, rank_order
+from polytrain.policy.autoscaling import Outlook, only_we_use
 from polytrain.policy.scaling import SizePolicy, holds, largest_fit
 from polytrain.workers.agent_handle import AgentHandle, Gone
 
 logger = logging.getLogger(__name__)
 
-_NOTICE_AFTER_S = 10.0
-"""Seconds after which the log says which resources are missing."""
+_LOOK_S = 10.0
+"""Seconds between two looks at what the cluster says while resources are missing. The first one is
+logged."""
+
+_IF_HOPELESS = (
+    "No other job holds any, so waiting doesn't help: ask for fewer workers or less per worker, or "
+    "let the autoscaler add more or larger nodes"
+)
 
 _SETBACKS = 3
 """Agents that may be lost before one arrives; at least the number of workers."""
@@ -60,6 +67,9 @@ class AgentLauncher(Protocol):
     def dismiss(self, agent_handle: AgentHandle) -> None:
         """End an agent."""
 
+    def outlook(self) -> Outlook | None:
+        """Return whether nodes are added for the requested agents; None where none ever are."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Placing:
@@ -68,10 +78,13 @@ class _Placing:
     room: int
     """Number of workers for which there was room."""
 
-    notice_at: float | None
-    """When to log that resources are missing; None once that is logged."""
+    look_at: float
+    """When to look for missing resources again."""
 
     give_up_at: float
+    is_noticed: bool = False
+    """Whether the log says that resources are missing."""
+
     settled_at: float | None = None
     """When to take those that have arrived; None if no others are waited for."""
 
@@ -137,7 +150,7 @@ class WorkerPool:
         self._setbacks = 0
         self._placing = _Placing(
             room=self._room(),
-            notice_at=now + min(_NOTICE_AFTER_S, scaling.start_timeout_s),
+            look_at=now + min(_LOOK_S, scaling.start_timeout_s),
             give_up_at=now + scaling.start_timeout_s,
         )
         if not self.ranked and not scaling.is_elastic:
@@ -151,7 +164,7 @@ class WorkerPool:
         placing = self._placing
         if placing is None:
             return None
-        return placing.settled_at or placing.notice_at or placing.give_up_at
+        return placing.settled_at or min(placing.look_at, placing.give_up_at)
 
     def arrived(self, agent_handle: AgentHandle, place: NodeAddress) -> None:
         """Note that an agent has arrived."""
@@ -239,17 +252,48 @@ class WorkerPool:
             self._staff()
             if self._placing is None:
                 return
-        if placing.notice_at is not None and now >= placing.notice_at:
-            placing.notice_at = None
+        if now >= placing.look_at:
+            self._look_for_missing(placing)
+        if self._placing is not None and now >= placing.give_up_at:
+            self._placing = None
+            self._tell(PlacementFailed(reason=self._why_not_placed()))
+
+    def _look_for_missing(self, placing: _Placing) -> None:
+        """Log once what is missing; fail the placement if it can't come."""
+        if not placing.is_noticed:
             # Place the workers that have arrived by now.
             placing.room = len(self.here)
             self._avoid_no_more()
             self._staff()
-            if self._placing is not None:
-                logger.warning("Waiting for resources: %s.", self._wanted_and_free())
-        if self._placing is not None and now >= placing.give_up_at:
+            if self._placing is None:
+                return
+        outlook = self._launcher.outlook()
+        placing.look_at = placing.give_up_at if outlook is None else self._clock() + _LOOK_S
+        if outlook is not None and self._is_hopeless(outlook):
             self._placing = None
-            self._tell(PlacementFailed(reason=self._why_not_placed()))
+            self._tell(PlacementFailed(reason=f"{self._wanted_and_free(outlook)}. {_IF_HOPELESS}"))
+        elif not placing.is_noticed:
+            logger.warning(
+                "Waiting for resources, up to %g s: %s.",
+                self._scaling.start_timeout_s,
+                self._wanted_and_free(outlook),
+            )
+        placing.is_noticed = True
+
+    def _is_hopeless(self, outlook: Outlook) -> bool:
+        """Whether too few agents can come: no nodes are added, and nobody else frees any.
+
+        A run that has trained waits: its nodes may come back.
+        """
+        if self.ranked:
+            return False
+        to_come = len(self._coming) - outlook.refused
+        return len(self.here) + to_come < self._sizes.least and only_we_use(
+            self._cluster.living_nodes(),
+            self._cluster.free_nodes(),
+            [agent_handle.place.node_id for agent_handle in self.here],
+            self._scaling.resources,
+        )
 
     def _staff(self) -> None:
         """Assign ranks, if there are enough agents."""
@@ -369,14 +413,17 @@ class WorkerPool:
     def _why_not_placed(self) -> str:
         return (
             f"the workers could not be placed within {self._scaling.start_timeout_s:g} s: "
-            f"{self._wanted_and_free()}. Wait for other jobs, ask for fewer workers, or raise "
-            "ScalingConfig(start_timeout_s=…)"
+            f"{self._wanted_and_free(self._launcher.outlook())}. Wait for other jobs, ask for "
+            "fewer workers, or raise ScalingConfig(start_timeout_s=…)"
         )
 
-    def _wanted_and_free(self) -> str:
+    def _wanted_and_free(self, outlook: Outlook | None) -> str:
         resources = self._scaling.resources
         wanted = " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
         free = self._cluster.free_nodes().values()
         has = ", ".join(f"{sum(node.get(name, 0) for node in free):g} {name}" for name in resources)
+        nodes = "1 node" if len(free) == 1 else f"{len(free)} nodes"
         least = self._scaling.min_workers
-        return f"{least} workers of {wanted} each; the cluster has {has} free"
+        workers = "1 worker" if least == 1 else f"{least} workers"
+        said = f"{workers} of {wanted} each; the cluster has {has} free on {nodes}"
+        return f"{said}; {outlook.says}" if outlook is not None else said

@@ -1,0 +1,147 @@
+"""What Ray's autoscaler says: whether nodes can be added, and what became of those requested. Pure.
+
+Ray has two autoscalers, which report in different forms. Both run on every cluster. Where nobody
+configured one it only mirrors the nodes that there are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_MIRRORED = "node_"
+"""How the first autoscaler names the type of a node that it only mirrors, before the node's id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoscalerReport:
+    """What the autoscaler reports."""
+
+    adds_nodes: bool
+    """Whether it may add nodes. The second autoscaler doesn't say when it only mirrors them."""
+
+    starting: Mapping[str, int] = field(default_factory=dict)
+    """Nodes on their way, by the name of their type."""
+
+    failures: tuple[str, ...] = ()
+    """Nodes that could not be started, or that have failed, with the reason."""
+
+    infeasible: frozenset[str] = frozenset()
+    """Identifiers of the placement groups that no nodes of its types can hold. Only the second
+    autoscaler names them."""
+
+
+def report_of_v1(status: Mapping[str, Any]) -> AutoscalerReport:
+    """Read the status that Ray's first autoscaler writes.
+
+    Args:
+        status: its JSON, decoded.
+    """
+    report = status.get("autoscaler_report") or {}
+    types = {*report.get("active_nodes", {}), *(report.get("idle_nodes") or {})}
+    starting = Counter(report.get("pending_launches") or {})
+    starting.update(kind for _, kind, *_ in report.get("pending_nodes") or ())
+    availability = (report.get("node_availability_summary") or {}).get("node_availabilities") or {}
+    return AutoscalerReport(
+        adds_nodes=any(not kind.startswith(_MIRRORED) for kind in (*types, *starting)),
+        starting=dict(starting),
+        failures=(
+            *_unavailable(availability),
+            *(f"{kind}: a node has failed" for _, kind in report.get("failed_nodes") or ()),
+        ),
+    )
+
+
+def _unavailable(availability: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for kind, record in availability.items():
+        why = record.get("unavailable_node_information")
+        if not record.get("is_available", True) and why:
+            yield f"{kind}: {why.get('description') or why.get('category')}"
+
+
+def report_of_v2(state: Mapping[str, Any]) -> AutoscalerReport:
+    """Read the state that Ray's second autoscaler reports.
+
+    Args:
+        state: the message `AutoscalingState`, as a dictionary.
+    """
+    starting: Counter[str] = Counter()
+    for request in state.get("pending_instance_requests", ()):
+        starting[request["ray_node_type_name"]] += request["count"]
+    starting.update(each["ray_node_type_name"] for each in state.get("pending_instances", ()))
+    return AutoscalerReport(
+        adds_nodes=True,
+        starting=dict(starting),
+        failures=tuple(
+            f"{each['ray_node_type_name']}: {each.get('reason') or 'it could not be started'}"
+            for each in state.get("failed_instance_requests", ())
+        ),
+        infeasible=frozenset(
+            # The group's identifier, its strategy and its state.
+            each.get("details", "").partition(":")[0]
+            for each in state.get("infeasible_gang_resource_requests", ())
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What is to be expected of the cluster for the agents that are waited for."""
+
+    says: str
+    """What the autoscaler says, as part of a sentence."""
+
+    refused: int = 0
+    """Agents for which it can't add nodes."""
+
+
+def outlook(report: AutoscalerReport | None, groups: Mapping[str, int]) -> Outlook:
+    """Read the autoscaler's report for the agents of one run.
+
+    Args:
+        report: None if no autoscaler has reported.
+        groups: the run's placement groups: their identifiers and numbers of agents.
+    """
+    if report is None or not report.adds_nodes:
+        return Outlook(says="no autoscaler adds nodes to it")
+    refused = sum(count for name, count in groups.items() if name in report.infeasible)
+    if report.starting:
+        nodes = ", ".join(f"{count} {kind}" for kind, count in sorted(report.starting.items()))
+        said = f"its autoscaler is starting nodes ({nodes})"
+    elif refused:
+        said = "its autoscaler has no nodes to add that could hold them"
+    else:
+        said = "its autoscaler isn't starting any nodes"
+    if report.failures:
+        said += f", and has failed to start some ({_last(report.failures)})"
+    return Outlook(says=said, refused=0 if report.starting else refused)
+
+
+def _last(failures: Iterable[str]) -> str:
+    """Return the newest of them, each once."""
+    return "; ".join(list(dict.fromkeys(failures))[-3:])
+
+
+def only_we_use(
+    totals: Mapping[str, Mapping[str, float]],
+    free: Mapping[str, Mapping[str, float]],
+    agents: Iterable[str],
+    demand: Mapping[str, float],
+) -> bool:
+    """Whether no resources of the run's kind are in use by others, who might free them.
+
+    Args:
+        totals: each node's total resources.
+        free: each node's free resources.
+        agents: the node of each of the run's agents.
+        demand: resources of one agent.
+    """
+    own = Counter(agents)
+    return all(
+        total.get(name, 0.0) - free.get(node, {}).get(name, 0.0) <= own[node] * amount + 1e-6
+        for node, total in totals.items()
+        for name, amount in demand.items()
+        if amount > 0
+    )

@@ -1,0 +1,53 @@
+"""Asks Ray for the report of the cluster's autoscaler."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from ray.core.generated import autoscaler_pb2
+from ray.exceptions import RayError
+from ray.experimental.internal_kv import _internal_kv_get, internal_kv_get_gcs_client
+
+from polytrain.policy.autoscaling import AutoscalerReport, report_of_v1, report_of_v2
+
+logger = logging.getLogger(__name__)
+
+# Its classes are made when it is imported.
+_messages: Any = autoscaler_pb2
+
+_STATUS_OF_V1 = "__autoscaling_status"
+
+_FIRST_REPORT_S = 10.0
+"""Seconds within which the autoscaler of a cluster that has just started reports."""
+
+_PAUSE_S = 0.2
+
+
+def autoscaler_report() -> AutoscalerReport | None:
+    """Return what the autoscaler reports now; None if it hasn't reported."""
+    try:
+        status = _internal_kv_get(_STATUS_OF_V1)
+        if status:
+            return report_of_v1(json.loads(status))
+        reply = _messages.GetClusterStatusReply()
+        client: Any = internal_kv_get_gcs_client()  # type: ignore[no-untyped-call]
+        reply.ParseFromString(client.get_cluster_status(timeout_s=5.0))
+    except (RayError, OSError, RuntimeError, ValueError) as error:
+        logger.debug("Ray doesn't answer about its autoscaler: %s", error)
+        return None
+    state = reply.autoscaling_state
+    if not state.autoscaler_state_version:
+        return None
+    return report_of_v2(MessageToDict(state, preserving_proto_field_name=True))
+
+
+def can_add_nodes() -> bool:
+    """Return whether the cluster may grow. Waits a moment for a cluster that has just started."""
+    deadline = time.monotonic() + _FIRST_REPORT_S
+    while (report := autoscaler_report()) is None and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+    return report is not None and report.adds_nodes
