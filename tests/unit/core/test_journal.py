@@ -112,6 +112,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "began": 12.5,
             "ranking": [None, "max"],
             "total_steps": None,
+            "time_budget_s": None,
             "stop_function": None,
         },
         {

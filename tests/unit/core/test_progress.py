@@ -61,8 +61,8 @@ class Play:
         line = event_line(RUN, self.progress, entry)
         self.lines += [] if line is None else [line]
 
-    def open(self, total: int | None = None) -> None:
-        self.take("Opened", anew=True, world_size=2, began=self.now, total_steps=total)
+    def open(self, total: int | None = None, **limits: float) -> None:
+        self.take("Opened", anew=True, world_size=2, began=self.now, total_steps=total, **limits)
         self.take("Begun", phase="Placing", attempt=0, reason="placing 2 workers")
 
     def launch(self, attempt: int = 0, *, step: int = 0, start: str | None = None) -> None:
@@ -139,6 +139,16 @@ def test_a_run_that_trains_shows_step_rate_time_left_metrics_and_what_is_saved()
 
 def test_without_a_total_there_is_no_time_left() -> None:
     assert trained(total=None).shown()[0] == "higgs · step 20 · 1 steps/s · loss 0.05"
+
+
+def test_a_time_budget_limits_the_time_that_is_left() -> None:
+    play = Play()
+    play.open(2000, time_budget_s=100.0)
+    play.launch()
+    play.join()
+    play.report(range(1, 21))
+    assert play.progress.left_s(play.now) == 80
+    assert play.progress.left_s(play.now + 30) == 50
 
 
 def test_time_passes_between_two_reports_of_slow_steps() -> None:

@@ -131,6 +131,23 @@ def test_a_time_budget(trained_s: float, ends: bool) -> None:
     assert StopRule().budget_met_by(trained_s, step=7) is None
 
 
+@pytest.mark.parametrize(
+    ("stop", "last"),
+    [
+        ({"training_iteration": 100}, 100),
+        ({"training_iteration": "> 99.5"}, 100),
+        ({"training_iteration": ">= 99.5"}, 100),
+        ({"training_iteration": "> 100", "loss": "<= 0.1"}, 101),
+        ({"training_iteration": 0}, 1),
+        ({"training_iteration": "<= 5"}, None),
+        ({"loss": "<= 0.1"}, None),
+        (None, None),
+    ],
+)
+def test_the_step_that_ends_a_run_by_its_number(stop: Any, last: int | None) -> None:
+    assert stop_rule(RunConfig(stop=stop)).last_step == last
+
+
 def test_a_rule_travels_to_workers() -> None:
     rule = StopRule(limits=(Limit(metric="a", comparison="<", value=1),), function=at_three)
     assert pickle.loads(pickle.dumps(rule)) == rule

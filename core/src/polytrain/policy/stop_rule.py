@@ -67,6 +67,17 @@ class StopRule:
         """Whether reports can meet it."""
         return bool(self.limits) or self.function is not None
 
+    @property
+    def last_step(self) -> int | None:
+        """The step that ends the run by its number, if nothing ends it earlier; None if none."""
+        by_number = {">=": math.ceil, ">": lambda value: math.floor(value) + 1}
+        steps = [
+            max(1, by_number[limit.comparison](limit.value))
+            for limit in self.limits
+            if limit.metric == STEP and limit.comparison in by_number
+        ]
+        return min(steps, default=None)
+
     def met_by(self, report: Report) -> Stopped | None:
         """Return how a report of rank 0 ends the run; None if it doesn't.
 

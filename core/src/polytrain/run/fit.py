@@ -169,6 +169,7 @@ def _journal(
                 began=run.began,
                 ranking=(ranking.checkpoint_score_attribute, ranking.checkpoint_score_order),
                 total_steps=run.total_steps,
+                time_budget_s=run.config.time_budget_s,
                 stop_function=function_fingerprint(run.stop_rule.function),
             )
         yield journal

@@ -116,6 +116,7 @@ class Journal:
         began: float | None = None,
         ranking: tuple[str | None, str] = (None, "max"),
         total_steps: int | None = None,
+        time_budget_s: float | None = None,
         stop_function: str | None = None,
     ) -> None:
         """Note that a driver has started.
@@ -126,7 +127,8 @@ class Journal:
             world_size: number of ranks.
             began: when `fit()` was called, in seconds since the epoch; now by default.
             ranking: the metric that ranks checkpoints, and its order.
-            total_steps: steps of the whole run; None if that is unknown.
+            total_steps: the most steps of the whole run; None if that is unknown.
+            time_budget_s: seconds of training that end the run; None if none do.
             stop_function: fingerprint of the function in `RunConfig.stop`.
         """
         began = time.time() if began is None else began
@@ -139,6 +141,7 @@ class Journal:
             began=began,
             ranking=ranking,
             total_steps=total_steps,
+            time_budget_s=time_budget_s,
             stop_function=stop_function,
         )
         self.sync()

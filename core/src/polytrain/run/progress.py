@@ -70,7 +70,10 @@ class Progress:
     world_size: int = 0
     joined: int = 0
     total: int | None = None
-    """Steps of the whole run; None if that is unknown."""
+    """The most steps of the whole run; None if that is unknown."""
+
+    time_budget_s: float | None = None
+    """Seconds of training that end the run; None if none do."""
 
     step: int = 0
     """Rank 0's last step, or the one that the attempt resumes from."""
@@ -160,17 +163,19 @@ class Progress:
         Args:
             now: seconds since the epoch.
         """
+        known = []
         rate = self.steps_per_s
-        if self.total is None or rate is None:
-            return None
-        left_s = max(0, self.total - self.step) / rate
-        if self.stage is Stage.TRAINING and self.has_reported:
-            left_s -= max(0.0, now - self._reported_at)
-        return max(0.0, left_s)
+        if self.total is not None and rate is not None:
+            is_working = self.stage is Stage.TRAINING and self.has_reported
+            since_s = max(0.0, now - self._reported_at) if is_working else 0.0
+            known.append(max(0, self.total - self.step) / rate - since_s)
+        if self.time_budget_s is not None:
+            known.append(self.time_budget_s - self.ledger.trained_s(now))
+        return max(0.0, min(known)) if known else None
 
     def _opened(self, entry: Mapping[str, Any]) -> None:
         self.world_size = entry["world_size"]
-        self.total = entry.get("total_steps")
+        self.total, self.time_budget_s = entry.get("total_steps"), entry.get("time_budget_s")
         self.stage, self.since = Stage.PLACING, entry["time"]
         self.concluded = None
 

@@ -86,8 +86,10 @@ class Run:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the whole run; None if that is unknown."""
-        return self.backend.total_steps if self.training_function is None else None
+        """The most steps that the whole run may have; None if that is unknown."""
+        of_backend = self.backend.total_steps if self.training_function is None else None
+        known = [step for step in (of_backend, self.stop_rule.last_step) if step is not None]
+        return min(known, default=None)
 
     @property
     def specs(self) -> tuple[ShardSpec | StreamSpec, ...]:
