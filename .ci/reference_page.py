@@ -24,7 +24,7 @@ PACKAGES = {
 }
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
-    "Everywhere": ("polytrain", "polytrain.collective"),
+    "Everywhere": ("polytrain", "polytrain.collective", "polytrain.trackers"),
     "torch": (
         "polytrain_torch",
         "polytrain_torch.lightning",

@@ -43,6 +43,7 @@ from polytrain.policy.cluster import (
 from polytrain.run.user_callbacks import callback_problems
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
+from polytrain.trackers.names import tracker_problems, trackers_of
 from polytrain.ui.observer_checks import observers_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.processes.requirements import system_problems
@@ -121,6 +122,9 @@ def checked(
     program = None if backend is None else backend.program(max_failures=0)
     problems += frequency_problems(request.run, request.training_function or program)
     problems += observers_problems(getattr(request.run, "observers", ()))
+    problems += tracker_problems(
+        getattr(request.run, "track", None), getattr(request.run, "observers", ())
+    )
     problems += callback_problems(getattr(request.run, "callbacks", ()))
     problems += stop_problems(request.run)
     wrong_validation = tuple(validation_problems(request.validation))
@@ -203,6 +207,8 @@ def storage_problems_of(request: Request, location: Location) -> Iterable[Proble
     """Yield why a run can't be stored at this location."""
     num_workers = request.scaling.max_workers
     yield from storage_problems(location, num_workers=num_workers)
+    for tracker in trackers_of(request.run.track, request.run.observers):
+        yield from tracker.place_problems(location.address, is_directory=location.is_local)
     if num_workers == 0:
         yield from memory_problems(request.validation, location)
 

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "stacks": Lazy(module="polytrain.cli.stacks", help="Print what the ranks are doing."),
     "verify": Lazy(module="polytrain.cli.verify", help="Compare checkpoints with their hashes."),
     "predict": Lazy(module="polytrain.cli.predict", help="Predict files by a run's model."),
+    "sync": Lazy(module="polytrain.cli.sync", help="Send trackers what they lack of a run."),
     "backends": Lazy(module="polytrain.cli.backends", help="List the installed backends."),
     "doctor": Lazy(module="polytrain.cli.doctor", help="Try what runs need of this machine."),
     "conformance": Lazy(module="polytrain.cli.conformance", help="Test a backend."),

@@ -289,7 +289,11 @@ class RunConfig(_PlainNumbers):
     loading data and waiting for nodes don't."""
 
     observers: tuple[Any, ...] = ()
-    """Objects with hooks of `polytrain_plugins.hookspecs.ObserverHooks`."""
+    """Objects with hooks of `polytrain_plugins.hookspecs.ObserverHooks`, and trackers of
+    `polytrain.trackers`."""
+
+    track: str | Sequence[str] | None = None
+    """Trackers with their defaults, by name: "csv", "jsonl"; several in a tuple."""
 
     keep_reports: Literal["rank_0", "every_rank"] = "rank_0"
     """Whose reports are kept in the run's journal, for `Result.histories`. Rank 0's are

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +24,12 @@ from polytrain.run.ledger import Ledger
 from polytrain.run.progress_display import shown_progress
 from polytrain.run.reports import Reports
 from polytrain.run.run import Run
+from polytrain.run.tracker_delivery import TrackedFacts
+from polytrain.run.tracking import Tracking
 from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
+from polytrain.trackers.names import trackers_of
+from polytrain.trackers.tracker import Tracker
 from polytrain.ui.observers import Observers, installed_observers
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
@@ -82,8 +86,9 @@ def run_to_end(run: Run, held: contextlib.ExitStack) -> RunOutcome:
     """
     past = RunHistory() if run.past is None else run.past
     with (
-        shown_progress(run.info, run.config.progress, past.ledger) as follow,
-        _journal(run, past, follow) as journal,
+        _tracking(run) as tracking,
+        shown_progress(run.info, run.config.progress, past.ledger) as show,
+        _journal(run, past, (show, tracking.follow)) as journal,
     ):
         try:
             return _run_to_end(run, journal)
@@ -150,8 +155,12 @@ def _tidy(run: Run) -> None:
 
 @contextlib.contextmanager
 def _journal(
-    run: Run, past: RunHistory, follow: Callable[[Mapping[str, Any]], None]
+    run: Run, past: RunHistory, followers: Sequence[Callable[[Mapping[str, Any]], None]]
 ) -> Iterator[Journal]:
+    def follow(entry: Mapping[str, Any]) -> None:
+        for each in followers:
+            each(entry)
+
     ranking = run.config.checkpoint_config
     with Journal(
         run.location.open(),
@@ -175,8 +184,21 @@ def _journal(
         yield journal
 
 
+def _tracking(run: Run) -> Tracking:
+    own = run.lease.token
+    facts = TrackedFacts(
+        location=run.location,
+        since=own if run.past is None else run.past.since_token,
+        identity=run.identity,
+        world_size=run.world_size,
+    )
+    trackers = trackers_of(run.config.track, run.config.observers)
+    return Tracking(trackers, facts, own_token=own)
+
+
 def _observers(run: Run) -> list[Any]:
-    return [*run.watchers, *installed_observers(), *run.config.observers]
+    given = [each for each in run.config.observers if not isinstance(each, Tracker)]
+    return [*run.watchers, *installed_observers(), *given]
 
 
 def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutcome:

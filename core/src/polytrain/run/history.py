@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -184,30 +184,62 @@ def _ranking(opened: Mapping[str, Any]) -> CheckpointConfig:
     return CheckpointConfig(checkpoint_score_attribute=attribute, checkpoint_score_order=order)
 
 
-def _take_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int) -> int:
-    """Take one report, or many; return how many reports of their driver are known by now.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewReports:
+    """The reports of rank 0 in one line of a journal."""
+
+    reports: Reports
+    times: Sequence[float]
+    """When each was taken, in seconds since the epoch."""
+
+    start: int
+    """The first that isn't known yet."""
+
+    behind: int
+    """How many reports of their driver are known with these."""
+
+
+def new_reports(entry: Mapping[str, Any], known: int) -> NewReports | None:
+    """Return the reports in an entry `Reported` or `Reports`; None if there are no new ones.
 
     A driver that dies may have written them as drafts and for good.
+
+    Args:
+        entry: the journal's.
+        known: how many reports of its driver are known.
     """
     is_one = entry["event"] == "Reported"
-    behind = entry["n"] + (1 if is_one else entry["count"])
+    behind = int(entry["n"] + (1 if is_one else entry["count"]))
     if behind <= known:
-        return known
+        return None
+    times: Sequence[float]
     if is_one:
-        run_history.history.add(entry["step"], entry["metrics"])
-        run_history.ledger.take(entry)
-        return int(behind)
-    start = max(0, known - entry["n"])
+        times, reports = (entry["time"],), Reports()
+        reports.add(entry["step"], entry["metrics"])
+        return NewReports(reports=reports, times=times, start=0, behind=behind)
     try:
         times, reports = decoded(entry["times"], "d"), Reports.from_json(entry)
         if len(times) != len(reports):
             raise ValueError(f"{len(times)} times for {len(reports)} reports")
     except (KeyError, TypeError, ValueError) as error:
         logger.warning("%d reports in the journal are damaged: %s", behind - known, error)
+        return None
+    start = max(0, known - entry["n"])
+    return NewReports(reports=reports, times=times, start=start, behind=behind)
+
+
+def _take_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int) -> int:
+    """Take one report, or many; return how many reports of their driver are known by now."""
+    new = new_reports(entry, known)
+    if new is None:
         return known
-    run_history.history.extend(reports, start=start)
-    run_history.ledger.take_reports(times, reports.steps(), dict(entry["stalled_s"]), start=start)
-    return int(behind)
+    run_history.history.extend(new.reports, start=new.start)
+    if entry["event"] == "Reported":
+        run_history.ledger.take(entry)
+    else:
+        stalled_s = dict(entry["stalled_s"])
+        run_history.ledger.take_reports(new.times, new.reports.steps(), stalled_s, start=new.start)
+    return new.behind
 
 
 def _take_rank_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int) -> int:

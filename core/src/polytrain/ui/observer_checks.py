@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from polytrain.common.close_names import close_to
+from polytrain.trackers.tracker import Tracker
 from polytrain_plugins import Problem
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
 
@@ -33,7 +34,7 @@ def observers_problems(observers: Any) -> Iterator[Problem]:
         field = f"{_FIELD}[{place}]"
         if any(observer is earlier for earlier in observers[:place]):
             yield Problem(field=field, what="it is given twice", remedy="Leave one of them out")
-        else:
+        elif not isinstance(observer, Tracker):
             yield from observer_problems(observer, field)
 
 

@@ -1,0 +1,90 @@
+"""`polytrain sync`: send trackers what they lack of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import click
+
+from polytrain.cli.found import FoundRun, as_json, named_run, print_json
+from polytrain.common.errors import RunOwnedError
+from polytrain.run.lease import leased
+from polytrain.run.overview import RunState
+from polytrain.run.tracker_delivery import send_missing
+from polytrain.run.tracker_state import kept_trackers
+from polytrain.trackers.names import NAMES, tracker_class
+from polytrain.trackers.tracker import Tracker
+
+
+@click.command("sync")
+@click.argument("run")
+@click.option("--to", multiple=True, help=f"A tracker: {', '.join(NAMES)}. Any number of times.")
+@click.option(
+    "--uncommitted",
+    is_flag=True,
+    help="Send also the steps that no checkpoint covers. A resumed run doesn't send them again.",
+)
+@as_json
+def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> int:
+    """Send trackers what they lack of RUN: those that it was started with, or those named.
+
+    A step that a tracker has isn't sent again. The exit code is 1 if a tracker can't be used.
+    """
+    found = named_run(run)
+    if found.state is RunState.RUNNING:
+        who = found.holder.description if found.holder is not None else "its driver"
+        raise click.ClickException(
+            f"{found.location.address} is running ({who}), and sends by itself. What is missing "
+            "then is sent when it ends."
+        )
+    location = replace(found.location, retry_s=0)
+    trackers = _trackers(found, to)
+    rows: dict[str, int] = {}
+    errors: dict[str, str] = {}
+    try:
+        # Nobody resumes the run meanwhile.
+        with leased(location.open(), location.open()):
+            for tracker in trackers:
+                try:
+                    rows[repr(tracker)] = send_missing(tracker, location, all_rows=uncommitted)
+                except Exception as error:
+                    errors[repr(tracker)] = f"{type(error).__name__}: {error}"
+    except (OSError, RunOwnedError) as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        print_json("sync", {"sent": rows, "errors": errors})
+    else:
+        for name, count in rows.items():
+            click.echo(f"{name}: {count} steps sent")
+        for name, what in errors.items():
+            click.echo(f"{name}: {what}", err=True)
+    return 1 if errors else 0
+
+
+def _trackers(found: FoundRun, to: Sequence[str]) -> list[Tracker]:
+    unknown = [name for name in to if name not in NAMES]
+    if unknown:
+        raise click.UsageError(f"There is no tracker {unknown[0]!r}. There are: {', '.join(NAMES)}")
+    try:
+        kept = list(kept_trackers(found.location.open()))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"{found.location.address} can't be read: {error}") from error
+    new = [tracker_class(name)().resolved() for name in to]
+    trackers = [each for each in kept if not to or each.name in to]
+    trackers += [each for each in new if each.name not in {kept.name for kept in trackers}]
+    if not trackers:
+        raise click.UsageError(
+            f"{found.location.address} has no tracker. Name one: --to {' or --to '.join(NAMES)}"
+        )
+    problems = [
+        str(problem)
+        for each in trackers
+        for problem in (
+            *each.problems(),
+            *each.place_problems(found.location.address, is_directory=found.location.is_local),
+        )
+    ]
+    if problems:
+        raise click.ClickException("\n".join(problems))
+    return trackers

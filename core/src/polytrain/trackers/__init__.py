@@ -1,0 +1,31 @@
+"""Trackers: stores of experiments to which a run's reports are sent while it lasts.
+
+Importing this package imports no tracker's library.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from polytrain.trackers.csv_file import CSV
+    from polytrain.trackers.json_lines import JSONLines
+
+__all__ = ["CSV", "JSONLines"]
+
+_HOMES = {
+    "CSV": "polytrain.trackers.csv_file",
+    "JSONLines": "polytrain.trackers.json_lines",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,141 @@
+"""A file of rows that can be cut after any step: what CSV and JSON Lines share."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker
+from polytrain_plugins import Problem
+
+
+@dataclass(frozen=True)
+class FileTracker(Tracker, ABC):
+    """A tracker whose store is one file."""
+
+    can_rewind: ClassVar[bool] = True
+    suffix: ClassVar[str]
+
+    path: str | None = None
+    """The file; by default `metrics` with its suffix in the run's directory."""
+
+    def problems(self) -> Iterator[Problem]:
+        path: object = self.path
+        if not isinstance(path, str | Path | None) or path == "":
+            yield Problem(
+                field=f"{type(self).__name__}.path",
+                what=f"{path!r} is not a path",
+                remedy=f'Give a file, for example "metrics{self.suffix}"',
+            )
+        elif path is not None and Path(path).is_dir():
+            yield Problem(
+                field=f"{type(self).__name__}.path",
+                what=f"{path} is a directory",
+                remedy=f'Give a file, for example "{path}/metrics{self.suffix}"',
+            )
+
+    def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
+        if self.path is None and not is_directory:
+            yield Problem(
+                field=f"{type(self).__name__}.path",
+                what=f"the run is stored in {address}, which isn't a directory",
+                remedy=f'Give a file, for example {type(self).__name__}("metrics{self.suffix}")',
+            )
+
+    def resolved(self) -> Tracker:
+        if self.path is None:
+            return self
+        return replace(self, path=str(Path(self.path).expanduser().absolute()))
+
+    def file(self, run: TrackedRun) -> Path:
+        """Return the run's file.
+
+        Raises:
+            FileExistsError: it isn't of this run.
+        """
+        if self.path is None:
+            if run.directory is None:
+                raise ValueError(
+                    f"{run.address} isn't a directory: give {type(self).__name__} a path"
+                )
+            return run.directory / f"metrics{self.suffix}"
+        path = Path(self.path)
+        if not run.run_id and path.exists() and path.stat().st_size:
+            raise FileExistsError(f"{path} exists, and isn't of this run: give another path")
+        return path
+
+
+class TextFile(ABC):
+    """Rows in a file. It is appended to, and replaced as a whole if earlier rows change."""
+
+    def __init__(self, path: Path) -> None:
+        self.run_id = str(path)
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = self.read()
+        self.sent: int = rows[-1].step if rows else 0
+        # A line that is incomplete, because its writer died, would spoil the next one.
+        if path.exists() and path.read_bytes() != self.text(rows).encode():
+            self.replace(rows)
+
+    @abstractmethod
+    def read(self) -> list[Row]:
+        """Return the complete rows of the file."""
+
+    @abstractmethod
+    def text(self, rows: Sequence[Row]) -> str:
+        """Return the content of a file with these rows."""
+
+    @abstractmethod
+    def lines(self, rows: Sequence[Row]) -> str | None:
+        """Return what to append for these rows; None if the file must be replaced."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        # Rows that are there were written by a process that died before it could note that.
+        rows = [row for row in rows if row.step > self.sent]
+        if not rows:
+            return
+        lines = self.lines(rows)
+        if lines is None:
+            self.replace([*self.read(), *rows])
+        else:
+            with self.path.open("ab") as file:
+                file.write(lines.encode())
+        self.sent = rows[-1].step
+
+    def rewind(self, step: int) -> None:
+        if step < self.sent:
+            self.replace([row for row in self.read() if row.step <= step])
+            self.sent = step
+
+    def amend(self, row: Row) -> None:
+        self.replace(
+            [
+                replace(old, metrics={**old.metrics, **row.metrics})
+                if old.step == row.step
+                else old
+                for old in self.read()
+            ]
+        )
+
+    def finish(self, summary: Mapping[str, object], *, succeeded: bool) -> None:
+        """Do nothing: the file holds rows alone."""
+        return
+
+    def close(self) -> None:
+        if self.path.exists():
+            descriptor = os.open(self.path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def replace(self, rows: Sequence[Row]) -> None:
+        """Replace the file, at once: a reader sees the old or the new one."""
+        new = self.path.with_name(f".{self.path.name}.new")
+        new.write_bytes(self.text(rows).encode())
+        new.replace(self.path)

@@ -1,0 +1,138 @@
+"""What a tracker is: a store of metrics, and how a run's rows get into it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from polytrain_plugins import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What rank 0 has reported at one step."""
+
+    step: int
+    time: float
+    """When the driver received the report, in seconds since the epoch."""
+
+    metrics: Mapping[str, Any]
+    """Flat: a metric `b` in a metric `a` is `a/b`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedRun:
+    """The run whose rows are sent."""
+
+    name: str
+    address: str
+    """Where it is stored."""
+
+    key: str
+    """Unique to the run and the tracker; the same for every driver of the run."""
+
+    run_id: str
+    """What the tracker has called the run before; empty if it hasn't."""
+
+    directory: Path | None = None
+    """The run's directory; None if it is in object storage."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The backend's name and options, and the number of workers; flat."""
+
+
+class Sink(Protocol):
+    """An open tracker, used by one thread. Any exception means: not sent, try again later."""
+
+    @property
+    def run_id(self) -> str:
+        """What the tracker calls the run."""
+
+    @property
+    def sent(self) -> int | None:
+        """The last step that the store holds; None if the store can't tell."""
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Add rows, of ascending steps. The same rows may come again after an exception."""
+
+    def rewind(self, step: int) -> None:
+        """Remove all rows after this step, if the tracker `can_rewind`."""
+
+    def amend(self, row: Row) -> None:
+        """Add metrics to an earlier step: what its validation has returned."""
+
+    def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
+        """Note how the run ended. It may be called again, after a resumed run's end.
+
+        Args:
+            summary: figures of the whole run; flat.
+            succeeded: whether it has finished.
+        """
+
+    def close(self) -> None:
+        """Release everything. What was written before is in the store."""
+
+
+@dataclass(frozen=True)
+class Tracker(ABC):
+    """A store of experiments, and its options. Its fields are plain values."""
+
+    name: ClassVar[str]
+    requires: ClassVar[tuple[str, ...]] = ()
+    """Modules that it imports."""
+
+    can_rewind: ClassVar[bool] = False
+    """Whether rows can be removed. If so, rows are sent as soon as they are reported; otherwise
+    once no restart can undo them."""
+
+    @abstractmethod
+    def open(self, run: TrackedRun) -> Sink:
+        """Open the store. This imports its library."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with its options, or missing on this machine."""
+        missing = [module for module in self.requires if find_spec(module) is None]
+        if missing:
+            yield Problem(
+                field=type(self).__name__,
+                what=f"it needs {' and '.join(missing)}, which isn't installed",
+                remedy=f'pip install "polytrain[{self.name}]"',
+            )
+
+    def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
+        """Yield what is wrong with it for a run that is stored at this address."""
+        yield from ()
+
+    def resolved(self) -> Tracker:
+        """Return the same tracker, with options that mean the same in any process."""
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """Return its options, to be kept with the run: without secrets."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def with_options(cls, options: Mapping[str, Any]) -> Tracker:
+        """Return the tracker of kept options, of any version of it."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in options.items() if name in known})
+
+
+def flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested metrics as one level: `{"a": {"b": 1}}` is `{"a/b": 1}`."""
+    found: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            found.update(flat(value, f"{prefix}{name}/"))
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics that are numbers, for stores of nothing else."""
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}

@@ -1,0 +1,158 @@
+"""Every tracker has every step exactly once, whoever was killed: read back from its own store."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.driver import start_driver
+
+from polytrain.run.history import read_history
+from polytrain.run.journal import JOURNAL
+from polytrain.storage.location import Location
+from polytrain.trackers.tracker import flat
+
+STEPS, SAVES_EVERY = 40, 4
+
+SCRIPT = """
+import json, tempfile
+from pathlib import Path
+from polytrain import Checkpoint
+from polytrain_plugins import hookimpl
+import polytrain.run.tracking
+
+# As often as it can: what it is about is what was sent when a process dies.
+polytrain.run.tracking._SEND_EVERY_S = 0.001
+plan = json.loads(Path("plan.json").read_text())
+
+def train(config):
+    checkpoint, done = polytrain.get_checkpoint(), 0
+    if checkpoint is not None:
+        done = int(Path(checkpoint.path, "step").read_text())
+    for step in range(done + 1, config["steps"] + 1):
+        # No two reports are equal, not even of the same step.
+        metrics = {"step": step, "when": time.time_ns() / 1e9, "eval": {"top": {"1": step / 8}}}
+        if step % 3 == 0:
+            metrics["loss"] = float("nan")
+        if polytrain.get_context().get_attempt() == 0 and step == config["worker_dies_at"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with tempfile.TemporaryDirectory() as directory:
+            kept = None
+            if step % config["saves_every"] == 0:
+                Path(directory, "step").write_text(str(step))
+                kept = Checkpoint.from_directory(directory)
+            polytrain.report(metrics, checkpoint=kept)
+        time.sleep(0.005)
+
+class Killer:
+    @hookimpl
+    def polytrain_reported(self, report):
+        if report.step == plan["driver_dies_at"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    make_trainer(
+        "reference",
+        train,
+        # What differs between two drivers isn't a part of the run.
+        train_loop_config={**plan["training"], "worker_dies_at": plan["worker_dies_at"]},
+        run_config=RunConfig(
+            name="run",
+            storage_path="runs",
+            progress=False,
+            track=plan["track"],
+            observers=(Killer(),),
+            failure_config=FailureConfig(max_failures=1),
+        ),
+    ).fit()
+"""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    directory: Path
+    history: list[Mapping[str, Any]]
+
+    @property
+    def path(self) -> Path:
+        return self.directory / "runs/run"
+
+
+def read_csv(run: TrackedRun) -> dict[int, dict[str, Any]]:
+    with (run.path / "metrics.csv").open(newline="") as file:
+        header, *lines = csv.reader(file)
+    rows: dict[int, dict[str, Any]] = {}
+    for step, _, *cells in lines:
+        assert int(step) not in rows
+        named = zip(header[2:], cells, strict=True)
+        rows[int(step)] = {name: json.loads(cell) for name, cell in named if cell}
+    return rows
+
+
+def read_json_lines(run: TrackedRun) -> dict[int, dict[str, Any]]:
+    rows: dict[int, dict[str, Any]] = {}
+    for line in (run.path / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert row["step"] not in rows
+        rows[row["step"]] = {k: math.nan if v is None else v for k, v in row["metrics"].items()}
+    return rows
+
+
+READERS: dict[str, Callable[[TrackedRun], dict[int, dict[str, Any]]]] = {
+    "csv": read_csv,
+    "jsonl": read_json_lines,
+}
+
+
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> TrackedRun:
+    """A run whose drivers and workers are killed at random steps, with all trackers."""
+    directory = tmp_path_factory.mktemp("tracked")
+    dice = random.Random(27)
+    training = {"steps": STEPS, "saves_every": SAVES_EVERY}
+    # The first driver loses a worker before it dies, the second dies, the third is left alone.
+    deaths = sorted(dice.sample(range(6, STEPS), 3))
+    plans = [(deaths[0], deaths[1]), (None, deaths[2]), (None, None)]
+    for worker, driver in plans:
+        plan = {"training": training, "track": list(READERS)}
+        plan |= {"worker_dies_at": worker, "driver_dies_at": driver}
+        (directory / "plan.json").write_text(json.dumps(plan))
+        process = start_driver(directory, SCRIPT)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == (0 if driver is None else -signal.SIGKILL), errors
+    history = read_history(Location.of(directory / "runs/run").open().read_log(JOURNAL))
+    assert history is not None
+    assert history.launches == 4
+    return TrackedRun(directory, [flat(metrics) for metrics in history.history])
+
+
+def assert_same(found: Mapping[int, Mapping[str, Any]], run: TrackedRun) -> None:
+    assert sorted(found) == list(range(1, STEPS + 1))
+    for step, wanted in enumerate(run.history, 1):
+        assert found[step].keys() == wanted.keys()
+        assert all(found[step][name] == pytest.approx(wanted[name], nan_ok=True) for name in wanted)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_step_is_there_once(tracked: TrackedRun, name: str) -> None:
+    assert_same(READERS[name](tracked), tracked)
+
+
+def test_sync_sends_nothing_twice(tracked: TrackedRun) -> None:
+    command = [sys.executable, "-m", "polytrain", "sync", str(tracked.path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    sent = json.loads(done.stdout)["data"]["sent"]
+    assert len(sent) == len(READERS)
+    assert set(sent.values()) == {0}
+    for read in READERS.values():
+        assert_same(read(tracked), tracked)

@@ -1,0 +1,109 @@
+"""Writes the journal of a run, as drivers do, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from polytrain.common.events import Reported
+from polytrain.policy.validation import Validation, ValidationStatus
+from polytrain.run.actions import Conclude
+from polytrain.run.history import RunHistory, entries, read_history
+from polytrain.run.journal import JOURNAL, Journal
+from polytrain.run.ledger import Ledger
+from polytrain.storage.location import Location
+
+
+class JournalWriter:
+    """Writes the journal of a run, as a controller does."""
+
+    def __init__(self, directory: Path, follow: Callable[[Any], None] | None = None) -> None:
+        self.follow = follow or (lambda entry: None)
+        self.storage = Location.of(directory).open()
+        self.values = count()
+        self.token = self.step = self.committed = 0
+        self.asked: list[int] = []
+        self.taken: list[Mapping[str, Any]] = []
+        """Entries of the current driver, as trackers are given them."""
+
+        self.journal: Journal | None = None
+        self.attempt = 0
+
+    def do(self, event: str) -> None:
+        if event == "driver" or self.journal is None:
+            self._open()
+        assert self.journal is not None
+        match event:
+            case "report":
+                self.step += 1
+                # Repeated steps have other values: only the last ones count.
+                metrics = {"value": {"of": next(self.values)}, "step": self.step}
+                self.journal.reported(
+                    Reported(attempt=self.attempt, rank=0, step=self.step, metrics=metrics)
+                )
+            case "commit" if self.step > self.committed:
+                self.committed = self.step
+                self.journal._write("Committed", checkpoint=f"c{self.step}", step=self.step)
+                self.journal.validation_requested(self._validation("pending", {}))
+                self.asked.append(self.step)
+            case "validate" if self.asked:
+                step = self.asked.pop()
+                self.journal.validation_ended(
+                    self._validation("validated", {"accuracy": next(self.values)}, step),
+                    traceback="",
+                )
+            case "restart":
+                self._launch()
+
+    def finish(self) -> None:
+        if self.journal is None:
+            self._open()
+        assert self.journal is not None
+        self.journal.concluded(Conclude(succeeded=True, reason="all ranks are done"))
+
+    def _open(self) -> None:
+        if self.journal is not None:
+            # A killed driver closes nothing.
+            self.journal._log.sync()
+        self.token += 1
+        self.taken.clear()
+        history = read_history(self.storage.read_log(JOURNAL))
+        self.journal = Journal(self.storage, token=self.token, ledger=Ledger(), follow=self._take)
+        self.journal.opened(
+            anew=history is None,
+            identity={"backend": "reference", "options": {"rounds": 3}},
+            world_size=1,
+        )
+        self._launch()
+
+    def _take(self, entry: Mapping[str, Any]) -> None:
+        self.taken.append(entry)
+        self.follow(entry)
+
+    def _launch(self) -> None:
+        assert self.journal is not None
+        self.attempt += 1
+        self.step = self.committed
+        self.journal.launched(attempt=self.attempt, step=self.step, start=None, world_size=1)
+
+    def _validation(
+        self, status: str, metrics: Mapping[str, Any], step: int | None = None
+    ) -> Validation:
+        step = self.step if step is None else step
+        return Validation(
+            checkpoint=f"c{step}",
+            step=step,
+            task={},
+            status=ValidationStatus(status),
+            metrics=metrics,
+        )
+
+    def history(self) -> RunHistory:
+        history = read_history(self.storage.read_log(JOURNAL))
+        assert history is not None
+        return history
+
+    def entries(self) -> Iterator[dict[str, Any]]:
+        return entries(self.storage.read_log(JOURNAL))

@@ -1,0 +1,241 @@
+"""Trackers without a run: files of rows, hostile names, and what happens if a tracker fails."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import pytest
+from tests.unit.core.journal_writer import JournalWriter
+
+from polytrain.run.tracker_delivery import TrackedFacts, send_missing
+from polytrain.run.tracking import Tracking
+from polytrain.storage.location import Location
+from polytrain.trackers import CSV, JSONLines
+from polytrain.trackers.text_file import FileTracker
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, flat
+
+HOSTILE = {"a/b": 1.5, 'q"uote,': 2, "<script>": 0.25, "new\nline": 7, "step": 9, "": 3.0, "ü": -1}
+
+
+def run_in(directory: Path, run_id: str = "") -> TrackedRun:
+    return TrackedRun(
+        name="run", address=str(directory), key="key", run_id=run_id, directory=directory
+    )
+
+
+def rows_of(*metrics: Mapping[str, Any]) -> list[Row]:
+    return [Row(step=n, time=n / 8, metrics=each) for n, each in enumerate(metrics, 1)]
+
+
+@pytest.fixture(params=[CSV, JSONLines])
+def tracker(request: pytest.FixtureRequest) -> FileTracker:
+    made: FileTracker = request.param()
+    return made
+
+
+def read_back(tracker: FileTracker, directory: Path) -> list[Row]:
+    """Read a file as a user would, not with our code."""
+    path = directory / f"metrics{tracker.suffix}"
+    if isinstance(tracker, JSONLines):
+        return [Row(**json.loads(line)) for line in path.read_text().splitlines()]
+    with path.open(newline="") as file:
+        header, *lines = csv.reader(file)
+    assert header[:2] == ["step", "time"]
+    return [
+        Row(
+            step=int(step),
+            time=float(when),
+            metrics={
+                name: json.loads(cell) for name, cell in zip(header[2:], cells, strict=True) if cell
+            },
+        )
+        for step, when, *cells in lines
+    ]
+
+
+def test_nested_metrics_are_flat() -> None:
+    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a/b": 1, "a/c/d": 2, "e": 3}
+
+
+def test_any_name_and_a_new_metric_are_kept(tracker: FileTracker, tmp_path: Path) -> None:
+    rows = rows_of({"loss": 0.5}, {"loss": 0.25, **HOSTILE}, {"text": 'a "b",\n', "ok": True})
+    sink = tracker.open(run_in(tmp_path))
+    for row in rows:
+        sink.write([row])
+    sink.close()
+    assert read_back(tracker, tmp_path) == rows
+
+
+def test_a_table_of_numbers_is_read_by_pandas(tmp_path: Path) -> None:
+    sink = CSV().open(run_in(tmp_path))
+    sink.write(rows_of({"loss": 0.5, "n": 1}, {"loss": math.nan, "n": 2}, {"loss": math.inf}))
+    table = pd.read_csv(tmp_path / "metrics.csv")
+    assert table["loss"].tolist()[::2] == [0.5, math.inf]
+    assert math.isnan(table["loss"][1])
+    assert table["step"].tolist() == [1, 2, 3]
+
+
+def test_an_incomplete_line_is_written_again(tracker: FileTracker, tmp_path: Path) -> None:
+    rows = rows_of({"loss": 0.5}, {"loss": 0.25}, {"loss": 0.125})
+    tracker.open(run_in(tmp_path)).write(rows)
+    path = tmp_path / f"metrics{tracker.suffix}"
+    path.write_bytes(path.read_bytes()[:-4])
+    sink = tracker.open(run_in(tmp_path, str(path)))
+    assert sink.sent == 2
+    sink.write(rows)
+    assert read_back(tracker, tmp_path) == rows
+
+
+def test_rows_are_removed_and_amended(tracker: FileTracker, tmp_path: Path) -> None:
+    sink = tracker.open(run_in(tmp_path))
+    sink.write(rows_of({"loss": 0.5}, {"loss": 0.25}, {"loss": 0.125}))
+    sink.rewind(2)
+    sink.amend(Row(step=1, time=9.0, metrics={"accuracy": 1.0}))
+    assert read_back(tracker, tmp_path) == rows_of({"loss": 0.5, "accuracy": 1.0}, {"loss": 0.25})
+
+
+def test_the_file_of_a_different_run_is_kept(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.csv"
+    mine.write_text("a,b\n1,2\n")
+    with pytest.raises(FileExistsError, match="isn't of this run: give another path"):
+        CSV(str(mine)).open(run_in(tmp_path))
+    assert mine.read_text() == "a,b\n1,2\n"
+
+
+@dataclass(frozen=True)
+class Memory(Tracker):
+    """Keeps rows in this process; `hook` may fail or wait."""
+
+    name: ClassVar[str] = "memory"
+    store: list[Row] = field(default_factory=list, compare=False)
+    hook: Callable[[], None] = field(default=lambda: None, compare=False)
+    ended: list[Mapping[str, Any]] = field(default_factory=list, compare=False)
+
+    def open(self, run: TrackedRun) -> _MemorySink:
+        self.hook()
+        return _MemorySink(self, run)
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass
+class _MemorySink:
+    tracker: Memory
+    run: TrackedRun
+    run_id: str = "1"
+    sent: int | None = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        self.tracker.hook()
+        self.tracker.store.extend(rows)
+
+    def rewind(self, step: int) -> None:
+        raise AssertionError("it can't")
+
+    def amend(self, row: Row) -> None:
+        self.tracker.store.append(row)
+
+    def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
+        self.tracker.ended.append({**self.run.options, **summary})
+
+    def close(self) -> None:
+        pass
+
+
+def facts_of(directory: Path) -> TrackedFacts:
+    return TrackedFacts(
+        location=Location.of(directory),
+        since=1,
+        identity={"backend": "reference", "options": {"rounds": 3}},
+        world_size=2,
+    )
+
+
+EVENTS = ("report", "report", "commit", "report", "restart", "report", "report")
+
+
+def write_run(directory: Path, tracking: Tracking, events: Sequence[str] = EVENTS) -> JournalWriter:
+    writer = JournalWriter(directory, tracking.follow)
+    for event in events:
+        writer.do(event)
+    writer.finish()
+    return writer
+
+
+def of(store: Sequence[Row]) -> list[Mapping[str, Any]]:
+    return [row.metrics for row in store]
+
+
+def test_the_end_is_sent_with_options_and_ledger(tmp_path: Path) -> None:
+    tracker = Memory()
+    with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
+        writer = write_run(tmp_path, tracking)
+    assert of(tracker.store) == [flat(metrics) for metrics in writer.history().history]
+    (ended,) = tracker.ended
+    assert ended["backend"] == "reference"
+    assert ended["rounds"] == 3
+    assert ended["state"] == "finished"
+    assert ended["restarts"] == 1
+    assert ended["checkpoint"] == str(tmp_path / "checkpoints/c2")
+    assert {"goodput", "seconds/train"} <= ended.keys()
+    assert send_missing(tracker, Location.of(tmp_path)) == 0
+    assert len(tracker.ended) == 1
+
+
+def test_a_tracker_that_raises_gets_the_rest_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable() -> None:
+        raise ConnectionError("no route to the tracker")
+
+    broken = Memory(hook=unreachable)
+    with Tracking([broken], facts_of(tmp_path), own_token=1) as tracking:
+        writer = write_run(tmp_path, tracking)
+    assert caplog.text.count("no route to the tracker") <= 2
+    assert f"polytrain sync {tmp_path}" in caplog.text
+    working = Memory()
+    assert send_missing(working, Location.of(tmp_path)) == 4
+    assert of(working.store) == [flat(metrics) for metrics in writer.history().history]
+    assert send_missing(working, Location.of(tmp_path)) == 0
+
+
+def test_a_tracker_that_hangs_blocks_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, entered = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        entered.set()
+        released.wait(60)
+
+    monkeypatch.setattr("polytrain.run.tracking._END_WITHIN_S", 0.2)
+    tracker = Memory(hook=hang)
+    try:
+        began = time.monotonic()
+        with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
+            assert entered.wait(30)
+            write_run(tmp_path, tracking)
+        assert time.monotonic() - began < 30
+    finally:
+        released.set()
+    assert "it takes too long. Send it with: polytrain sync" in caplog.text
+
+
+def test_more_than_the_queue_holds_is_sent_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polytrain.run.tracking._QUEUED", 3)
+    tracker = Memory()
+    with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
+        writer = write_run(tmp_path, tracking, ("report",) * 50)
+    assert of(tracker.store) == [flat(metrics) for metrics in writer.history().history]
