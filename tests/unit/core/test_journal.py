@@ -12,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from polytrain.common.errors import Failure, FailureKind
 from polytrain.common.events import AgentsPlaced, Event, Exited, Failed, Offered, Reported
+from polytrain.common.placement import NodeAddress, members
 from polytrain.policy.failure import FailurePolicy
 from polytrain.run.actions import Conclude
 from polytrain.run.journal import JOURNAL, Journal
@@ -92,7 +93,14 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
     with journal_in(tmp_path, token=3) as journal:
         identity = {"backend": "reference"}
         journal.opened(anew=True, identity=identity, world_size=2, began=12.5)
-        journal.launched(attempt=0, step=40, start="/run/checkpoint", world_size=2)
+        places = [NodeAddress(node_id=name, host=name) for name in ("a", "b")]
+        journal.launched(
+            attempt=0,
+            step=40,
+            start="/run/checkpoint",
+            world_size=2,
+            members=members(places, cpus=1, gpus=0),
+        )
         journal.started(attempt=0)
         journal.reported(
             Reported(attempt=0, rank=0, step=41, metrics={"loss": 0.5, "text": "a\nb\u2028é"})
@@ -121,6 +129,8 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "step": 40,
             "start": "/run/checkpoint",
             "world_size": 2,
+            "hosts": ["a", "b"],
+            "gpus": [0, 0],
         },
         {"event": "Started", "attempt": 0},
         {"event": "Reported", "n": 0, "step": 41, "metrics": {"loss": 0.5, "text": "a\nb\u2028é"}},

@@ -60,9 +60,27 @@ def test_repeated_steps_are_kept_apart(facts: Facts) -> None:
 
 
 def test_its_ranks(facts: Facts) -> None:
-    assert [
-        (each.rank, each.attempts, each.failures, each.straggled, each.node) for each in facts.ranks
-    ] == [(0, 3, 0, 0, None), (1, 3, 1, 0, None), (2, 1, 0, 1, "b")]
+    assert [(each.rank, each.attempts, each.failures, each.straggled) for each in facts.ranks] == [
+        (0, 3, 0, 0),
+        (1, 3, 1, 0),
+        (2, 1, 0, 1),
+    ]
+    # The last attempt that had a rank tells where it was; a rank may be idle in a window.
+    assert [(each.host, each.gpus, each.busy) for each in facts.ranks] == [
+        ("a", 0, pytest.approx(0.4)),
+        ("c", 1, pytest.approx(1.0)),
+        ("b", 1, 0.0),
+    ]
+
+
+def test_a_journal_that_does_not_name_hosts() -> None:
+    lines = [opened(0), *attempt(1, 0)]
+    for each in lines:
+        each.pop("hosts", None)
+        each.pop("gpus", None)
+    assert [(each.host, each.gpus, each.busy) for each in told(lines).ranks] == [
+        (None, 0, None)
+    ] * 3
 
 
 def test_equal_stacks_are_told_once(facts: Facts) -> None:
@@ -93,7 +111,7 @@ def test_the_verdict_says_what_became_of_it(state: RunState, begin: str) -> None
     sentence = verdict(told(RUN, state))
     assert sentence.startswith(begin)
     assert "2 restarts, 4 steps done again" in sentence
-    assert "rank 1: killed by SIGKILL (step 3)" in sentence
+    assert "rank 1 on b: killed by SIGKILL (step 3)" in sentence
 
 
 def test_a_run_that_has_hardly_begun() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest
@@ -99,8 +101,13 @@ class RankFacts:
     straggled: int
     """How often it was named as a straggler."""
 
-    node: str | None
-    """None in journals that don't name nodes."""
+    host: str | None
+    """The address of its node; None in journals that don't have it."""
+
+    gpus: int
+    busy: float | None
+    """Share of the time in which its main thread didn't wait for others, over all windows that were
+    measured: between 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,24 +246,31 @@ def _attempts(happenings: Iterable[Happening], wall_s: float) -> Iterator[Attemp
 def _ranks(
     attempts: Sequence[AttemptFacts], happenings: Iterable[Happening]
 ) -> Iterator[RankFacts]:
-    straggled: dict[int, int] = {}
-    nodes: dict[int, str] = {}
+    straggled: dict[int, int] = defaultdict(int)
+    hosts: dict[int, str] = {}
+    gpus: dict[int, int] = {}
+    busy: dict[int, list[float]] = defaultdict(list)
     for each in happenings:
         entry = each.entry
         match entry["event"]:
             case "Straggler":
-                straggled[entry["rank"]] = straggled.get(entry["rank"], 0) + 1
-                nodes[entry["rank"]] = entry["host"]
+                straggled[entry["rank"]] += 1
             case "Launched":
-                nodes |= dict(enumerate(entry.get("nodes", ())))
+                hosts |= dict(enumerate(entry.get("hosts", ())))
+                gpus |= dict(enumerate(entry.get("gpus", ())))
+            case "Load":
+                for rank, share in enumerate(entry["busy"]):
+                    busy[rank].append(share)
     for rank in range(max((each.workers for each in attempts), default=0)):
         mine = [each for each in attempts if rank < each.workers]
         yield RankFacts(
             rank=rank,
             attempts=len(mine),
             failures=sum(each.failure is not None and each.failure.rank == rank for each in mine),
-            straggled=straggled.get(rank, 0),
-            node=nodes.get(rank),
+            straggled=straggled[rank],
+            host=hosts.get(rank),
+            gpus=gpus.get(rank, 0),
+            busy=fmean(busy[rank]) if busy[rank] else None,
         )
 
 

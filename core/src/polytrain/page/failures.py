@@ -33,18 +33,24 @@ class FailureFacts:
 
     kind: str
     rank: int | None
+    host: str
+    """Of the rank's node; empty if that isn't known."""
+
     step: int | None
     message: str
     traceback: str
     output: str
-    """The last lines of the rank's standard error."""
+    """The last lines that the rank printed."""
 
     stacks: tuple[SharedStack, ...]
 
     @property
     def sentence(self) -> str:
         """What happened, and where."""
-        who = "" if self.rank is None else f"rank {self.rank}: "
+        # On one machine every rank is at its loopback address.
+        is_elsewhere = self.host and not self.host.startswith("127.")
+        where = f" on {self.host}" if is_elsewhere else ""
+        who = "" if self.rank is None else f"rank {self.rank}{where}: "
         at = "" if self.step is None else f" (step {self.step})"
         return f"{who}{self.message}{at}"
 
@@ -69,7 +75,8 @@ def failure_of(written: Mapping[str, Any]) -> FailureFacts:
         step=written.get("step"),
         message=written["message"],
         traceback=written.get("traceback", ""),
-        output=written.get("output", ""),
+        host=written.get("host", ""),
+        output="\n".join(written.get("last_lines", ())) or written.get("output", ""),
         stacks=folded(written.get("stacks", {})),
     )
 

@@ -338,7 +338,11 @@ class Controller:
         self._take_results()
         start = self.checkpoints.next_start(attempt)
         self.journal.launched(
-            attempt=attempt, step=start.step, start=start.path, world_size=world_size
+            attempt=attempt,
+            step=start.step,
+            start=start.path,
+            world_size=world_size,
+            members=self.group.members,
         )
         self.checkpoints.launched(attempt, world_size)
         self.health_monitor.launched(attempt, world_size=self.state.world_size)

@@ -37,6 +37,7 @@ from polytrain.run.reports import Reports, encoded
 from polytrain.run.transition import Transition
 from polytrain.storage.failure import storage_errors
 from polytrain.storage.protocol import Log, Storage
+from polytrain_plugins import Member
 
 logger = logging.getLogger(__name__)
 
@@ -195,7 +196,15 @@ class Journal:
                 **_measured(event),
             )
 
-    def launched(self, *, attempt: int, step: int, start: str | None, world_size: int) -> None:
+    def launched(
+        self,
+        *,
+        attempt: int,
+        step: int,
+        start: str | None,
+        world_size: int,
+        members: Sequence[Member] = (),
+    ) -> None:
         """Note that an attempt starts.
 
         Args:
@@ -203,8 +212,17 @@ class Journal:
             step: the step that it resumes from; later steps are reported again.
             start: the checkpoint that it resumes from.
             world_size: number of ranks.
+            members: every rank's place, in rank order.
         """
-        self._write("Launched", attempt=attempt, step=step, start=start, world_size=world_size)
+        self._write(
+            "Launched",
+            attempt=attempt,
+            step=step,
+            start=start,
+            world_size=world_size,
+            hosts=[member.host for member in members],
+            gpus=[member.gpus for member in members],
+        )
         # What came after the checkpoint is done, and reported, once more.
         for reports in (self.reports, *self.of_other_ranks.values()):
             reports.drop_after(step)
