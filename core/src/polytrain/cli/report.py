@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from polytrain.cli.found import as_json, named_run, print_json
+from polytrain.cli.found import as_json, named_run, print_json, run_argument
 from polytrain.common.errors import RunFormatError, RunNotFoundError
 from polytrain.page.facts import Facts
 from polytrain.page.reading import read_facts
 
 
 @click.command("report")
-@click.argument("run")
+@run_argument
 @click.option("-o", "--output", help="The page to write; by default NAME.html, here.")
 @click.option("--trace", help="Write the timeline to this file, for Perfetto or chrome://tracing.")
 @as_json

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from datetime import datetime
 from typing import Any
 
@@ -14,19 +16,39 @@ from polytrain.run.overview import AttemptOverview, RunState, attempts
 
 @click.command("show")
 @run_argument
+@click.option("--serve", is_flag=True, help="Serve its page to this machine's browsers instead.")
+@click.option("--port", type=click.IntRange(1, 65535), help="With --serve; a free one by default.")
 @as_json
-def command(run: str, as_json: bool) -> int:
+def command(run: str, serve: bool, port: int | None, as_json: bool) -> int:
     """Show RUN: its state, its attempts, where its time went.
 
     The exit code is 0, or 75 if the run was stopped or interrupted and fit() resumes it.
     """
+    if port is not None and not serve:
+        raise click.UsageError("--port is for --serve")
+    if serve and as_json:
+        raise click.UsageError("--serve and --json exclude each other")
     found = named_run(run)
+    if serve:
+        _serve(found, port or 0)
+        return 0
     begun = attempts(found.entries())
     if as_json:
         print_json("show", _facts(found, begun))
     else:
         _print(found, begun)
     return found.exit_code
+
+
+def _serve(run: FoundRun, port: int) -> None:
+    from polytrain.page.serving import served
+
+    try:
+        with contextlib.suppress(KeyboardInterrupt), served(run.location, port=port) as server:
+            click.echo(f"The page of {run.location.name} is at {server.url}. Ctrl-C ends this.")
+            threading.Event().wait()
+    except OSError as error:
+        raise click.ClickException(f"--port: {port}: {error.strerror or error}") from error
 
 
 def _facts(run: FoundRun, begun: tuple[AttemptOverview, ...]) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""A run's page, served while the run is active: to this machine alone."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+
+import pytest
+from tests.unit.core.recorded import RUN, journal
+
+from polytrain.cli import main
+from polytrain.page.serving import PageServer, served
+from polytrain.run.lease import leased
+from polytrain.storage.location import Location
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    (tmp_path / "journal.jsonl").write_bytes(b"".join(journal(RUN)))
+    return tmp_path
+
+
+@pytest.fixture
+def server(run: Path) -> Iterator[PageServer]:
+    with served(Location.of(run, retry_s=0)) as server:
+        yield server
+
+
+def asked(server: PageServer, path: str = "/", host: str | None = None) -> HTTPResponse:
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request("GET", path, headers={} if host is None else {"Host": host})
+    return connection.getresponse()
+
+
+def test_the_page_of_a_finished_run_is_not_asked_for_again(server: PageServer) -> None:
+    answer = asked(server)
+    assert answer.status == 200
+    assert "Finished in 13.0 s" in answer.read().decode()
+    assert answer.headers["Refresh"] is None
+
+
+def test_the_page_of_an_active_run_follows_it(server: PageServer, run: Path) -> None:
+    file = run / "journal.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(b"".join(whole.splitlines(keepends=True)[:8]))
+    storage = Location.of(run).open()
+    with leased(storage, storage):
+        answer = asked(server)
+        text = answer.read().decode()
+        assert "Still running at" in text
+        assert int(answer.headers["Refresh"]) >= 5
+        file.write_bytes(whole)
+    assert "Finished in 13.0 s" in asked(server).read().decode()
+
+
+def test_a_run_that_went_away_is_told(server: PageServer, run: Path) -> None:
+    (run / "journal.jsonl").unlink()
+    answer = asked(server)
+    assert answer.status == 503
+    assert "There is no run in" in answer.read().decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "host", "status"), [("/other", None, 404), ("/", "evil.example:80", 403)]
+)
+def test_nothing_else_is_served(
+    path: str, host: str | None, status: int, server: PageServer
+) -> None:
+    assert asked(server, path, host).status == status
+
+
+def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
+    command = [sys.executable, "-m", "polytrain", "show", str(run), "--serve"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        said = serving.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
+        assert found, said
+        connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=30)
+        connection.request("GET", "/")
+        assert connection.getresponse().status == 200
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(timeout=60) == 0
+
+
+def test_a_port_that_is_taken(
+    server: PageServer, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(run), "--serve", "--port", str(server.server_port)]) == 1
+    error = capsys.readouterr().err
+    assert "--port" in error
+    assert "in use" in error
+
+
+def test_a_port_without_serving(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(run), "--port", "8000"]) == 2
+    assert "--serve" in capsys.readouterr().err
