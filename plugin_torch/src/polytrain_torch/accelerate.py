@@ -24,7 +24,7 @@ from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, pa
 from polytrain_torch.engine import unwrapped
 from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.libraries import needed
-from polytrain_torch.read_back import Load, try_all
+from polytrain_torch.read_back import Load, try_all, try_shards
 from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("accelerate"):
@@ -99,9 +99,12 @@ _tried: WeakSet[Accelerator] = WeakSet()
 def _read_back(accelerator: Accelerator, directory: Path) -> None:
     """Load what was saved into copies of the objects, as a restart would.
 
-    Models and optimizers that are saved in shards are loaded by all ranks together, and not tried.
+    What the older FSDP and DeepSpeed save is loaded by all ranks together, and not tried.
     """
     kind = accelerator.distributed_type
+    if accelerator.is_fsdp2:
+        for model in accelerator._models:
+            try_shards(model, [each.optimizer for each in accelerator._optimizers])
     models = [unwrapped(model) for model in accelerator._models] if kind in _SAVED_WHOLE else []
     optimizers = [each.optimizer for each in accelerator._optimizers] if models else []
     # DeepSpeed saves its own.

@@ -7,16 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import FullyShardedDataParallel
 
-from polytrain_torch.read_back import Load, try_all
+from polytrain_torch.read_back import Load, has_shards, try_all, try_shards
+
+_BESIDE_SHARDS = "meta.pt"
+"""File in a directory of shards that has everything else."""
 
 
 def refuse_unsafe(saved: Path) -> None:
     """Raise an error at the save, not only when a restart loads the file."""
-    if not saved.is_file():
+    file = _file_of(saved)
+    if not file.is_file():
         return
-    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(saved)
+    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     if unsafe:
         raise TypeError(
             f"The checkpoint holds {', '.join(sorted(unsafe))}, which isn't plain data: a restart "
@@ -28,16 +32,25 @@ def refuse_unsafe(saved: Path) -> None:
 
 def read_back(saved: Path, trainer: Any) -> None:
     """Try to load the module's weights, the optimizers and their schedulers, as a restart would."""
-    if not saved.is_file():
+    file = _file_of(saved)
+    if not file.is_file():
         return
-    states = torch.load(saved, weights_only=True, map_location="cpu", mmap=True)
-    module, schedules = trainer.lightning_module, trainer.lr_scheduler_configs
-    parts = [*trainer.optimizers, *(each.scheduler for each in schedules)]
-    of_parts = [*states["optimizer_states"], *states["lr_schedulers"]]
+    states = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+    module = trainer.lightning_module
+    schedulers = [each.scheduler for each in trainer.lr_scheduler_configs]
+    loads = [*zip(schedulers, map(_load_state, states["lr_schedulers"]), strict=True)]
+    if has_shards(module):
+        try_shards(module, trainer.optimizers)
+    if has_shards(module) or _is_flat(trainer.model):
+        try_all(loads)
+        return
     load = partial(_load_module, states["state_dict"], strict=module.strict_loading)
-    # A sharded optimizer is loaded by all ranks together.
-    loads = zip(parts, map(_load_state, of_parts), strict=True) if _is_whole(module) else ()
-    try_all([(module, load), *loads])
+    optimizers = zip(trainer.optimizers, map(_load_state, states["optimizer_states"]), strict=True)
+    try_all([(module, load), *optimizers, *loads])
+
+
+def _file_of(saved: Path) -> Path:
+    return saved / _BESIDE_SHARDS if saved.is_dir() else saved
 
 
 def _load_module(state: Any, copied: Any, *, strict: bool) -> None:
@@ -48,5 +61,6 @@ def _load_state(state: Any) -> Load:
     return lambda copied: copied.load_state_dict(state)
 
 
-def _is_whole(module: torch.nn.Module) -> bool:
-    return not any(isinstance(each, DTensor) for each in module.parameters())
+def _is_flat(model: torch.nn.Module) -> bool:
+    """Whether the older FSDP has it, whose weights only all ranks together can load."""
+    return any(isinstance(each, FullyShardedDataParallel) for each in model.modules())

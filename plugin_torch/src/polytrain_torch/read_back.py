@@ -13,7 +13,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
@@ -98,8 +104,8 @@ def _copied_optimizer(part: torch.optim.Optimizer, shared: dict[int, Any]) -> An
 
 def _is_copied_whole(part: Any) -> bool:
     if isinstance(part, torch.nn.Module):
-        # A rank can't copy DDP alone.
-        return not any(isinstance(each, DistributedDataParallel) for each in part.modules())
+        # A rank can't copy these alone.
+        return not any(isinstance(each, _OF_ALL_RANKS) for each in part.modules())
     kind = type(part)
     if kind.__module__.startswith("torch.optim."):
         return True
@@ -107,6 +113,8 @@ def _is_copied_whole(part: Any) -> bool:
     is_plain = all(getattr(kind, name, None) is getattr(object, name, None) for name in _OF_COPIES)
     return is_plain and not any(hasattr(part, name) for name in ("__getitem__", "__iter__"))
 
+
+_OF_ALL_RANKS = (DistributedDataParallel, FullyShardedDataParallel)
 
 _OF_COPIES = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
 
@@ -129,6 +137,34 @@ def try_all(loads: Sequence[tuple[Any, Load]]) -> None:
         copied = copy_without_values(part, keeping=others)
         if copied is not None:
             try_loading(type(part).__qualname__, partial(load, copied))
+
+
+def has_shards(model: torch.nn.Module) -> bool:
+    """Whether FSDP2 or tensor parallelism has sharded some of its parameters."""
+    return any(isinstance(each, DTensor) for each in model.parameters())
+
+
+def try_shards(model: torch.nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Load the states of a sharded model and its optimizers into whole copies, without values.
+
+    Only all ranks together could load the shards themselves. Optimizers without a state aren't
+    tried: torch would take a step to get one.
+
+    Raises:
+        CheckpointError: a part can't be loaded.
+    """
+    numbered = {f"optimizer {number}": each for number, each in enumerate(optimizers)}
+    copies = whole_copies_without_values({"model": model, **numbered})
+    copied = copies.get("model")
+    if copied is None:
+        return
+    state = state_without_values(get_model_state_dict(model))
+    try_loading(type(model).__qualname__, partial(set_model_state_dict, copied, state))
+    for name, optimizer in numbered.items():
+        if name in copies and optimizer.state:
+            state = state_without_values(get_optimizer_state_dict(model, optimizer))
+            load = partial(set_optimizer_state_dict, copied, copies[name], state)
+            try_loading(type(optimizer).__qualname__, load)
 
 
 def try_loading(name: str, load: Callable[[], Any]) -> None:
