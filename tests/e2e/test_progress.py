@@ -40,7 +40,7 @@ if __name__ == "__main__":
         "reference",
         train,
         train_loop_config={"until": os.path.abspath("until"), "is_killed": "kill" in sys.argv},
-        scaling_config=ScalingConfig(num_workers=2),
+        scaling_config=ScalingConfig(num_workers=2, cluster="local"),
         run_config=RunConfig(
             name="run", storage_path="runs", progress=sys.argv[1],
             failure_config=FailureConfig(max_failures=1),
@@ -165,17 +165,18 @@ def test_at_the_end_the_terminal_is_as_it_was(session: Session) -> None:
 
 
 def test_standard_output_in_a_file_has_what_ranks_print_unwrapped(directory: Path) -> None:
+    output = directory / "out.txt"
     shell = f"{shlex.quote(PYTHON)} script.py auto > out.txt"
     with terminal("sh", "-c", shell, directory=directory) as screen:
-        screen.show_until(lambda: is_training(screen))
+        screen.show_until(lambda: is_training(screen) and "end\n" in output.read_text())
         (directory / "until").touch()
         assert screen.show_all() == 0
         text = screen.text
-    output = (directory / "out.txt").read_text()
-    assert f"(rank 0) wide {'x' * 200} end\n" in output
-    assert output.endswith("finished: True\n")
+    written = output.read_text()
+    assert f"(rank 0) wide {'x' * 200} end\n" in written
+    assert written.endswith("finished: True\n")
     assert "xxx" not in text
-    assert "\x1b" not in output
+    assert "\x1b" not in written
 
 
 def test_ctrl_c_leaves_the_terminal_clean(directory: Path) -> None:

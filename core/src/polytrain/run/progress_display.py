@@ -10,7 +10,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, TextIO
+from functools import partial
+from typing import Any, Literal, TextIO, TypeVar
 
 from polytrain.run.ledger import Ledger
 from polytrain.run.progress import Progress
@@ -41,7 +42,13 @@ _NOTEBOOK_WIDTH = 100
 _NOTEBOOK_EVENTS = 20
 """Lines of events that stay in a notebook's output."""
 
+_THREAD = "polytrain progress"
+
+Told = TypeVar("Told")
 Entry = Mapping[str, Any]
+
+_bottom_of_terminal = threading.Lock()
+"""Held by the run whose lines stay at the bottom of the terminal."""
 
 
 def mode_of(progress: str | bool, stream: TextIO | None) -> Mode:
@@ -113,6 +120,25 @@ class _Follower:
             self._is_broken = True
             logger.exception("A run's progress can't be shown any more; the run continues.")
 
+    def told(self, tell: Callable[..., Told]) -> Told:
+        """Return what a function tells of the run and its progress now.
+
+        The lock is released by the time that it is written: a terminal may be held (Ctrl-S).
+        """
+        with self.lock:
+            return tell(self.run, self.progress, now=time.time())
+
+    def say_events(self, stack: contextlib.ExitStack) -> None:
+        """Print the run's start now, a line for each event, and its end when the stack unwinds."""
+
+        def say_event(entry: Entry) -> None:
+            for line in event_lines(self.run, self.progress, entry):
+                self.say(line)
+
+        self.say(started(self.run))
+        self.on_event = say_event
+        stack.callback(lambda: self.say(ended(self.run, self.progress)))
+
     def say(self, line: str) -> None:
         """Print a line, unless the reader of the stream is gone."""
         if self._is_broken:
@@ -126,59 +152,38 @@ class _Follower:
 
 
 def _plain(follower: _Follower, stack: contextlib.ExitStack) -> None:
-    def say_events(entry: Entry) -> None:
-        for line in event_lines(follower.run, follower.progress, entry):
-            follower.say(line)
-
     def beat() -> None:
-        with follower.lock:
-            follower.say(heartbeat(follower.run, follower.progress, now=time.time()))
+        follower.say(follower.told(heartbeat))
 
-    follower.say(started(follower.run))
-    follower.on_event = say_events
-    stack.callback(lambda: follower.say(ended(follower.run, follower.progress)))
-    stack.enter_context(Ticker(beat, heartbeat_pauses(), name="polytrain progress"))
+    follower.say_events(stack)
+    stack.enter_context(Ticker(beat, heartbeat_pauses(), name=_THREAD))
 
 
 def _live(follower: _Follower, stack: contextlib.ExitStack) -> None:
+    if not _bottom_of_terminal.acquire(blocking=False):
+        # Another run of this process has its lines there.
+        _plain(follower, stack)
+        return
+    stack.callback(_bottom_of_terminal.release)
     signs = signs_for(follower.stream.encoding)
 
     def lines(width: int) -> tuple[str, str]:
-        return state_lines(
-            follower.run, follower.progress, now=time.time(), width=width, signs=signs
-        )
+        return follower.told(partial(state_lines, width=width, signs=signs))
 
-    def say_events(entry: Entry) -> None:
-        for line in event_lines(follower.run, follower.progress, entry):
-            follower.say(line)
-
-    def draw() -> None:
-        with follower.lock:
-            status.draw()
-
-    follower.say(started(follower.run))
-    follower.on_event = say_events
-    stack.callback(lambda: follower.say(ended(follower.run, follower.progress)))
+    follower.say_events(stack)
     status = stack.enter_context(StatusLines(follower.stream, lines, count=2))
-    stack.enter_context(Ticker(draw, itertools.repeat(_DRAW_EVERY_S), name="polytrain progress"))
+    stack.enter_context(Ticker(status.draw, itertools.repeat(_DRAW_EVERY_S), name=_THREAD))
 
 
 def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
     output, events = NotebookOutput(), deque([started(follower.run)], maxlen=_NOTEBOOK_EVENTS)
-
-    def show() -> None:
-        with follower.lock:
-            state = state_lines(
-                follower.run,
-                follower.progress,
-                now=time.time(),
-                width=_NOTEBOOK_WIDTH,
-                signs=UNICODE,
-            )
-            output.show([*events, *state])
+    state = partial(state_lines, width=_NOTEBOOK_WIDTH, signs=UNICODE)
 
     def take_event(entry: Entry) -> None:
         events.extend(event_lines(follower.run, follower.progress, entry))
+
+    def show() -> None:
+        output.show([*events, *follower.told(state)])
 
     def show_end() -> None:
         output.show([*events, ended(follower.run, follower.progress)])
@@ -186,13 +191,11 @@ def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
     follower.on_event = take_event
     show()
     stack.callback(show_end)
-    stack.enter_context(
-        Ticker(show, itertools.repeat(_NOTEBOOK_EVERY_S), name="polytrain progress")
-    )
+    stack.enter_context(Ticker(show, itertools.repeat(_NOTEBOOK_EVERY_S), name=_THREAD))
 
 
 def _json(follower: _Follower, stack: contextlib.ExitStack) -> None:
-    said = ""
+    said = None
 
     def say_event(entry: Entry) -> None:
         line = event_line(follower.run, follower.progress, entry)
@@ -201,21 +204,19 @@ def _json(follower: _Follower, stack: contextlib.ExitStack) -> None:
 
     def say_progress() -> None:
         nonlocal said
-        with follower.lock:
-            progress = follower.progress
-            news = f"{progress.stage} {progress.step} {progress.restarts}"
-            if news != said:
-                said = news
-                follower.say(progress_line(follower.run, progress, now=time.time()))
+        progress = follower.progress
+        news = progress.stage, progress.step, progress.restarts
+        if news != said:
+            said = news
+            follower.say(follower.told(progress_line))
+
+    def say_end() -> None:
+        follower.say(follower.told(ended_line))
 
     follower.say(started_line(follower.run, now=time.time()))
     follower.on_event = say_event
-    stack.callback(
-        lambda: follower.say(ended_line(follower.run, follower.progress, now=time.time()))
-    )
-    stack.enter_context(
-        Ticker(say_progress, itertools.repeat(_JSON_EVERY_S), name="polytrain progress")
-    )
+    stack.callback(say_end)
+    stack.enter_context(Ticker(say_progress, itertools.repeat(_JSON_EVERY_S), name=_THREAD))
 
 
 _DISPLAYS: Mapping[str, Callable[[_Follower, contextlib.ExitStack], None]] = {

@@ -18,6 +18,9 @@ _LEAST_ROWS = 6
 _ESC = "\x1b"
 _SAVE, _RESTORE = f"{_ESC}7", f"{_ESC}8"
 _ERASE_LINE, _ERASE_BELOW = f"{_ESC}[2K", f"{_ESC}[J"
+_DOWN = f"{_ESC}D"
+"""To the next row, which scrolls at the bottom, in the same column: somebody's line may go on."""
+
 _SCROLL_ALL = f"{_ESC}[r"
 
 Lines = Callable[[int], Sequence[str]]
@@ -52,8 +55,7 @@ class StatusLines:
 
     def __enter__(self) -> StatusLines:
         self._is_open = True
-        with contextlib.suppress(OSError):  # the next drawing raises it
-            self.draw()
+        self.draw()
         return self
 
     def __exit__(
@@ -70,11 +72,15 @@ class StatusLines:
     def draw(self) -> None:
         """Draw the lines, if they have changed, or the terminal's size has.
 
-        Raises:
-            OSError: the terminal is gone.
+        Nothing is drawn any more once the terminal is gone.
         """
-        if not self._is_open:
-            return
+        if self._is_open:
+            try:
+                self._draw()
+            except OSError:
+                self._is_open = False
+
+    def _draw(self) -> None:
         size = os.get_terminal_size(self._descriptor)
         text = ""
         if size != self._size:
@@ -97,7 +103,7 @@ class StatusLines:
         """Move what is there up, if need be, and let the rows above the lines scroll."""
         # Setting the region moves the cursor to the top.
         region = f"{_SAVE}{_ESC}[1;{size.lines - self._count}r{_RESTORE}"
-        return "\n" * self._count + f"{_ESC}[{self._count}A{region}"
+        return _DOWN * self._count + f"{_ESC}[{self._count}A{region}"
 
     def _placed(self, size: os.terminal_size, lines: Sequence[str]) -> str:
         # The region once more: another program may have reset it, such as an editor after Ctrl-Z.
