@@ -12,6 +12,9 @@ import pytest
 
 import polytrain
 from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
+from polytrain.page.reading import read_facts
+from polytrain.page.rendering import comparison_page
+from polytrain.storage.location import Location
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -97,6 +100,16 @@ def test_curves_are_drawn_and_no_text_of_the_run_runs(written: Path) -> None:
     assert "<title>run: finished</title>" in document
     assert 'data-charts="3"' in document
     assert document.count("<canvas") == 3
+    assert "<img" not in document
+
+
+def test_two_runs_are_drawn_over_each_other(written: Path) -> None:
+    facts = read_facts(Location.of(written.parent / "run"))
+    page = written.with_name("two.html")
+    page.write_text(comparison_page(facts, facts))
+    document, said = opened(page)
+    assert said == ""
+    assert 'data-charts="3"' in document
     assert "<img" not in document
 
 

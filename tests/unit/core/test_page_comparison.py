@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 from tests.unit.core.recorded import RUN, Line, journal, told
 
 from polytrain.cli import main
-from polytrain.page.comparison import Difference, comparison
+from polytrain.page.comparison import Difference, comparison, overlays_of
 
 
 def with_option(value: object) -> list[Line]:
@@ -56,6 +57,27 @@ def test_the_command_prints_json(runs: list[str], capsys: pytest.CaptureFixture[
     assert answer["data"]["names"] == ["a", "b"]
     rates = {"name": "option rate", "first": 0.1, "second": 0.2}
     assert rates in answer["data"]["configuration"]
+
+
+def test_the_page_has_the_curves_of_both(
+    runs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diff", *runs, "-o", str(tmp_path / "diff.html")]) == 0
+    assert "Wrote" in capsys.readouterr().out
+    text = (tmp_path / "diff.html").read_text()
+    found = re.search(r'id="facts">(.*?)</script>', text)
+    assert found
+    inside = json.loads(found[1])
+    assert inside["runs"] == ["a", "b"]
+    (loss,) = inside["drawn"]
+    assert [curve["steps"] for curve in loss["curves"]] == [[1, 2], [1]]
+    assert "option rate" in text
+
+
+def test_a_metric_of_one_run_alone() -> None:
+    (overlay,) = overlays_of(told(RUN), told(RUN[:7]))
+    assert overlay.curves[0] is not None
+    assert overlay.curves[1] is None
 
 
 def test_a_run_that_is_not_there(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

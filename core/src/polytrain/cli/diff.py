@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from polytrain.cli.found import as_json, print_json
-from polytrain.cli.report import facts_of_named
+from polytrain.cli.report import facts_of_named, write_file
 from polytrain.page.comparison import Comparison, Difference, comparison
 
 _LONGEST = 40
@@ -19,14 +19,20 @@ _LONGEST = 40
 @click.command("diff")
 @click.argument("first")
 @click.argument("second")
+@click.option("-o", "--output", help="Write both as one page, with their curves, to this file.")
 @as_json
-def command(first: str, second: str, as_json: bool) -> None:
+def command(first: str, second: str, output: str | None, as_json: bool) -> None:
     """Compare the runs FIRST and SECOND: outcome, times, last metrics, and what was configured."""
-    found = comparison(facts_of_named(first), facts_of_named(second))
+    runs = facts_of_named(first), facts_of_named(second)
+    found = comparison(*runs)
+    if output is not None:
+        from polytrain.page.rendering import comparison_page
+
+        write_file("--output", output, comparison_page(*runs), quiet=as_json)
+    elif not as_json:
+        _print(found)
     if as_json:
         print_json("diff", asdict(found))
-    else:
-        _print(found)
 
 
 def _print(found: Comparison) -> None:

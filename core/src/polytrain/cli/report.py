@@ -32,9 +32,9 @@ def command(run: str, output: str | None, trace: str | None, as_json: bool) -> N
     if output is None and trace is None and not as_json:
         output = f"{facts.source.name}.html"
     if output is not None:
-        _write("--output", output, rendering.page(facts), quiet=as_json)
+        write_file("--output", output, rendering.page(facts), quiet=as_json)
     if trace is not None:
-        _write("--trace", trace, json.dumps(chrome_trace.trace_of(facts)), quiet=as_json)
+        write_file("--trace", trace, json.dumps(chrome_trace.trace_of(facts)), quiet=as_json)
 
 
 def facts_of_named(run: str) -> Facts:
@@ -51,7 +51,12 @@ def facts_of_named(run: str) -> Facts:
         raise click.ClickException(f"{location.address} can't be read: {error}") from error
 
 
-def _write(option: str, name: str, text: str, *, quiet: bool) -> None:
+def write_file(option: str, name: str, text: str, *, quiet: bool) -> None:
+    """Write a file that an option names.
+
+    Raises:
+        click.ClickException: it can't be written.
+    """
     path = Path(name).expanduser()
     try:
         path.write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from polytrain.page.curves import MOST_CURVES, Points
 from polytrain.page.facts import Facts
 
 
@@ -53,6 +54,25 @@ def comparison(first: Facts, second: Facts) -> Comparison:
             if not _same(each.first, each.second)
         ),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """One metric of both runs."""
+
+    name: str
+    curves: tuple[Points | None, Points | None]
+    """None where a run has no such number."""
+
+
+def overlays_of(first: Facts, second: Facts) -> tuple[Overlay, ...]:
+    """Return the curves of two runs to draw over each other."""
+    one, other = (
+        {metric.name: metric.curve for metric in run.metrics if metric.curve is not None}
+        for run in (first, second)
+    )
+    names = list({**one, **other})[:MOST_CURVES]
+    return tuple(Overlay(name=name, curves=(one.get(name), other.get(name))) for name in names)
 
 
 def _outcome(facts: Facts) -> Mapping[str, Any]:

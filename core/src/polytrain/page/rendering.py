@@ -1,4 +1,4 @@
-"""Renders a run's facts as one HTML file, which needs neither a network nor other files."""
+"""Renders a run, or two, as one HTML file that needs neither a network nor other files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from polytrain.common import strict_json
+from polytrain.page.comparison import comparison, overlays_of
 from polytrain.page.facts import Facts
 from polytrain.page.timeline_chart import chart_of, coarse, drawn_marks
 from polytrain.page.verdict import duration, verdict
@@ -27,23 +28,31 @@ _LISTED = {"metrics": 200, "ranks": 128, "checkpoints": 50, "attempts": 200, "fi
 
 
 def page(facts: Facts) -> str:
-    """Return the page."""
-    scripts = [_asset(f"vendor/{_UPLOT}.iife.min.js"), _asset("page.js")]
-    styles = [_asset(f"vendor/{_UPLOT}.min.css"), _asset("page.css")]
-    return (
-        _environment()
-        .get_template("page.html")
-        .render(
-            facts=facts,
-            verdict=verdict(facts),
-            chart=chart_of(facts),
-            data=_data(facts),
-            scripts=scripts,
-            styles=styles,
-            policy=_policy(scripts, styles),
-            listed=_LISTED,
-            drawn=[each for each in facts.metrics if each.curve is not None],
-        )
+    """Return the page of a run."""
+    return _rendered(
+        "page.html",
+        as_json(facts),
+        facts=facts,
+        verdict=verdict(facts),
+        chart=chart_of(facts),
+        drawn=[each for each in facts.metrics if each.curve is not None],
+    )
+
+
+def comparison_page(first: Facts, second: Facts) -> str:
+    """Return a page of two runs: what differs, and the curves of both over each other."""
+    runs, found = (first, second), comparison(first, second)
+    overlays = overlays_of(first, second)
+    return _rendered(
+        "comparison.html",
+        strict_json.plain(
+            {**asdict(found), "runs": found.names, "drawn": [asdict(each) for each in overlays]}
+        ),
+        runs=runs,
+        verdicts=[verdict(run) for run in runs],
+        comparison=found,
+        longest_s=max(run.wall_s for run in runs) or 1.0,
+        drawn=overlays,
     )
 
 
@@ -61,9 +70,27 @@ def as_json(facts: Facts) -> Mapping[str, Any]:
     return strict_json.plain({"verdict": verdict(facts), **asdict(shown)})
 
 
-def _data(facts: Facts) -> str:
-    """The facts as the content of a `<script>`, which no text in them can end."""
-    text = json.dumps(as_json(facts), allow_nan=False, separators=(",", ":"), default=str)
+def _rendered(template: str, data: Mapping[str, Any], **names: Any) -> str:
+    """Return a page, with what it shows as JSON in it."""
+    scripts = [_asset(f"vendor/{_UPLOT}.iife.min.js"), _asset("page.js")]
+    styles = [_asset(f"vendor/{_UPLOT}.min.css"), _asset("page.css")]
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            data=_in_script(data),
+            scripts=scripts,
+            styles=styles,
+            policy=_policy(scripts, styles),
+            listed=_LISTED,
+            **names,
+        )
+    )
+
+
+def _in_script(data: Mapping[str, Any]) -> str:
+    """The data as the content of a `<script>`, which no text in them can end."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
 
 

@@ -1,8 +1,18 @@
 "use strict";
 (() => {
   const facts = JSON.parse(document.getElementById("facts").textContent);
-  const drawn = facts.metrics.filter((metric) => metric.curve !== null);
-  const restarts = facts.attempts.slice(1).map((attempt) => attempt.first_step);
+  // A page of one run has steps that were done again; one of two runs has a curve of each.
+  const isOfTwo = facts.runs !== undefined;
+  const line = (label, points, name, alpha = 1) => ({ label, points, name, alpha });
+  const linesOf = (metric) =>
+    isOfTwo
+      ? metric.curves.map((curve, at) => line(facts.runs[at], curve, ["--curve", "--undone"][at])).filter((each) => each.points !== null)
+      : [
+          line("value", metric.curve, "--curve"),
+          ...metric.undone.map((part, at) => line("before restart " + (at + 1), part, "--undone", 0.45)),
+        ];
+  const drawn = isOfTwo ? facts.drawn : facts.metrics.filter((metric) => metric.curve !== null);
+  const restarts = isOfTwo ? [] : facts.attempts.slice(1).map((attempt) => attempt.first_step);
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const HEIGHT = 200;
   const charts = [];
@@ -26,9 +36,8 @@
   const isFew = (steps) => steps.length < 40;
 
   const draw = (element) => {
-    const metric = drawn[Number(element.dataset.metric)];
-    const parts = [metric.curve, ...metric.undone];
-    const data = uPlot.join(parts.map((part) => [part.steps, part.values]));
+    const lines = linesOf(drawn[Number(element.dataset.metric)]);
+    const data = uPlot.join(lines.map(({ points }) => [points.steps, points.values]));
     const axis = () => ({ stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 } });
     const options = {
       width: element.clientWidth || 320,
@@ -38,13 +47,12 @@
       axes: [axis(), { ...axis(), size: 64 }],
       series: [
         { label: "step" },
-        { label: "value", stroke: color("--curve"), width: 1.5, points: { show: isFew(metric.curve.steps), fill: color("--curve") } },
-        ...metric.undone.map((part, at) => ({
-          label: "before restart " + (at + 1),
-          stroke: color("--undone"),
-          alpha: 0.45,
+        ...lines.map(({ label, points, name, alpha }) => ({
+          label,
+          alpha,
+          stroke: color(name),
           width: 1.5,
-          points: { show: isFew(part.steps), fill: color("--undone") },
+          points: { show: isFew(points.steps), fill: color(name) },
         })),
       ],
       hooks: { draw: [drawRestarts] },
