@@ -19,7 +19,7 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
-from polytrain.page.ending import NAME, WRITTEN_AFTER_S, write_at_end
+from polytrain.page.ending import MOST_REPORTS, NAME, WRITTEN_AFTER_S, write_at_end
 from polytrain.storage.location import Location
 
 
@@ -30,12 +30,15 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_run_that_took_a_while_gets_a_page(run: Path) -> None:
-    write_at_end(Location.of(run), wall_s=WRITTEN_AFTER_S)
+    write_at_end(Location.of(run), wall_s=WRITTEN_AFTER_S, reports=3)
     assert "Finished in 13.0 s" in (run / NAME).read_text()
 
 
-def test_a_run_of_seconds_gets_none(run: Path) -> None:
-    write_at_end(Location.of(run), wall_s=WRITTEN_AFTER_S - 1)
+@pytest.mark.parametrize(
+    ("wall_s", "reports"), [(WRITTEN_AFTER_S - 1, 3), (WRITTEN_AFTER_S, MOST_REPORTS + 1)]
+)
+def test_a_run_that_would_feel_it_gets_none(wall_s: float, reports: int, run: Path) -> None:
+    write_at_end(Location.of(run), wall_s=wall_s, reports=reports)
     assert not (run / NAME).exists()
 
 
@@ -48,7 +51,7 @@ def test_what_keeps_it_from_being_written_is_only_logged(
     else:
         (run / "journal.jsonl").write_text('{"time": 1, "token": 1, "event": "Opened"}\n')
     with caplog.at_level(logging.WARNING):
-        write_at_end(Location.of(run), wall_s=WRITTEN_AFTER_S)
+        write_at_end(Location.of(run), wall_s=WRITTEN_AFTER_S, reports=3)
     assert "can't be written" in caplog.text
     assert "polytrain report" in caplog.text
 

@@ -357,7 +357,8 @@ def _trained(run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack
     with held:
         result = result_of(run, run_to_end(run, cluster))
         if run.lease.lost is None:
-            write_at_end(run.location, wall_s=result.ledger.wall_s)
+            reports = sum(map(len, result.histories.values()))
+            write_at_end(run.location, wall_s=result.ledger.wall_s, reports=reports)
     if result.error is not None:
         raise result.error from _root_exception(result.error)
     return result

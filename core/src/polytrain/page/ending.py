@@ -14,15 +14,19 @@ NAME = "report.html"
 WRITTEN_AFTER_S = 30.0
 """Shorter runs get none by themselves: the fraction of a second that it takes would be felt."""
 
+MOST_REPORTS = 2_000_000
+"""Of all ranks together. Reading more takes seconds, and hundreds of megabytes in the driver."""
 
-def write_at_end(location: Location, *, wall_s: float) -> None:
+
+def write_at_end(location: Location, *, wall_s: float, reports: int) -> None:
     """Write the page of a run that has ended into its directory. Never raises.
 
     Args:
         location: the run's.
         wall_s: how long the run has taken, over all its drivers.
+        reports: how many reports are kept, of all ranks.
     """
-    if wall_s < WRITTEN_AFTER_S:
+    if wall_s < WRITTEN_AFTER_S or reports > MOST_REPORTS:
         return
     try:
         from polytrain.page.reading import read_facts
