@@ -230,6 +230,13 @@ class Remembering(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no ty
         found = self.remembered[path]
         return found if detail else [info["name"] for info in found]
 
+    def info(self, path: str, **options: Any) -> Any:
+        directory, _, _ = path.rpartition("/")
+        for info in self.remembered.get(directory, ()):
+            if info["name"] == path:
+                return info
+        return super().info(path, **options)
+
     def invalidate_cache(self, path: str | None = None) -> None:
         self.remembered.clear()
 
@@ -253,6 +260,20 @@ def test_new_files_are_found_by_the_next_run(remembering: Remembering, place: st
     # Another process has written it, of which this one's memory knows nothing.
     remembering.remembered.update(before)
     assert read(describe("train", f"remembering://{place}")) == {"x": [1, 2, 3]}
+
+
+def test_a_file_that_was_replaced_is_read_by_the_next_run_only(remembering: Remembering) -> None:
+    place = "remembering://d/*.parquet"
+    source = describe("train", place)
+    assert read(source) == {"x": [1]}
+    remembering.ls("/d")
+    before = dict(remembering.remembered)
+    remembering.pipe_file("/d/a.parquet", parquet(x=list(range(1000, 2000))))
+    remembering.remembered.update(before)
+    with pytest.raises(ReadError, match=r"a\.parquet.* has changed since the run began"):
+        read(source)
+    remembering.remembered.update(before)
+    assert read(describe("train", place)) == {"x": list(range(1000, 2000))}
 
 
 @pytest.mark.parametrize("place", ["d", "d/**", "d/*"])

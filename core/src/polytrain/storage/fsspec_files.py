@@ -18,6 +18,11 @@ import pyarrow.fs as pafs
 class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships no types
     """What a run's storage and data sets need, of calls that tell failures and absences apart."""
 
+    def get_file_info(self, paths: list[str]) -> list[Any]:
+        # What a listing remembers of a file may be of an earlier version.
+        self.fs.invalidate_cache()
+        return list(super().get_file_info(paths))
+
     def get_file_info_selector(self, selector: Any) -> list[Any]:
         self.fs.invalidate_cache()
         found = self._below(selector.base_dir, recursive=selector.recursive)

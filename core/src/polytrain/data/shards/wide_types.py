@@ -54,6 +54,20 @@ def _with_wide_offsets(kind: pa.DataType) -> pa.DataType:
         return pa.large_binary()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return pa.large_list(kind.value_field.with_type(_with_wide_offsets(kind.value_type)))
+    if pa.types.is_fixed_size_list(kind):
+        item = kind.value_field.with_type(_with_wide_offsets(kind.value_type))
+        return pa.list_(item, kind.list_size)
+    if pa.types.is_map(kind):
+        # Of keys and values: a map with offsets of 64 bits isn't known to Arrow.
+        return pa.map_(
+            kind.key_field.with_type(_with_wide_offsets(kind.key_type)),
+            kind.item_field.with_type(_with_wide_offsets(kind.item_type)),
+            keys_sorted=kind.keys_sorted,
+        )
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(
+            kind.index_type, _with_wide_offsets(kind.value_type), ordered=kind.ordered
+        )
     if pa.types.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return pa.struct([field.with_type(_with_wide_offsets(field.type)) for field in fields])
