@@ -93,7 +93,7 @@ def test_a_function_that_cannot_travel_names_the_culprit(problems: Any) -> None:
         print(connection, harmless)
 
     problem = problems(function=train).only("train_loop_per_worker")
-    assert "'connection' is a lock" in problem.what
+    assert "`connection` is a lock" in problem.what
     assert "harmless" not in problem.what
     assert "inside the training function" in problem.remedy
 
@@ -103,7 +103,7 @@ def test_a_config_that_cannot_travel_names_the_culprit(problems: Any) -> None:
         function=lambda config: None, train_loop_config={"lr": 0.1, "guard": threading.Lock()}
     )
     problem = found.only("train_loop_config")
-    assert "'guard' is a lock" in problem.what
+    assert "`train_loop_config['guard']` is a lock" in problem.what
     assert "'lr'" not in problem.what
 
 
@@ -156,4 +156,4 @@ def test_a_variable_of_a_function_inside_the_function_is_named(problems: Any) ->
     script = {"__name__": "__main__", "LOCK": threading.Lock()}
     exec(OF_A_SCRIPT, script)
     problem = problems(function=script["train"]).only("train_loop_per_worker")
-    assert "'LOCK' is a lock" in problem.what
+    assert "`LOCK` is a lock" in problem.what

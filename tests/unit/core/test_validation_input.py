@@ -72,7 +72,7 @@ WRONG = {
     "generator": (ValidationConfig(fn=yields), "it is a coroutine or a generator"),
     "not picklable": (
         ValidationConfig(fn=holding_a_lock()),
-        "ValidationConfig.fn: it can't be sent.*'lock' is a lock",
+        "ValidationConfig.fn: it can't be sent.*`lock` is a lock",
     ),
     "another task": (
         ValidationConfig(fn=validate, task_config={"timeout_s": 1}),

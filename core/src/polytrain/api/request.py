@@ -49,6 +49,7 @@ from polytrain.workers.available_clusters import available_clusters, ray_client_
 from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.processes.warm import warm_problems
 from polytrain.workers.ray_address import client_problem
+from polytrain.workers.spawned_scripts import guard_problems
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
 
 
@@ -118,7 +119,7 @@ def checked(
         backend: None if its own options don't suffice to make it.
         request: everything else.
     """
-    problems = list(config_problems(request.scaling, request.run))
+    problems = [*guard_problems(), *config_problems(request.scaling, request.run)]
     program = None if backend is None else backend.program(max_failures=0)
     problems += frequency_problems(request.run, request.training_function or program)
     problems += observers_problems(getattr(request.run, "observers", ()))

@@ -104,7 +104,9 @@ def _function_problems(function: Any) -> Iterator[Problem]:
             remedy="Let it take one argument, a polytrain_plugins.Report: report.step, "
             "report.metrics",
         )
-    yield from pickle_problems(_FIELD, function)
+    yield from pickle_problems(
+        _FIELD, function, remedy="Create such objects inside the function, or decide by the report"
+    )
 
 
 def _takes_one(signature: inspect.Signature) -> bool:

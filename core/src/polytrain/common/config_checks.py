@@ -17,6 +17,9 @@ from polytrain_plugins import Problem
 _NAME_BYTES = 255
 """Length of a file's name that every usual file system takes."""
 
+_SHOWN = 80
+"""Characters of a wrong value that tell the user which one it is."""
+
 _RAYS = ("CPU", "GPU", "TPU")
 """Resources that Ray has by itself; others have the names that the cluster's owner gives them."""
 
@@ -170,9 +173,15 @@ def _name_problems(name: Any) -> Iterator[Problem]:
     if remedy is not None:
         yield Problem(
             field="RunConfig.name",
-            what=f"{name!r} can't name a directory",
+            what=f"{shortened(name)} can't name a directory",
             remedy=remedy,
         )
+
+
+def shortened(value: Any) -> str:
+    """Return how a value is written, without the middle of a long one."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN // 2]}…{text[-_SHOWN // 4 :]}"
 
 
 def _straggler_problems(scaling: ScalingConfig, failure: Any) -> Iterator[Problem]:

@@ -176,12 +176,19 @@ def limit_of(name: str, given: Any, checkpoints: CheckpointConfig) -> Limit:
         matched = _TEXT.fullmatch(given)
         if matched is None:
             raise ValueError(f"{given!r} is not a limit")
-        comparison, value = matched[1], float(matched[2])  # type: ignore[assignment]  # by the pattern
+        comparison, value = matched[1], _number(matched[2])  # type: ignore[assignment]  # by the pattern
     elif name == checkpoints.checkpoint_score_attribute:
         comparison = ">=" if checkpoints.checkpoint_score_order == "max" else "<="
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{given!r} is not a limit")
     return Limit(metric=name, comparison=comparison, value=value)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def is_good_when_small(name: str) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType
+from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import cloudpickle
@@ -15,20 +16,23 @@ _MOST_BYTES = 256 * 2**20
 """Each worker process gets the function anew with each attempt."""
 
 
-def pickle_problems(field: str, value: Any) -> Iterator[Problem]:
+def pickle_problems(
+    field: str, value: Any, *, remedy: str = "Create such objects inside the training function"
+) -> Iterator[Problem]:
     """Yield a problem if a function or a config can't be sent to the workers.
 
     Args:
         field: the argument, as the user writes it.
         value: a function, or a mapping.
+        remedy: what to do about objects that can't be sent.
     """
     size = _size_or_error(value)
     if isinstance(size, Exception):
-        culprits = "; ".join(_culprits(value)) or f"{type(size).__name__}: {size}"
+        culprits = "; ".join(_culprits(field, value)) or f"{type(size).__name__}: {size}"
         yield Problem(
             field=field,
             what=f"it can't be sent to the workers: {culprits}",
-            remedy="Create such objects inside the training function",
+            remedy=remedy,
         )
     elif size > _MOST_BYTES:
         largest = _largest(value)
@@ -49,12 +53,46 @@ def _size_or_error(value: Any) -> int | Exception:
         return error
 
 
-def _culprits(value: Any) -> Iterator[str]:
-    """The variables that a function uses, or the entries of a config, that can't be pickled."""
-    for name, content in _contents(value).items():
+def _culprits(path: str, value: Any, *, depth: int = 8) -> Iterator[str]:
+    """Yield what in a value can't be pickled: the innermost objects, with the way to them.
+
+    Args:
+        path: how the user writes the value.
+        value: a function, a container or an object that can't be pickled.
+        depth: the most steps into it.
+    """
+    for inner, content in _parts(path, value):
         error = _size_or_error(content)
         if isinstance(error, Exception):
-            yield f"{name!r} is a {type(content).__name__} ({error})"
+            found = list(_culprits(inner, content, depth=depth - 1)) if depth > 1 else []
+            yield from found or [f"`{inner}` is a {type(content).__name__} ({error})"]
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value holds, each with the way to it."""
+    if isinstance(value, Mapping):
+        yield from ((f"{path}[{key!r}]", content) for key, content in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"{path}[{place}]", content) for place, content in enumerate(value))
+    elif isinstance(value, partial):
+        yield from _parts(path, value.func)
+        yield from _parts(f"{path}.args", value.args)
+        yield from _parts(f"{path}.keywords", value.keywords)
+    elif isinstance(value, MethodType):
+        yield f"{path}.__self__", value.__self__
+    elif inspect.isfunction(value):
+        yield from {**_contents(value), **_defaults(value)}.items()
+    elif not isinstance(value, type):
+        held = getattr(value, "__dict__", {})
+        yield from ((f"{path}.{name}", content) for name, content in held.items())
+
+
+def _defaults(function: FunctionType) -> dict[str, Any]:
+    """The parameters that have a default value, with it."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    by_place = dict(zip(names[len(names) - len(values) :], values, strict=True))
+    return {**by_place, **(function.__kwdefaults__ or {})}
 
 
 def _largest(value: Any) -> tuple[str, int] | None:

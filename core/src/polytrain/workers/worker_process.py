@@ -36,6 +36,7 @@ from polytrain.workers.pickling import pickled_error
 from polytrain.workers.processes.preload import ImportRecorder
 from polytrain.workers.report_ring import Ring, calls_every_s
 from polytrain.workers.session import WorkerSession
+from polytrain.workers.spawned_scripts import explain_pickling
 from polytrain.workers.worker_api import current_session
 from polytrain_plugins import Engine, World
 
@@ -123,6 +124,7 @@ def run_worker(
 def _send_error(error: BaseException, channel: Channel) -> None:
     # Output without a newline is still buffered, and may hold the reason.
     flush_output()
+    explain_pickling(error)
     channel.send(raised_message(error, pickled_error(error)))
 
 
