@@ -79,6 +79,43 @@ def test_the_handle_stops_the_run_with_a_checkpoint(tmp_path: Path, workers: int
     handle.stop("too late")
 
 
+def sums_with_torch() -> None:
+    import torch
+
+    start, step = polytrain.get_checkpoint(), 0
+    if start is not None:
+        with start.as_directory() as directory:
+            step = int(Path(directory, "step").read_text())
+    while True:
+        step += 1
+        total = torch.ones(())
+        torch.distributed.all_reduce(total)
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step))
+            checkpoint = Checkpoint.from_directory(directory)
+            polytrain.report({"ranks": total, "step": step}, checkpoint=checkpoint)
+
+
+def test_ranks_of_torch_stop_together_and_resume(tmp_path: Path) -> None:
+    """Rank 0 stops within a collective operation of the others, in a thread of the driver."""
+    torch_trainer = make_trainer(
+        "torch",
+        sums_with_torch,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(name="run", storage_path=tmp_path, progress=False),
+    )
+    seen = 0
+    for _ in range(2):
+        handle = torch_trainer.fit(wait=False)
+        next(handle.reports())
+        handle.stop()
+        result = handle.result()
+        assert result.metrics == {"ranks": 2.0, "step": len(result.history)}
+        assert len(result.history) > seen
+        assert result.restarts == (1 if seen else 0)
+        seen = len(result.history)
+
+
 def test_every_iterator_has_all_reports_and_ends_with_the_run(tmp_path: Path) -> None:
     handle = trainer(tmp_path, three_steps).fit(wait=False)
     assert asyncio.run(awaited(handle)).finished

@@ -182,8 +182,9 @@ class RunHandle:
 def _join_at_exit(thread: threading.Thread) -> None:
     """Have the interpreter wait for a thread while thread pools still work.
 
-    Without this, Python would close all pools before it waits, and the run would fail at its next
-    use of one. Functions are called in reverse order: the pools have to be registered before.
+    Python closes all pools before it waits for threads, and calls `atexit` after both. So the run
+    would fail at its next use of a pool, and nothing public comes earlier: this is what the pools
+    themselves use. Functions are called in reverse order: the pools have to be registered before.
     """
     import_module("concurrent.futures.thread")
     register: Callable[[Callable[[], None]], None] = vars(threading)["_register_atexit"]
