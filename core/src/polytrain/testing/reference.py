@@ -56,6 +56,10 @@ class Reference(Backend):
 
     learning_rate: float = 0.1
 
+    @property
+    def total_steps(self) -> int:
+        return self.rounds
+
     def problems(self, job: Job) -> Iterable[Problem]:
         if job.has_training_function:
             yield from options_beside_function(self, ("rounds", "label", "learning_rate"))

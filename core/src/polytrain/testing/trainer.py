@@ -135,6 +135,8 @@ class TrainerTier:
         steps = [report.step for report in attempts.reports]
         assert steps == list(range(1, len(steps) + 1)), "a round was repeated or skipped"
         assert len(result.history) == len(steps)
+        total = self.backend.total_steps
+        assert total is None or total >= len(steps), "total_steps is less than there are"
         assert result.load_model() is not None
         if self.backend.capabilities.exact_resume:
             undisturbed = run_world(self.backend, data=kit_table(), path=tmp_path / "undisturbed")
