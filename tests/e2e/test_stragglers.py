@@ -17,6 +17,8 @@ from polytrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfi
 from polytrain.monitoring.health_events import Load
 from polytrain.monitoring.straggler_detector import StragglerDetector
 from polytrain.monitoring.straggler_policy import Straggler
+from polytrain.page.reading import read_facts
+from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually
 
 # Which rank is busy is what they measure.
@@ -159,6 +161,11 @@ def test_the_rank_that_the_other_waits_for_is_named_once(
     assert (line["rank"], line["attempt"]) == (1, 0)
     assert line["host"] in warning
     assert line["reason"] in warning.replace("Rank", "rank", 1)
+    # A process that has imported torch takes this much at least.
+    loads = journal(tmp_path / "run", "Load")
+    assert min(memory for load in loads for memory in load["memory"]) > 50e6
+    busy = [rank.busy for rank in read_facts(Location.of(tmp_path / "run")).ranks]
+    assert busy[1] > busy[0]
 
 
 def test_ranks_that_wait_for_each_other_in_turn_are_not_accused(

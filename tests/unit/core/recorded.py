@@ -79,7 +79,7 @@ RUN = [
     line(2, "Committed", checkpoint="checkpoint_000000-1.0", step=1),
     report(3, 1, 2),
     report(4, 2, 3),
-    line(4, "Load", attempt=0, window=0, busy=[0.5, 1.0, 0.0]),
+    line(4, "Load", attempt=0, window=0, busy=[0.5, 1.0, 0.0], memory=[5, 6, 7]),
     line(4, "Straggler", attempt=0, rank=2, host="b", reason="rank 2 is slow"),
     line(5, "Exited", phase="Ending", attempt=0, reason="rank 1"),
     line(6, "AttemptEnded", attempt=0, failure=LOST, reason="failure 1 of 1"),
@@ -89,7 +89,7 @@ RUN = [
     # This driver dies, and a later one resumes the run.
     opened(100, token=2, anew=False),
     *attempt(101, 0, token=2, step=1, size=2),
-    line(102, "Load", token=2, attempt=0, window=0, busy=[0.3, 1.0]),
+    line(102, "Load", token=2, attempt=0, window=0, busy=[0.3, 1.0], memory=[9, 4]),
     report(102, 0, 2, token=2),
     line(103, "Concluded", token=2, succeeded=True, stopped=None, reason="every rank finished"),
     line(104, "Closed", token=2),

@@ -66,10 +66,10 @@ def test_its_ranks(facts: Facts) -> None:
         (2, 1, 0, 1),
     ]
     # The last attempt that had a rank tells where it was; a rank may be idle in a window.
-    assert [(each.host, each.gpus, each.busy) for each in facts.ranks] == [
-        ("a", 0, pytest.approx(0.4)),
-        ("c", 1, pytest.approx(1.0)),
-        ("b", 1, 0.0),
+    assert [(each.host, each.gpus, each.busy, each.memory) for each in facts.ranks] == [
+        ("a", 0, pytest.approx(0.4), 9),
+        ("c", 1, pytest.approx(1.0), 6),
+        ("b", 1, 0.0, 7),
     ]
 
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-from polytrain.common.processes import is_running
+from polytrain.common.processes import is_running, resident_bytes
 
 CHILD = """
 import os, resource, sys
@@ -48,3 +48,15 @@ def test_who_waits_is_running() -> None:
         child.send_signal(signal.SIGKILL)
         assert connection.recv(1) == b""
     child.wait()
+
+
+def test_the_memory_of_a_process_that_is_there_and_of_one_that_is_gone() -> None:
+    script = "kept = b'x' * 100_000_000; print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert 100e6 < resident_bytes(process.pid) < 300e6
+        process.kill()
+    assert resident_bytes(process.pid) == 0

@@ -187,6 +187,15 @@ def busy_seconds(pid: int) -> float:
     return (int(ran) + int(queued)) / 1e9
 
 
+def resident_bytes(pid: int) -> int:
+    """Memory of a process that isn't swapped out, shared memory included; 0 if it is gone."""
+    try:
+        _, pages, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def cpu_seconds(pid: int) -> float:
     """CPU time of a process and all its descendants, including those that have been reaped."""
     ticks = sum(map(int, _stat(pid)[11:15]))

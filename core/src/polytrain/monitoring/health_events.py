@@ -47,6 +47,9 @@ class Load:
     busy: float
     """Share of the time in which its main thread didn't wait for others."""
 
+    memory: int = 0
+    """Resident bytes of the process at the end of the window."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:

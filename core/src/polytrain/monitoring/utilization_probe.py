@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from polytrain.common.processes import busy_seconds, is_held
+from polytrain.common.processes import busy_seconds, is_held, resident_bytes
 from polytrain.monitoring.health_events import Load
 from polytrain.monitoring.progress_page import Page
 
@@ -43,9 +44,10 @@ class UtilizationProbe:
 
     def look_at(self, now: float, page: Page, pid: int) -> Load | None:
         """Look at a running worker process once more."""
-        return self.look(
+        load = self.look(
             now, beats=page.beats, is_held=is_held(pid), busy_s=lambda: busy_seconds(pid)
         )
+        return None if load is None else replace(load, memory=resident_bytes(pid))
 
     def look(
         self, now: float, *, beats: int, is_held: bool, busy_s: Callable[[], float]

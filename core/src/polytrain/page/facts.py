@@ -109,6 +109,9 @@ class RankFacts:
     """Share of the time in which its main thread didn't wait for others, over all windows that were
     measured: between 0 and 1."""
 
+    memory: int | None
+    """The most resident bytes of its process at the end of a window."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -250,6 +253,7 @@ def _ranks(
     hosts: dict[int, str] = {}
     gpus: dict[int, int] = {}
     busy: dict[int, list[float]] = defaultdict(list)
+    memory: dict[int, int] = {}
     for each in happenings:
         entry = each.entry
         match entry["event"]:
@@ -261,6 +265,8 @@ def _ranks(
             case "Load":
                 for rank, share in enumerate(entry["busy"]):
                     busy[rank].append(share)
+                for rank, taken in enumerate(entry.get("memory", ())):
+                    memory[rank] = max(taken, memory.get(rank, 0))
     for rank in range(max((each.workers for each in attempts), default=0)):
         mine = [each for each in attempts if rank < each.workers]
         yield RankFacts(
@@ -271,6 +277,7 @@ def _ranks(
             host=hosts.get(rank),
             gpus=gpus.get(rank, 0),
             busy=fmean(busy[rank]) if busy[rank] else None,
+            memory=memory.get(rank),
         )
 
 

@@ -35,6 +35,9 @@ class HealthMonitor:
     journal: Journal
     _hang_detector: HangDetector | None = None
     _straggler_detector: StragglerDetector | None = None
+    _memory: dict[int, int] = field(default_factory=dict)
+    """Rank → its process's memory, in bytes, at the end of its last window."""
+
     _moved: set[int] = field(default_factory=set)
     """Stragglers that have got another agent."""
 
@@ -46,6 +49,7 @@ class HealthMonitor:
         ):
             # With another world size, ranks have other rows.
             self._moved.clear()
+        self._memory.clear()
         self._straggler_detector = StragglerDetector(attempt=attempt, world_size=world_size)
         self._hang_detector = HangDetector(
             config=self.config, attempt=attempt, world_size=world_size
@@ -125,10 +129,16 @@ class HealthMonitor:
         detector = self._straggler_detector
         if detector is None or load.attempt != detector.attempt:
             return None
+        self._memory[load.rank] = load.memory
         found = detector.take(load)
         shares = detector.shares(load.window)
         if shares is not None:
-            self.journal.load(attempt=load.attempt, window=load.window, busy=shares)
+            self.journal.load(
+                attempt=load.attempt,
+                window=load.window,
+                busy=shares,
+                memory=[self._memory.get(rank, 0) for rank in range(len(shares))],
+            )
         reasons = {its.rank: self._report_straggler(its, load.attempt) for its in found}
         if self.config.stragglers != "replace" or not reasons.keys() - self._moved:
             return None

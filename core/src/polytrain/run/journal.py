@@ -297,16 +297,19 @@ class Journal:
         """Note a straggler."""
         self._write("Straggler", attempt=attempt, rank=rank, host=host, reason=reason)
 
-    def load(self, *, attempt: int, window: int, busy: Sequence[float]) -> None:
-        """Note how busy the ranks were in one window.
+    def load(
+        self, *, attempt: int, window: int, busy: Sequence[float], memory: Sequence[int]
+    ) -> None:
+        """Note how busy the ranks were in one window, and the memory of their processes.
 
         Args:
             attempt: the attempt's number.
             window: the window's, from 0.
             busy: each rank's share, between 0 and 1.
+            memory: each rank's, in bytes.
         """
         shares = [round(share, 2) for share in busy]
-        self._write("Load", attempt=attempt, window=window, busy=shares)
+        self._write("Load", attempt=attempt, window=window, busy=shares, memory=list(memory))
 
     def concluded(self, conclusion: Conclude) -> None:
         """Note that the run has ended, or that this driver has stopped working on it."""
