@@ -99,3 +99,17 @@ def test_a_keras_that_could_run_code_from_a_file_is_refused(
     monkeypatch.setattr(keras, "__version__", "3.10.0")
     with pytest.raises(CheckpointError, match=r"Keras 3\.10\.0.*pip install 'keras>=3\.11'"):
         load(tmp_path)
+
+
+def test_a_model_of_tf_keras_is_saved_and_names_its_library(tmp_path: Path) -> None:
+    """Ray Train's scripts use tf_keras."""
+    import tf_keras
+
+    model = tf_keras.Sequential([tf_keras.layers.Input((3,)), tf_keras.layers.Dropout(0.5)])
+    model.compile(loss="mse")
+    save(model, tmp_path, Progress(epochs=2))
+    assert progress_of(tmp_path) == Progress(epochs=2)
+    loaded = tf_keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), X)
+    with pytest.raises(CheckpointError, match=r"saved by tf_keras 2.*tf_keras\.models\.load_model"):
+        load(tmp_path)

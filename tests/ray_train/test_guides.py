@@ -27,11 +27,15 @@ IN_SWEEP = {
     # They read a data set of Ray Data, so ours run on Ray, too.
     "lightgbm_training",
     "torch_ray_data",
+    "xgboost_resume",
     "xgboost_training",
     # Other tests run these libraries with the same names.
     "accelerate_training",
     "deepspeed_training",
+    "image_classification",
+    "keras_training",
     "lightning_training",
+    "tensorflow_training",
     "transformers_training",
 }
 

@@ -132,11 +132,22 @@ def test_boosters_train_from_parameters_as_they_once_did(tmp_path: Path) -> None
 
 
 def keras_loop(config: dict[str, Any]) -> None:
+    import json
+    import os
+
     import keras
+    import tensorflow as tf
 
     from polytrain.tensorflow.keras import ReportCheckpointCallback
 
-    with train.tensorflow.strategy().scope():
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    assert len(cluster["worker"]) == train.get_context().get_world_size()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    assert isinstance(strategy, tf.distribute.experimental.MultiWorkerMirroredStrategy)
+    # Several workers have one server each, and so one strategy.
+    is_the_runs = strategy is train.tensorflow.strategy()
+    assert is_the_runs == (train.get_context().get_world_size() > 1)
+    with strategy.scope():
         inputs = {name: keras.Input((1,), name=name) for name in ("x", "z")}
         both = keras.layers.Concatenate()([*inputs.values()])
         outputs = {name: keras.layers.Dense(1, name=name)(both) for name in ("y", "w")}
@@ -149,10 +160,11 @@ def keras_loop(config: dict[str, Any]) -> None:
     model.fit(data, epochs=2, verbose=0, callbacks=[callback])
 
 
-def test_keras(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_keras(tmp_path: Path, num_workers: int) -> None:
     result = train.tensorflow.TensorflowTrainer(
         keras_loop,
-        scaling_config=TWO,
+        scaling_config=train.ScalingConfig(num_workers=num_workers),
         run_config=stored(tmp_path),
         datasets={"train": TABLE.assign(w=1 - TABLE["y"])},
     ).fit()

@@ -26,6 +26,7 @@ from polytrain_tf.backend import TensorFlow
 from polytrain_tf.callback_state import save_callbacks
 from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.numpy_batches import with_arrays_copied
+from polytrain_tf.one_strategy import made_without_cluster, returned_by_its_class
 from polytrain_tf.saved import Progress, load, save
 from polytrain_tf.summing import summing
 from polytrain_tf.watched_fit import fit_watched
@@ -60,8 +61,8 @@ class TensorFlowEngine(Engine[Any]):
         global _strategy
         with ExitStack() as stack:
             unfit = _patched_keras(stack)
+            stack.enter_context(changed_environment(_variables(world)))
             if world.size > 1:
-                stack.enter_context(changed_environment(_variables(world)))
                 _strategy = tf.distribute.MultiWorkerMirroredStrategy(
                     communication_options=tf.distribute.experimental.CommunicationOptions(
                         timeout_seconds=self._options.timeout_s
@@ -70,9 +71,11 @@ class TensorFlowEngine(Engine[Any]):
                 _strategy.experimental_distribute_dataset = with_arrays_copied(
                     _strategy.experimental_distribute_dataset
                 )
+                stack.enter_context(returned_by_its_class(_strategy))
             else:
                 # It changes nothing in the process, so an inline run can be repeated.
                 _strategy = tf.distribute.get_strategy()
+                stack.enter_context(made_without_cluster())
             stack.enter_context(
                 fit_watched(
                     _strategy,

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import keras
+import tensorflow as tf
 
 import polytrain
 from polytrain_tf.saved import Progress, save
@@ -22,8 +22,10 @@ _MOMENTS = tuple(
 )
 
 
-class ReportCheckpointCallback(keras.callbacks.Callback):
+class ReportCheckpointCallback(tf.keras.callbacks.Callback):
     """Reports Keras's logs, and saves the model, at the chosen moments of a fit.
+
+    It is for Keras 3 or, if `TF_USE_LEGACY_KERAS=1` is set as Ray Train needs it, for tf_keras.
 
     A checkpoint is Keras's own file, `model.keras`. A restarted training function loads it itself.
     `polytrain_tf.reporting.ReportCallback` resumes a fit exactly, with the state of other

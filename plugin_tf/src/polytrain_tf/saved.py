@@ -26,6 +26,7 @@ _SAFE_FROM = (3, 11)
 
 _PROGRESS_FILE = "progress.json"
 _SEEDS_FILE = "seeds.npz"
+_METADATA = "metadata.json"
 _DATE = "date_saved"
 _SHARED = "shared_object_id"
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
@@ -51,14 +52,16 @@ class Progress:
 def save(model: Any, directory: Path, progress: Progress) -> None:
     """Write Keras's own file, with layers, weights and optimizer, and the rest beside it.
 
-    Equal models make equal files, so the metrics are reset before.
+    Equal models make equal files, so the metrics are reset before. The model may be one of
+    tf_keras.
     """
     model.reset_metrics()
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         model.save(Path(scratch, MODEL_FILE))
         _write_normalised(Path(scratch, MODEL_FILE), directory / MODEL_FILE)
-    # Keras doesn't restore the random states of layers when it loads a model.
-    np.savez(directory / _SEEDS_FILE, *map(np.asarray, _seeds(model)))
+    if isinstance(model, keras.Model):
+        # Keras doesn't restore the random states of layers when it loads a model.
+        np.savez(directory / _SEEDS_FILE, *map(np.asarray, _seeds(model)))
     (directory / _PROGRESS_FILE).write_text(json.dumps(asdict(progress)))
 
 
@@ -70,14 +73,20 @@ def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> An
         custom_objects: names to classes and functions that Keras doesn't know.
 
     Raises:
-        CheckpointError: this Keras could run code from the file, or the file needs classes or
-            functions that aren't here.
+        CheckpointError: this Keras could run code from the file, the file is one of tf_keras, or it
+            needs classes or functions that aren't here.
     """
     if _version() < _SAFE_FROM:
         raise CheckpointError(
             f"Keras {keras.__version__} can run code that is hidden in a model's file, even in its "
             f"safe mode. Install a newer one to load the model: pip install 'keras>={_SAFE_FROM[0]}"
             f".{_SAFE_FROM[1]}'."
+        )
+    version = _version_of(directory / MODEL_FILE)
+    if version.startswith("2."):
+        raise CheckpointError(
+            f"The model was saved by tf_keras {version}, and Keras {keras.__version__} can't read "
+            f"it. Load it with tf_keras.models.load_model({str(directory / MODEL_FILE)!r})."
         )
     try:
         model = keras.models.load_model(directory / MODEL_FILE, custom_objects=custom_objects)
@@ -99,6 +108,16 @@ def load(directory: Path, custom_objects: Mapping[str, Any] | None = None) -> An
 
 def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in keras.__version__.split(".")[:2])
+
+
+def _version_of(file: Path) -> str:
+    """The version of the Keras that wrote a model's file; empty if that isn't known."""
+    if not zipfile.is_zipfile(file):
+        return ""
+    with zipfile.ZipFile(file) as opened:
+        if _METADATA not in opened.namelist():
+            return ""
+        return str(json.loads(opened.read(_METADATA)).get("keras_version", ""))
 
 
 def load_into(model: Any, directory: Path) -> None:
