@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 .PHONY: help install demo lint fix unit test sweep conformance crash chaos bench-script bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal \
-	bench-boosters bench-torch reference booster-table clean
+	bench-boosters bench-torch reference screenshot booster-table clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -123,6 +123,9 @@ bench-torch: $(VENV)/.stamp-bench ## steps per second and whole runs, against to
 
 reference: install ## write docs/reference.md from the docstrings
 	@$(BIN)/python .ci/reference_page.py
+
+screenshot: install ## take the picture of a page in docs/report.md; needs Chromium
+	@$(BIN)/python .ci/screenshot.py
 
 booster-table: install ## hashes of models that should be the same, for docs/boosters.md
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/booster_table.py $(ARGS)
