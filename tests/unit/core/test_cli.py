@@ -208,6 +208,17 @@ def test_checkpoints_are_compared_with_their_hashes(
     assert "2 intact, 1 damaged" in printed
 
 
+def test_of_a_progress_bar_in_a_log_the_last_state_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, "run", polytrain.report, {"loss": 1.0})
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(exist_ok=True)
+    (logs / "rank_0.log").write_bytes(b"begin\r\n\r10%\r60%\r100%\nnext\n\r20%")
+    assert main(["logs", str(tmp_path / "run"), "--rank", "0"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["begin", "100%", "next", "20%"]
+
+
 def test_a_rank_without_a_log_is_named(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(storage / "done"), "--rank", "3"]) == 1
     assert "rank 3 has no log" in capsys.readouterr().err

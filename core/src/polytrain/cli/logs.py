@@ -9,6 +9,7 @@ import click
 
 from polytrain.cli.found import FoundRun, named_run, run_argument
 from polytrain.run.overview import RunState
+from polytrain.ui.lines import LineBuffer
 
 _LOGS = "logs"
 _LOOK_EVERY_S = 0.5
@@ -29,7 +30,7 @@ def command(run: str, rank: int | None, follow: bool) -> None:
             prefix = "" if rank is not None else f"({_label(path)}) "
             # A line that isn't finished yet is printed with its rest.
             end = written.rfind(b"\n") + 1 if is_running else len(written)
-            for line in written[seen.get(path, 0) : end].decode(errors="replace").splitlines():
+            for line in _lines(written[seen.get(path, 0) : end]):
                 click.echo(f"{prefix}{line}")
             seen[path] = end
         if not is_running:
@@ -50,6 +51,14 @@ def _paths(run: FoundRun, rank: int | None) -> list[str]:
         known = ", ".join(_label(path) for path in there) or "none"
         raise click.ClickException(f"--rank: rank {rank} has no log. There are: {known}")
     return [wanted]
+
+
+def _lines(written: bytes) -> list[str]:
+    """The lines of a log, as a terminal would have shown them: of a progress bar the last state."""
+    buffer = LineBuffer()
+    lines = buffer.feed(written.decode(errors="replace"))
+    rest = buffer.take_rest()
+    return [*lines, rest] if rest else lines
 
 
 def _logs(run: FoundRun) -> Iterator[str]:

@@ -144,9 +144,7 @@ class _Follower:
         if self._is_broken:
             return
         try:
-            print(line, file=self.stream, flush=True)
-        except UnicodeEncodeError as error:
-            print(_encodable(line, error.encoding), file=self.stream, flush=True)
+            print(_encodable(line, self.stream.encoding), file=self.stream, flush=True)
         except (OSError, ValueError):
             self._is_broken = True
 
@@ -227,5 +225,6 @@ _DISPLAYS: Mapping[str, Callable[[_Follower, contextlib.ExitStack], None]] = {
 }
 
 
-def _encodable(line: str, encoding: str) -> str:
-    return line.encode(encoding, "backslashreplace").decode(encoding)
+def _encodable(line: str, encoding: str | None) -> str:
+    """Return a line with what an encoding lacks as escapes. A stream of text alone has none."""
+    return line if encoding is None else line.encode(encoding, "backslashreplace").decode(encoding)
