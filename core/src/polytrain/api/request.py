@@ -16,10 +16,10 @@ from polytrain.api.checkpoint_validation import (
     ray_problems,
     validation_problems,
 )
+from polytrain.api.cluster_validation import cluster_problems, label_problems, refused_by_ray
 from polytrain.api.stop_checks import stop_problems
 from polytrain.api.validation import (
     backend_problems,
-    cluster_problems,
     config_of,
     frequency_problems,
     function_problems,
@@ -40,6 +40,7 @@ from polytrain.policy.cluster import (
     local_problems,
     new_ray_problems,
 )
+from polytrain.policy.labels import allowed
 from polytrain.run.user_callbacks import callback_problems
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
@@ -246,18 +247,31 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
         return (problem,)
     if not around.ray_is_initialized:
         return new_ray_problems(scaling, around)
-    from polytrain.common.ray_state import autoscaler_totals, living_nodes
+    return _problems_on_ray(request)
+
+
+def _problems_on_ray(request: Request) -> tuple[Problem, ...]:
+    from polytrain.common.ray_state import autoscaler_totals, living_nodes, node_labels
     from polytrain.workers.ray_autoscaler import can_add_nodes
 
-    nodes, autoscaler = [*living_nodes().values()], autoscaler_totals()
+    scaling, validation = request.scaling, request.validation
+    refused = tuple(refused_by_ray(scaling))
+    if refused:
+        return (*refused, *ray_problems(validation, None))
+    nodes, labels, autoscaler = living_nodes(), node_labels(), autoscaler_totals()
+    if autoscaler is not None:
+        largest = [autoscaler]
+        return (*cluster_problems(scaling, [], autoscaler), *ray_problems(validation, largest))
+    able = allowed(labels, scaling.label_selectors)
     problems = (
-        *cluster_problems(scaling, nodes, autoscaler),
-        *ray_problems(request.validation, nodes if autoscaler is None else [autoscaler]),
+        *(
+            tuple(label_problems(scaling, nodes, labels))
+            or cluster_problems(scaling, [nodes[node] for node in nodes if node in able])
+        ),
+        *ray_problems(validation, [*nodes.values()]),
     )
     # A cluster that is large enough isn't asked whether it grows.
-    if problems and autoscaler is None and can_add_nodes():
-        return ray_problems(request.validation, None)
-    return problems
+    return tuple(ray_problems(validation, None)) if problems and can_add_nodes() else problems
 
 
 def surroundings_of(request: Request) -> AvailableClusters:

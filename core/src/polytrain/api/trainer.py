@@ -314,7 +314,7 @@ class Trainer:
         choice, place = None, None
         if request.scaling.num_workers != 0:
             choice = choose_cluster(request.scaling, surroundings_of(request))
-            place = cluster.enter_context(opened_cluster(choice))
+            place = cluster.enter_context(opened_cluster(choice, request.scaling))
             _raise_if_any(tuple(cluster_problems_now(request)))
         demand = self._backend.demand(job_of(request, self._datasets))
         datasets, problems = ready(self._datasets, demand, request.scaling)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
@@ -13,7 +13,6 @@ from polytrain.common.config import ScalingConfig
 from polytrain.common.constraints import wrong_type
 from polytrain.common.installation import installation_problems
 from polytrain.common.plain_values import is_whole
-from polytrain.policy.scaling import Fit, largest_fit
 from polytrain.workers.pickle_checks import pickle_problems
 from polytrain_plugins import (
     Backend,
@@ -189,69 +188,3 @@ def unused_gpu_problems(backend: Backend, scaling: ScalingConfig) -> Iterator[Pr
             what=f"it is False, and resources_per_worker gives a worker {amount:g} GPU",
             remedy="Use use_gpu=True, or leave 'GPU' out of resources_per_worker",
         )
-
-
-def cluster_problems(
-    scaling: ScalingConfig,
-    node_totals: Sequence[Mapping[str, float]],
-    autoscaler_totals: Mapping[str, float] | None = None,
-) -> Iterator[Problem]:
-    """Yield a problem if the workers wouldn't fit on the cluster even if nothing else ran there.
-
-    Args:
-        scaling: the user's.
-        node_totals: each living node's total resources.
-        autoscaler_totals: resources of the cluster at its largest, over all nodes; None without an
-            autoscaler.
-    """
-    least = scaling.min_workers
-    if autoscaler_totals is not None:
-        fit = largest_fit([autoscaler_totals], scaling.resources)
-        if least + scaling.standby > fit.workers:
-            yield _too_many(scaling, fit, "the cluster's autoscaler can add")
-        # The autoscaler chooses the nodes.
-        return
-    fit = largest_fit(node_totals, scaling.resources)
-    if least + scaling.standby > fit.workers:
-        yield _too_many(scaling, fit, "the cluster can hold")
-    elif strategy_problem := _strategy_problem(scaling, node_totals):
-        yield strategy_problem
-
-
-def _too_many(scaling: ScalingConfig, fit: Fit, than: str) -> Problem:
-    least = scaling.min_workers
-    if least > fit.workers:
-        return Problem(
-            field="ScalingConfig.num_workers",
-            what=f"{least} is more than {than}: {fit.reason}",
-            remedy=f"Use num_workers={fit.workers}" if fit.workers else "Ask for less per worker",
-        )
-    return Problem(
-        field="ScalingConfig.standby",
-        what=f"{scaling.standby} besides {least} workers is more than {than}: {fit.reason}",
-        remedy=f"Use standby={fit.workers - least}",
-    )
-
-
-def _strategy_problem(
-    scaling: ScalingConfig, node_totals: Sequence[Mapping[str, float]]
-) -> Problem | None:
-    """What makes the placement strategy impossible on these nodes."""
-    workers = 0 if scaling.is_elastic else scaling.max_workers
-    held = [largest_fit([totals], scaling.resources).workers for totals in node_totals]
-    able = sum(count > 0 for count in held)
-    if scaling.placement_strategy == "STRICT_SPREAD" and workers > able:
-        return Problem(
-            field="ScalingConfig.placement_strategy",
-            what=f"STRICT_SPREAD needs {workers} nodes for {workers} workers, and {able} of the "
-            f"cluster's {len(held)} can hold one",
-            remedy="Use 'SPREAD', which takes as many nodes as there are",
-        )
-    if scaling.placement_strategy == "STRICT_PACK" and workers > max(held):
-        return Problem(
-            field="ScalingConfig.placement_strategy",
-            what=f"STRICT_PACK needs all {workers} workers on one node, and no node can hold more "
-            f"than {max(held)}",
-            remedy="Use 'PACK', which takes as few nodes as it can",
-        )
-    return None

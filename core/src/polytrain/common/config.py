@@ -54,6 +54,11 @@ class ScalingConfig(_PlainNumbers):
     accelerator_type: str | None = None
     """Type of the nodes' accelerators, in Ray's words, such as "A100"; workers run on no others."""
 
+    label_selector: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
+    """Labels that Ray's nodes must have, such as `{"ray.io/market-type": "spot"}`; also
+    `"!value"`, `"in(one,two)"` and `"!in(one,two)"`. A list has one for each worker, of a run with
+    a fixed number of them and no standbys."""
+
     start_timeout_s: Annotated[float, Seconds()] = 600.0
     """Seconds to wait for the cluster to free the workers' resources."""
 
@@ -88,6 +93,24 @@ class ScalingConfig(_PlainNumbers):
             # Ray gives each node a resource of this name; any amount binds a worker to it.
             resources.setdefault(f"accelerator_type:{self.accelerator_type}", 0.001)
         return resources
+
+    def label_selector_of(self, worker: int) -> Mapping[str, str]:
+        """Return the label selector of one worker.
+
+        Args:
+            worker: its number; not its rank, which depends on its node.
+        """
+        given = self.label_selector
+        if given is None or isinstance(given, Mapping):
+            return given or {}
+        return given[worker]
+
+    @property
+    def label_selectors(self) -> tuple[Mapping[str, str], ...]:
+        """All label selectors, each once; empty if workers may be on any node."""
+        given = [self.label_selector_of(worker) for worker in range(self.max_workers)]
+        each_once = {tuple(sorted(selector.items())): selector for selector in given}
+        return tuple(each_once.values()) if any(given) else ()
 
     @property
     def cpus_per_worker(self) -> int:

@@ -20,8 +20,10 @@ _NAME_BYTES = 255
 _SHOWN = 80
 """Characters of a wrong value that tell the user which one it is."""
 
-_RAYS = ("CPU", "GPU", "TPU")
+_RAYS = ("CPU", "GPU", "TPU", "HPU", "NPU", "neuron_cores", "memory")
 """Resources that Ray has by itself; others have the names that the cluster's owner gives them."""
+
+_FOLDED = {name.casefold().replace("_", "").rstrip("s"): name for name in _RAYS}
 
 
 def config_problems(scaling: Any, run: Any) -> Iterator[Problem]:
@@ -48,6 +50,7 @@ def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
     accelerator: Any = scaling.accelerator_type
     if not isinstance(accelerator, str | None):
         yield wrong_type("ScalingConfig.accelerator_type", accelerator, str)
+    yield from _label_problems(scaling)
     if count == 0 and scaling.use_gpu:
         yield Problem(
             field="ScalingConfig.use_gpu",
@@ -79,6 +82,46 @@ def _scaling_problems(scaling: ScalingConfig) -> Iterator[Problem]:
             what=f"worker processes need Linux, this is {sys.platform}",
             remedy="Use num_workers=0 here",
         )
+
+
+def _label_problems(scaling: ScalingConfig) -> Iterator[Problem]:
+    field = "ScalingConfig.label_selector"
+    given: Any = scaling.label_selector
+    if given is None:
+        return
+    selectors = [given] if isinstance(given, Mapping) else given
+    if not isinstance(selectors, list | tuple):
+        yield wrong_type(field, given, dict)
+        return
+    for selector in selectors:
+        if not isinstance(selector, Mapping) or not all(
+            isinstance(text, str) and text for pair in selector.items() for text in pair
+        ):
+            yield Problem(
+                field=field,
+                what=f"{selector!r} doesn't map names of labels to values, as strings",
+                remedy='Give a dict, for example {"ray.io/market-type": "spot"}',
+            )
+    if scaling.num_workers == 0 and any(selectors):
+        yield Problem(
+            field=field,
+            what="num_workers=0 trains in this process, wherever it is",
+            remedy="Use num_workers=1, or leave it out",
+        )
+    elif not isinstance(given, Mapping):
+        if not isinstance(scaling.num_workers, int) or scaling.standby:
+            yield Problem(
+                field=field,
+                what="a list has a selector for each worker, and the workers of an elastic run and "
+                "standbys replace each other",
+                remedy="Give one dict for all workers, or a fixed num_workers without standbys",
+            )
+        elif len(selectors) != scaling.num_workers:
+            yield Problem(
+                field=field,
+                what=f"it has {len(selectors)} selectors for {scaling.num_workers} workers",
+                remedy="Give one for each worker, or one dict for all of them",
+            )
 
 
 def _number_problems(count: Any) -> Iterator[Problem]:
@@ -119,13 +162,14 @@ def _resource_problems(scaling: ScalingConfig) -> Iterator[Problem]:
             what=f"{amount!r} is not an amount of {name!r}",
             remedy='Give a number, 0 or more, for example {"CPU": 2}',
         )
-    misnamed = [name for name in resources if name not in _RAYS and str(name).upper() in _RAYS]
-    for name in misnamed:
-        yield Problem(
-            field=field,
-            what=f"Ray has no resource {name!r}",
-            remedy=f"Write {name.upper()!r}",
-        )
+    for name in resources:
+        meant = _FOLDED.get(str(name).casefold().replace("_", "").rstrip("s"))
+        if meant is not None and name != meant:
+            yield Problem(
+                field=field,
+                what=f"Ray has no resource {name!r}",
+                remedy=f"Write {meant!r}",
+            )
     if not wrong and not any(scaling.resources.values()):
         yield Problem(
             field=field,

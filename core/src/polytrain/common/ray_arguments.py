@@ -25,11 +25,14 @@ SCALING: dict[str, Any] = {
         "trainer_resources": Absent(
             instead="Leave it out: a run is driven by the process that calls fit()"
         ),
-        "label_selector": Absent(
-            instead="Give the nodes a custom resource, and use resources_per_worker"
+        "use_tpu": Absent(
+            default=False,
+            instead='Reserve the chips by their resource: resources_per_worker={"TPU": 4}',
         ),
-        "use_tpu": Absent(default=False, instead="Train on CPUs or GPUs"),
-        "topology": Absent(instead="Train on CPUs or GPUs"),
+        "topology": Absent(
+            instead="Leave it out. To choose the nodes of one slice, use label_selector with the "
+            "labels that they have"
+        ),
         "elastic_resize_monitor_interval_s": Absent(
             default=60.0,
             instead="A run grows as soon as the cluster has room",

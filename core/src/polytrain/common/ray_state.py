@@ -38,6 +38,11 @@ def living_nodes() -> dict[str, Mapping[str, float]]:
     return {node["NodeID"]: node["Resources"] for node in _nodes() if node["Alive"]}
 
 
+def node_labels() -> dict[str, Mapping[str, str]]:
+    """Living nodes, with their labels."""
+    return {node["NodeID"]: node["Labels"] for node in _nodes() if node["Alive"]}
+
+
 def free_nodes() -> dict[str, Mapping[str, float]]:
     """Living nodes, with their free resources."""
     free: dict[str, Mapping[str, float]] = _state().available_resources_per_node()

@@ -91,6 +91,12 @@ def local_problems(scaling: ScalingConfig, around: AvailableClusters) -> Iterato
             what="STRICT_SPREAD needs a node for every worker, and cluster='local' is one node",
             remedy="Leave one of the two out",
         )
+    if scaling.label_selector:
+        yield Problem(
+            field="ScalingConfig.label_selector",
+            what="only Ray's nodes have labels, and cluster='local' doesn't use Ray",
+            remedy="Leave one of the two out",
+        )
     if around.validation_options:
         yield Problem(
             field="ValidationConfig.ray_remote_kwargs",
@@ -144,6 +150,8 @@ def _reasons_for_ray(scaling: ScalingConfig, around: AvailableClusters) -> Itera
         yield "the training function uses Ray"
     if scaling.placement_strategy == "STRICT_SPREAD" and scaling.min_workers > 1:
         yield "STRICT_SPREAD needs several nodes"
+    if scaling.label_selector:
+        yield "label_selector chooses among Ray's nodes"
     if around.validation_uses_ray:
         yield "the validation function uses Ray"
     if around.validation_options:

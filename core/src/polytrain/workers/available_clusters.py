@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
+from polytrain.common.config import ScalingConfig
 from polytrain.common.runtime_env import parts_of_ray
 from polytrain.common.validation_config import ValidationConfig, options_of_ray
 from polytrain.data.sources.ray_data import is_ray_dataset
@@ -65,8 +66,12 @@ def ray_client_address() -> str:
 
 
 @contextlib.contextmanager
-def opened_cluster(choice: ClusterChoice) -> Iterator[AgentCluster]:
+def opened_cluster(choice: ClusterChoice, scaling: ScalingConfig) -> Iterator[AgentCluster]:
     """Open the chosen cluster. If this starts Ray, it also shuts Ray down.
+
+    Args:
+        choice: the cluster.
+        scaling: the user's.
 
     Raises:
         InvalidJobError: `RAY_ADDRESS` names a cluster that doesn't answer.
@@ -79,7 +84,7 @@ def opened_cluster(choice: ClusterChoice) -> Iterator[AgentCluster]:
     from polytrain.workers.ray_runtime import running_ray
 
     with running_ray():
-        yield RayCluster()
+        yield RayCluster(scaling.label_selectors)
 
 
 def _names_ray(code: CodeType | None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from ray.util.placement_group import placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polytrain.common.ray_state import living_nodes
+from polytrain.policy.labels import without
 from polytrain.workers.ray_reservation import Reservation
 
 
@@ -36,6 +37,10 @@ class AgentBundles:
     resources: Mapping[str, float]
     """Those of one agent."""
 
+    labels: Sequence[Mapping[str, str]] = ()
+    """Label selectors of the nodes: one for all agents, or one for each bundle of the run's group;
+    empty for any node."""
+
     _name: str = field(default_factory=lambda: f"polytrain-{secrets.token_hex(8)}")
     _group: Reservation | None = None
     """The run's."""
@@ -50,7 +55,12 @@ class AgentBundles:
 
     def reserve(self, count: int, strategy: str) -> None:
         """Reserve the bundles of a run of a fixed size, all or nothing."""
-        self._group = Reservation(self._name, self.resources, count, strategy)
+        labels = self.labels if len(self.labels) == count else [*self.labels] * count
+        self._group = Reservation(self._name, self.resources, count, strategy, labels=labels)
+
+    def not_on(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Return the label selector of an agent beyond the run's group, without some nodes."""
+        return without(self.labels[0] if self.labels else {}, nodes)
 
     def sizes(self) -> dict[str, int]:
         """Return the identifiers of the agents' groups, with their numbers of bundles."""
@@ -79,7 +89,11 @@ class AgentBundles:
             found = _Bundle(reservation=self._group, index=bundle, is_own=False)
         else:
             own = self._kept_one(avoid) or Reservation(
-                f"{self._name}-{number}", self.resources, 1, "PACK", avoid=avoid
+                f"{self._name}-{number}",
+                self.resources,
+                1,
+                "PACK",
+                labels=[self.not_on(avoid)],
             )
             found = _Bundle(reservation=own, index=0, is_own=True)
         with self._lock:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import ray
 from polytrain.common import ray_state
 from polytrain.common.config import ScalingConfig
 from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
+from polytrain.policy.labels import allowed
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import Delivery
 from polytrain.workers.node_watch import NodeWatch
@@ -28,16 +29,29 @@ class RayCluster:
 
     reference_type: type = ray.ObjectRef
 
-    def __init__(self) -> None:
+    def __init__(self, label_selectors: Sequence[Mapping[str, str]] = ()) -> None:
+        """
+        Args:
+            label_selectors: of the run's workers; empty if they may be on any node.
+        """
         self.node_id: str = ray.get_runtime_context().get_node_id()
+        self._selectors = label_selectors
 
     def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """Return each node's total resources."""
-        return ray_state.living_nodes()
+        """Return the total resources of each node that may have workers."""
+        return self._allowed(ray_state.living_nodes())
 
     def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
-        """Return each node's free resources."""
-        return ray_state.free_nodes()
+        """Return the free resources of each node that may have workers."""
+        return self._allowed(ray_state.free_nodes())
+
+    def _allowed(
+        self, nodes: Mapping[str, Mapping[str, float]]
+    ) -> Mapping[str, Mapping[str, float]]:
+        if not self._selectors:
+            return nodes
+        may_have = allowed(ray_state.node_labels(), self._selectors)
+        return {node: resources for node, resources in nodes.items() if node in may_have}
 
     def launcher(
         self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
@@ -46,6 +60,7 @@ class RayCluster:
         return RayAgentLauncher(
             spec=spec,
             resources=scaling.resources,
+            labels=_per_bundle(scaling),
             spread=scaling.placement_strategy == "SPREAD",
             shares_hosts=scaling.standby == 0,
             mailbox=mailbox,
@@ -59,6 +74,12 @@ class RayCluster:
     def watch(self, tell: Callable[[frozenset[str]], None]) -> NodeWatch:
         """Report draining nodes."""
         return NodeWatch(tell)
+
+
+def _per_bundle(scaling: ScalingConfig) -> tuple[Mapping[str, str], ...]:
+    """Return the label selectors as `AgentBundles.labels` wants them."""
+    each = [scaling.label_selector_of(worker) for worker in range(scaling.max_workers)]
+    return tuple(each) if len(scaling.label_selectors) > 1 else scaling.label_selectors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +36,6 @@ from polytrain.workers.ray_autoscaler import autoscaler_report
 from polytrain.workers.ray_bundles import AgentBundles
 from polytrain.workers.ray_host import RayHost
 from polytrain.workers.ray_losses import why_gone
-from polytrain.workers.ray_reservation import not_on
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +74,9 @@ class RayAgentLauncher:
     resources: Mapping[str, float]
     """The resources of one agent."""
 
+    labels: Sequence[Mapping[str, str]] = ()
+    """Label selectors of the nodes: see `AgentBundles.labels`."""
+
     spread: bool
     """Whether to prefer different nodes for agents outside of bundles."""
 
@@ -100,7 +102,7 @@ class RayAgentLauncher:
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
-        self._bundles = AgentBundles(resources=self.resources)
+        self._bundles = AgentBundles(resources=self.resources, labels=self.labels)
 
     def reserve(self, bundles: int, strategy: str) -> None:
         """Reserve room for this number of agents, all or nothing."""
@@ -260,8 +262,9 @@ class RayAgentLauncher:
             options["scheduling_strategy"] = self._bundles.in_group(bundle)
         elif self.spread:
             options["scheduling_strategy"] = "SPREAD"
-        if bundle is None and avoid:
-            options["label_selector"] = not_on(avoid)
+        labels = self._bundles.not_on(avoid) if bundle is None else None
+        if labels:
+            options["label_selector"] = labels
         return options
 
     def _have_placer(self) -> None:

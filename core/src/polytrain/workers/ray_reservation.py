@@ -10,7 +10,7 @@ import contextlib
 import os
 import select
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.common.processes import started_at
 from polytrain.common.ray_state import death_of_node, is_worker_process
-
-_NODE_ID_LABEL = "ray.io/node-id"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ class Reservation:
         count: int,
         strategy: str,
         *,
-        avoid: Iterable[str] = (),
+        labels: Sequence[Mapping[str, str]] = (),
     ):
         """
         Args:
@@ -74,17 +72,16 @@ class Reservation:
             resources: those of one agent.
             count: number of agents.
             strategy: Ray's placement strategy.
-            avoid: nodes that get no agent.
+            labels: the label selector of each agent's node; empty for any node.
         """
         # Before there is a group: this process may be killed at any time.
         self._guard = _started_guard(name) if is_worker_process() else None
         bundles = [dict(resources)] * count
-        labels = not_on(avoid)
         self.group: PlacementGroup = placement_group(
             bundles,
             strategy=strategy,
             name=name,
-            bundle_label_selector=[labels] * count if labels else None,
+            bundle_label_selector=[dict(each) for each in labels] if any(labels) else None,
         )
 
     def free(self) -> None:
@@ -92,12 +89,6 @@ class Reservation:
         remove_placement_group(self.group)
         if self._guard is not None:
             ray.kill(self._guard)
-
-
-def not_on(nodes: Iterable[str]) -> dict[str, str]:
-    """Return the label selector that excludes nodes; empty if there are none."""
-    names = ",".join(sorted(nodes))
-    return {_NODE_ID_LABEL: f"!in({names})"} if names else {}
 
 
 class ReservationGuard:

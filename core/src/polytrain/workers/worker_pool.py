@@ -423,6 +423,8 @@ class WorkerPool:
         free = self._cluster.free_nodes().values()
         has = ", ".join(f"{sum(node.get(name, 0) for node in free):g} {name}" for name in resources)
         nodes = "1 node" if len(free) == 1 else f"{len(free)} nodes"
+        if self._scaling.label_selector:
+            nodes += f" with labels that meet {self._scaling.label_selector}"
         least = self._scaling.min_workers
         workers = "1 worker" if least == 1 else f"{least} workers"
         said = f"{workers} of {wanted} each; the cluster has {has} free on {nodes}"
