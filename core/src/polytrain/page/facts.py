@@ -15,6 +15,7 @@ from polytrain.page.marks import Mark, marks_of
 from polytrain.page.record import Happening, RunRecord
 from polytrain.run.overview import RunState
 from polytrain.run.timeline import Span
+from polytrain.storage.location import Location
 
 SCHEMA_VERSION = 1
 """Of the facts as JSON; a change that breaks their readers raises it."""
@@ -297,7 +298,8 @@ def _versions(content: Mapping[str, Any], manifests: Sequence[Manifest]) -> Mapp
 def _checkpoint(manifest: Manifest, path: str) -> CheckpointFacts:
     return CheckpointFacts(
         directory=manifest.directory,
-        path=f"{path}/checkpoints/{manifest.directory}",
+        # An address may have options behind its path.
+        path=Location(address=path).below(f"checkpoints/{manifest.directory}").address,
         step=manifest.step,
         created=manifest.created,
         bytes=sum(file.size for file in manifest.files),
