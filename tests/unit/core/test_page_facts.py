@@ -114,6 +114,15 @@ def test_the_verdict_says_what_became_of_it(state: RunState, begin: str) -> None
     assert "rank 1 on b: killed by SIGKILL (step 3)" in sentence
 
 
+def test_the_verdict_names_the_condition_that_ended_a_run() -> None:
+    stopped = {"by": "condition", "reason": "loss <= 0.1 at step 2", "condition": "loss <= 0.1"}
+    ended = line(
+        9, "Concluded", succeeded=True, stopped=stopped, reason="stopped by loss <= 0.1 at step 2"
+    )
+    sentence = verdict(told([*RUN[:8], ended]))
+    assert sentence.startswith("Finished in 9.0 s (stopped by loss <= 0.1 at step 2)")
+
+
 def test_a_run_that_has_hardly_begun() -> None:
     facts = told([opened(5)], RunState.RUNNING)
     assert (facts.attempts, facts.metrics, facts.ranks) == ((), (), ())

@@ -16,7 +16,7 @@ from polytrain.common.errors import RunFormatError
 from polytrain.run.history import RunHistory, entries, read_history
 from polytrain.run.journal import JOURNAL
 from polytrain.run.lease import Holder, holder
-from polytrain.run.overview import RunState, run_state
+from polytrain.run.overview import RunState, state_of
 from polytrain.storage.location import Location, is_address
 
 DEFAULT_STORAGE = "~/polytrain_results"
@@ -58,10 +58,7 @@ class FoundRun:
     @property
     def state(self) -> RunState:
         """What has become of it."""
-        # Nobody here can look at a driver on another machine: it counts as alive.
-        is_held = self.holder is not None and self.holder.is_held is not False
-        history = self.history
-        return run_state(succeeded=history.succeeded, stopped=history.is_stopped, is_held=is_held)
+        return state_of(self.history, self.holder)
 
     @property
     def exit_code(self) -> int:

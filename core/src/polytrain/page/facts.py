@@ -123,6 +123,9 @@ class Facts:
     reason: str
     """Of the run's end; empty if it hasn't ended."""
 
+    was_stopped: bool
+    """Whether somebody, or a stop condition, ended it early."""
+
     backend: str
     workers: int
     reports: int
@@ -189,6 +192,7 @@ def facts_of(
     return Facts(
         source=source,
         reason=record.reason,
+        was_stopped=record.stopped is not None,
         backend=record.identity["backend"],
         workers=record.world_size,
         reports=len(record.history),

@@ -12,7 +12,7 @@ from polytrain.page.record import RunRecord
 from polytrain.run.history import read_as
 from polytrain.run.journal import JOURNAL
 from polytrain.run.lease import holder
-from polytrain.run.overview import run_state
+from polytrain.run.overview import state_of
 from polytrain.storage.location import Location
 
 
@@ -33,16 +33,10 @@ def read_facts(location: Location) -> Facts:
         )
     found = CheckpointStore(location=location).find(since_token=record.since_token)
     owner = holder(storage)
-    state = run_state(
-        succeeded=record.succeeded,
-        stopped=record.is_stopped,
-        # Nobody here can look at a driver on another machine: it counts as alive.
-        is_held=owner is not None and owner.is_held is not False,
-    )
     source = Source(
         name=location.name,
         path=location.address,
-        state=state,
+        state=state_of(record, owner),
         driver=None if owner is None else owner.description,
         read=time.time(),
         version=version("polytrain-core"),

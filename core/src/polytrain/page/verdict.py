@@ -42,7 +42,7 @@ def _end(facts: Facts) -> str:
         case RunState.FAILED:
             return f"Failed after {took}"
         case RunState.FINISHED:
-            return f"Finished in {took}"
+            return f"Finished in {took}{f' ({facts.reason})' if facts.was_stopped else ''}"
 
 
 def duration(seconds: float) -> str:

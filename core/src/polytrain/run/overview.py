@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from polytrain.run.history import RunHistory
+from polytrain.run.lease import Holder
+
 
 class RunState(StrEnum):
     """What has become of a run."""
@@ -41,6 +44,21 @@ def run_state(*, succeeded: bool | None, stopped: bool, is_held: bool) -> RunSta
     if stopped:
         return RunState.STOPPED
     return RunState.FINISHED if succeeded else RunState.FAILED
+
+
+def state_of(run_history: RunHistory, owner: Holder | None) -> RunState:
+    """Return the state of a run that was read from its storage.
+
+    Args:
+        run_history: what its journal says.
+        owner: who holds its lease, or held it last.
+    """
+    return run_state(
+        succeeded=run_history.succeeded,
+        stopped=run_history.is_stopped,
+        # Nobody here can look at a driver on another machine: it counts as alive.
+        is_held=owner is not None and owner.is_held is not False,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
