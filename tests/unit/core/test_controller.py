@@ -22,7 +22,8 @@ from polytrain.common.events import (
     Failed,
     Joined,
 )
-from polytrain.monitoring.health_events import Started
+from polytrain.common.output import Output
+from polytrain.monitoring.health_events import Load, Started
 from polytrain.run.journal import Journal
 from polytrain.ui.observers import Observers
 from polytrain.workers.group import Happening
@@ -470,3 +471,34 @@ def test_a_journal_that_grows_in_memory_is_synced_in_the_background(
     ]
     assert run.conclude().succeeded
     assert syncs == [0, 1, 2, 2]  # the first and the last when the run begins and ends
+
+
+def test_the_journal_has_how_busy_all_ranks_were_and_where_one_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, max_failures=1)
+
+    def life(order: LaunchOrder) -> Sequence[Happening]:
+        def load(rank: int, window: int, busy: float) -> Load:
+            return Load(attempt=order.attempt, rank=rank, window=window, busy=busy)
+
+        if order.attempt == 1:
+            return run.all_done()
+        run.group.alive.discard(1)
+        return [
+            load(1, 0, 0.999),
+            load(0, 0, 0.25),
+            load(0, 1, 0.5),  # that of rank 1 never comes
+            Output(attempt=0, rank=1, stream="stderr", text="no memory is left\n"),
+            Exited(attempt=0, rank=1, how="killed by SIGKILL", killed=False),
+        ]
+
+    run.life = life
+    assert run.conclude().succeeded
+    [window] = lines(tmp_path, "Load")
+    assert (window["attempt"], window["window"], window["busy"]) == (0, 0, [0.25, 1.0])
+    [ended] = lines(tmp_path, "AttemptEnded")
+    failure = ended["failure"]
+    assert isinstance(failure, dict)
+    assert (failure["rank"], failure["host"]) == (1, "127.0.0.1")
+    assert failure["last_lines"] == ["no memory is left"]
