@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.page.curves import MOST_CURVES, Metric, decimated, metrics_of
+from polytrain.page.curves import MOST_CURVES, MOST_UNDONE, Metric, decimated, metrics_of
 from polytrain.run.reports import Reports
 
 FLOATS = st.floats(width=32)
@@ -87,6 +87,13 @@ def test_the_points_of_many_metrics_are_bounded() -> None:
     assert len(drawn) == MOST_CURVES
     assert all(metric.is_decimated for metric in drawn)
     assert sum(len(metric.curve.steps) for metric in drawn if metric.curve) < 6000
+
+
+def test_of_many_restarts_the_last_are_drawn() -> None:
+    lost = [reports({"m": float(number)}, first=2) for number in range(500)]
+    metric = by_name(metrics_of(reports({"m": 1.0}), lost))["m"]
+    assert len(metric.undone) == MOST_UNDONE
+    assert metric.undone[-1].values == (499.0,)
 
 
 def test_a_long_value_is_cut() -> None:

@@ -177,6 +177,20 @@ def test_ten_thousand_metrics() -> None:
     assert len(json.loads(Parsed(text).facts)["metrics"]) == 10_000
 
 
+def test_five_hundred_restarts() -> None:
+    def fill(record: RunRecord) -> None:
+        for number in range(1, 501):
+            for step in (1, 2):
+                record.history.add(step, {"loss": float(number)})
+            launched = {"attempt": number, "step": 0, "start": None, "world_size": 2}
+            record.take({"event": "Launched", "time": 1.0 + number / 100, "token": 1, **launched})
+        record.history.add(1, {"loss": 0.0})
+
+    text = page(facts(fill))
+    assert "those of the last 20 restarts are drawn" in text
+    assert len(text.encode()) < 400_000
+
+
 def test_what_is_vendored_is_as_published() -> None:
     vendored = files("polytrain.page").joinpath("assets", "vendor")
     found = {

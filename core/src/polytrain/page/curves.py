@@ -23,6 +23,9 @@ _MOST_POINTS = 1000
 _FEWEST_POINTS = 60
 """Points of one curve."""
 
+MOST_UNDONE = 20
+"""Restarts of which the repeated steps are drawn: the last ones."""
+
 _FEWEST_UNDONE = 8
 """Points of what one restart has undone."""
 
@@ -79,7 +82,7 @@ def metrics_of(reports: Reports, undone: Sequence[Reports]) -> tuple[Metric, ...
     """
     columns = _columns(reports)
     drawn = [name for name, column in columns.items() if column.is_numeric][:MOST_CURVES]
-    lost = [_columns(each, only=frozenset(drawn)) for each in undone]
+    lost = [_columns(each, only=frozenset(drawn)) for each in undone[-MOST_UNDONE:]]
     most = max(_FEWEST_POINTS, min(_MOST_POINTS, _POINTS // max(1, len(drawn))))
     return tuple(
         _metric(column, most if name in drawn else 0, [each[name] for each in lost if name in each])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from polytrain.common import strict_json
 from polytrain.page.comparison import comparison, overlays_of
+from polytrain.page.curves import MOST_UNDONE
 from polytrain.page.facts import Facts
 from polytrain.page.timeline_chart import chart_of, coarse, drawn_marks
 from polytrain.page.verdict import duration, verdict
@@ -36,6 +37,7 @@ def page(facts: Facts) -> str:
         verdict=verdict(facts),
         chart=chart_of(facts),
         drawn=[each for each in facts.metrics if each.curve is not None],
+        most_undone=MOST_UNDONE,
     )
 
 
