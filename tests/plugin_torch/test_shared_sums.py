@@ -112,8 +112,43 @@ def test_ranks_that_give_other_sizes_are_told() -> None:
         return str(caught.value)
 
     first, second = play(2, take_part)
-    assert "rank 0 has a tensor of 4 bytes where rank 1 has one of 8" in first
-    assert "rank 1 has a tensor of 8 bytes where rank 0 has one of 4" in second
+    assert "rank 0 has a tensor of 4 bytes where rank 1 has a tensor of 8 bytes" in first
+    assert "rank 1 has a tensor of 8 bytes where rank 0 has a tensor of 4 bytes" in second
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    rounds=st.integers(2, 4).flatmap(
+        lambda ranks: st.lists(
+            st.lists(st.booleans(), min_size=ranks, max_size=ranks), min_size=1, max_size=9
+        )
+    ),
+    sums_between=st.booleans(),
+)
+def test_all_ranks_learn_whether_any_votes_for_it(
+    rounds: list[list[bool]], sums_between: bool
+) -> None:
+    def take_part(sums: SharedSums, rank: int) -> list[bool]:
+        held: list[bool] = []
+        for votes in rounds:
+            run(sums.vote(votes[rank], held))
+            if sums_between:
+                run(sums.add_up(torch.ones(3)))
+        return held
+
+    expected = [any(votes) for votes in rounds]
+    assert play(len(rounds[0]), take_part) == [expected] * len(rounds[0])
+
+
+def test_a_rank_that_votes_where_another_adds_up_is_told() -> None:
+    def take_part(sums: SharedSums, rank: int) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            run(sums.add_up(torch.ones(1)) if rank else sums.vote(True, []))
+        return str(caught.value)
+
+    first, second = play(2, take_part)
+    assert "rank 0 has a vote on whether to stop where rank 1 has a tensor of 4 bytes" in first
+    assert "rank 1 has a tensor of 4 bytes where rank 0 has a vote on whether to stop" in second
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

@@ -119,13 +119,26 @@ class NodeGroup(dist.ProcessGroup):
         send = partial(self._sums.send, source=opts.rootRank)
         return self._run(chain.from_iterable(map(send, tensors)), tensors, opts)
 
+    def any_rank(self, condition: bool) -> bool:
+        """Whether a condition holds on any rank. All ranks call this together."""
+        if self._sums is None:
+            holds = torch.tensor([float(condition)])
+            dist.all_reduce(holds)
+            return bool(holds.item())
+        held: list[bool] = []
+        self._begin(self._sums.vote(condition, held), held, blocks=True)
+        return held[0]
+
     def _run(self, operation: Operation, tensors: list[torch.Tensor], opts: Any) -> dist.Work:
         # If the caller waits, an exception has to come from here: waiting for this kind of work
         # raises none. It isn't a Python class because DDP may keep it after Python has released it.
+        blocks = not getattr(opts, "asyncOp", True)
+        return _create_work_from_future(self._begin(operation, tensors, blocks=blocks))
+
+    def _begin(self, operation: Operation, result: Any, *, blocks: bool) -> Any:
         global _begun
         _begun += 1
-        blocks = not getattr(opts, "asyncOp", True)
-        return _create_work_from_future(self._queue.run(operation, tensors, blocks=blocks))
+        return self._queue.run(operation, result, blocks=blocks)
 
 
 def _by_default_group(_: NodeGroup, name: str, *args: Any, **kwargs: Any) -> Any:

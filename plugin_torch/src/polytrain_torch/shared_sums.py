@@ -17,7 +17,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Final
 
 import torch
@@ -32,6 +32,9 @@ _SPIN_S: Final = 2e-4
 """A wait spins for this long. Then it sleeps, so that it doesn't look like work."""
 
 _SHORTEST_NAP_S, _LONGEST_NAP_S = 5e-5, 0.05
+
+_VOTE: Final = 1 << 63
+"""Marks a vote where other operations have a tensor's size."""
 
 _HALVES: Final = 2
 """A fast rank writes one half while slower ranks still read the other."""
@@ -109,6 +112,23 @@ class SharedSums:
             if source != self._rank:
                 piece.copy_(slot)
 
+    def vote(self, condition: bool, held: list[bool]) -> Iterator[float]:
+        """Learn whether a condition holds on any rank: one meeting, and no tensor.
+
+        Args:
+            condition: this rank's.
+            held: gets the answer.
+
+        Raises:
+            RuntimeError: if another rank adds up or sends a tensor.
+            TimeoutError: if another rank doesn't call this in time.
+        """
+        words = yield from self._exchange(_VOTE | condition)
+        for rank, word in enumerate(words):
+            if word < _VOTE:
+                raise self._differs(_VOTE, rank, word)
+        held.append(any(word > _VOTE for word in words))
+
     def _next(self) -> torch.Tensor:
         """The ranks' slots in the half that no rank reads any more."""
         self._half = 1 - self._half
@@ -116,19 +136,28 @@ class SharedSums:
 
     def _meet(self, meant: int) -> Iterator[float]:
         """Wait for all ranks, and check that their tensors have the same size."""
+        words = yield from self._exchange(meant)
+        for rank, word in enumerate(words):
+            if word != meant:
+                raise self._differs(meant, rank, word)
+
+    def _exchange(self, mine: int) -> Generator[float, None, list[int]]:
+        """Wait for all ranks; their numbers."""
         self._meetings += 1
-        # A rank that is one meeting ahead writes its size into the other half.
-        sizes = self._meant[self._meetings % _HALVES]
-        sizes[self._rank] = meant
+        # A rank that is one meeting ahead writes its number into the other half.
+        words = self._meant[self._meetings % _HALVES]
+        words[self._rank] = mine
         self._counters[self._rank] = self._meetings
         for rank in range(self._world_size):
             if self._counters[rank] < self._meetings:
                 yield from self._await(rank)
-            if sizes[rank] != meant:
-                raise RuntimeError(
-                    f"rank {self._rank} has a tensor of {meant} bytes where rank {rank} has one of "
-                    f"{sizes[rank]}: all ranks must train the same model, in the same steps."
-                )
+        return list(words)
+
+    def _differs(self, mine: int, rank: int, theirs: int) -> RuntimeError:
+        return RuntimeError(
+            f"rank {self._rank} has {_named(mine)} where rank {rank} has {_named(theirs)}: all "
+            "ranks must train the same model, in the same steps."
+        )
 
     def _await(self, rank: int) -> Iterator[float]:
         began = time.perf_counter()
@@ -146,6 +175,10 @@ class SharedSums:
                     "in the backend's options."
                 )
             yield waited
+
+
+def _named(word: int) -> str:
+    return "a vote on whether to stop" if word >= _VOTE else f"a tensor of {word} bytes"
 
 
 def size_for(world_size: int) -> int:
