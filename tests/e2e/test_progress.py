@@ -97,7 +97,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
         screen.show_until(lambda: is_training(screen) and "that it starts" in screen.text)
         training, text = screen.rows, screen.text
         screen.resize(40, 12)
-        screen.show_until(lambda: is_training(screen) and len(screen.rows[-2]) < 40)
+        screen.show_until(
+            lambda: is_training(screen) and all(len(row) < 40 for row in screen.rows[-2:])
+        )
         narrow = screen.rows
         screen.resize(100, 30)
         screen.show_until(lambda: is_training(screen) and "evil" in screen.rows[-2])
