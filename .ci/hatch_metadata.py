@@ -29,6 +29,12 @@ EXTRAS = {
     "lightgbm": ("polytrain-lightgbm", "plugin_lightgbm", ("lightgbm>=4.6", *TABLES)),
     "tf": ("polytrain-tf", "plugin_tf", ("tensorflow>=2.18", KERAS)),
     "tf-cpu": ("polytrain-tf", "plugin_tf", ("tensorflow-cpu>=2.18", KERAS)),
+    "tensorboard": ("polytrain-core", "core", ("tensorboard>=2.18",)),
+    "mlflow": (
+        "polytrain-core",
+        "core",
+        ("mlflow-skinny>=3.0", "sqlalchemy>=2.0", "alembic>=1.13"),
+    ),
 }
 
 # Spelt out: `polytrain[torch]` in here would send pip to an index for the umbrella itself.

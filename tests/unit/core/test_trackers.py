@@ -16,10 +16,11 @@ import pandas as pd
 import pytest
 from tests.unit.core.journal_writer import JournalWriter
 
+from polytrain import InvalidJobError, RunConfig, make_trainer
 from polytrain.run.tracker_delivery import TrackedFacts, send_missing
 from polytrain.run.tracking import Tracking
 from polytrain.storage.location import Location
-from polytrain.trackers import CSV, JSONLines
+from polytrain.trackers import CSV, JSONLines, TensorBoard
 from polytrain.trackers.text_file import FileTracker
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, flat
 
@@ -239,3 +240,33 @@ def test_more_than_the_queue_holds_is_sent_at_the_end(
     with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
         writer = write_run(tmp_path, tracking, ("report",) * 50)
     assert of(tracker.store) == [flat(metrics) for metrics in writer.history().history]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ({"track": "mlflw"}, "'mlflw' is not a tracker. Did you mean 'mlflow'?"),
+        ({"track": 3}, "RunConfig.track: it is a int"),
+        ({"track": ("csv", None)}, "None is not a tracker"),
+        ({"track": ("csv", "csv")}, "CSV(path=None) is given twice"),
+        ({"observers": (CSV(""),)}, "CSV.path: '' is not a path"),
+        ({"observers": (CSV("."),)}, "is a directory"),
+        ({"observers": (CSV,)}, "it is the class CSV. Give CSV(…)"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_starts(
+    arguments: dict[str, Any], wrong: str
+) -> None:
+    with pytest.raises(InvalidJobError) as caught:
+        make_trainer("reference", lambda: None, run_config=RunConfig(**arguments))
+    assert wrong in str(caught.value)
+
+
+def test_a_tracker_that_is_not_installed_names_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TensorBoard, "requires", ("no_such_module",))
+    with pytest.raises(
+        InvalidJobError, match=r"no_such_module.*pip install"
+    ):
+        make_trainer("reference", lambda: None, run_config=RunConfig(track="tensorboard"))

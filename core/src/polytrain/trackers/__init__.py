@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from polytrain.trackers.csv_file import CSV
     from polytrain.trackers.json_lines import JSONLines
+    from polytrain.trackers.mlflow import MLflow
+    from polytrain.trackers.tensorboard import TensorBoard
 
-__all__ = ["CSV", "JSONLines"]
+__all__ = ["CSV", "JSONLines", "MLflow", "TensorBoard"]
 
 _HOMES = {
     "CSV": "polytrain.trackers.csv_file",
     "JSONLines": "polytrain.trackers.json_lines",
+    "MLflow": "polytrain.trackers.mlflow",
+    "TensorBoard": "polytrain.trackers.tensorboard",
 }
 
 

@@ -13,6 +13,8 @@ from polytrain_plugins import Problem
 NAMES = {
     "csv": "CSV",
     "jsonl": "JSONLines",
+    "mlflow": "MLflow",
+    "tensorboard": "TensorBoard",
 }
 
 
@@ -28,10 +30,13 @@ def tracker_class(name: str) -> type[Tracker]:
 
 def trackers_of(track: Any, observers: Any) -> tuple[Tracker, ...]:
     """Return a run's trackers: those named by `track`, and those among its observers."""
+    return tuple(each.resolved() for each in _given(track, observers))
+
+
+def _given(track: Any, observers: Any) -> list[Tracker]:
     names = (track,) if isinstance(track, str) else (track or ())
     named = [tracker_class(name)() for name in names]
-    given = [each for each in observers if isinstance(each, Tracker)]
-    return tuple(each.resolved() for each in (*named, *given))
+    return [*named, *(each for each in observers if isinstance(each, Tracker))]
 
 
 def tracker_problems(track: Any, observers: Any) -> Iterator[Problem]:
@@ -60,14 +65,14 @@ def tracker_problems(track: Any, observers: Any) -> Iterator[Problem]:
         )
     if unknown or not isinstance(observers, tuple | list):
         return
-    seen: list[Tracker] = []
-    for tracker in trackers_of(names, observers):
-        if tracker in seen:
+    given = _given(names, observers)
+    problems = [problem for tracker in given for problem in tracker.problems()]
+    yield from problems
+    resolved = [] if problems else [tracker.resolved() for tracker in given]
+    for place, tracker in enumerate(resolved):
+        if tracker in resolved[:place]:
             yield Problem(
                 field="RunConfig.track",
                 what=f"{tracker!r} is given twice",
                 remedy="Leave one of them out",
             )
-        else:
-            seen.append(tracker)
-            yield from tracker.problems()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from polytrain_plugins import Problem
+from polytrain_plugins.installation import install_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class Tracker(ABC):
             yield Problem(
                 field=type(self).__name__,
                 what=f"it needs {' and '.join(missing)}, which isn't installed",
-                remedy=f'pip install "polytrain[{self.name}]"',
+                remedy=install_command(f"pip install 'polytrain[{self.name}]'"),
             )
 
     def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:

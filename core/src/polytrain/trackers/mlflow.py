@@ -1,0 +1,188 @@
+"""A tracker that sends to MLflow: a server, or a database file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+from polytrain.storage.location import holds_credentials
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
+from polytrain_plugins import Problem
+from polytrain_plugins.installation import install_command
+
+_KEY = "polytrain.key"
+_AT_ONCE = 1000
+"""Metrics that MLflow takes in one call."""
+
+_NAME_LENGTH = 250
+_VALUE_LENGTH = 5000
+_SQLITE = "sqlite:///"
+
+
+@dataclass(frozen=True)
+class MLflow(Tracker):
+    """Sends metrics, options and the ledger to a run of MLflow.
+
+    MLflow can't take a metric back. So a step is sent once a checkpoint covers it, or the run is
+    finished: then no restart repeats it. Metrics that aren't numbers are left out.
+
+    Args:
+        uri: the server, or a database such as `sqlite:///mlflow.db`; by default
+            `MLFLOW_TRACKING_URI`, or `sqlite:///mlflow.db`. A password in it isn't kept with the
+            run: `polytrain sync` takes it from `MLFLOW_TRACKING_URI`.
+        experiment: the experiment's name; by default `MLFLOW_EXPERIMENT_NAME`, or `Default`.
+    """
+
+    name: ClassVar[str] = "mlflow"
+    requires: ClassVar[tuple[str, ...]] = ("mlflow",)
+
+    uri: str | None = None
+    experiment: str | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        for field, value in (("uri", self.uri), ("experiment", self.experiment)):
+            given: object = value
+            if not isinstance(given, str | None) or given == "":
+                yield Problem(
+                    field=f"MLflow.{field}",
+                    what=f"{given!r} is not text",
+                    remedy='Give text, for example MLflow("sqlite:///mlflow.db")',
+                )
+                return
+        scheme = self._uri.partition("://")[0]
+        missing = [each for each in ("sqlalchemy", "alembic") if find_spec(each) is None]
+        if "sql" in scheme and missing:
+            yield Problem(
+                field="MLflow.uri",
+                what=f"a database ({scheme}) needs {' and '.join(missing)}, not installed here",
+                remedy=install_command("pip install 'polytrain[mlflow]'"),
+            )
+
+    @property
+    def _uri(self) -> str:
+        return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"{_SQLITE}mlflow.db"
+
+    def resolved(self) -> Tracker:
+        uri = self._uri
+        experiment = self.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
+        if uri.startswith(_SQLITE):
+            file, mark, options = uri.removeprefix(_SQLITE).partition("?")
+            uri = f"{_SQLITE}{Path(file).expanduser().absolute()}{mark}{options}"
+        return replace(self, uri=uri, experiment=experiment)
+
+    def options(self) -> dict[str, Any]:
+        options = super().options()
+        if holds_credentials(self._uri):
+            options.pop("uri", None)
+        return options
+
+    def open(self, run: TrackedRun) -> MLflowRun:
+        return MLflowRun(self._uri, self.experiment or "Default", run)
+
+
+class MLflowRun:
+    """A run of MLflow. It ignores a metric that it has with the same step, time and value."""
+
+    def __init__(self, uri: str, experiment: str, run: TrackedRun) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.tracking import MlflowClient
+
+        self._metric, self._param, self._tag = Metric, Param, RunTag
+        self._client = MlflowClient(uri)
+        known = self._found(experiment, run)
+        self.sent: int | None = 0 if known is None else None
+        if known is None:
+            known = self._created(experiment, run)
+        self.run_id: str = known.info.run_id
+        self._status: str = known.info.status
+        self._ended_as: str | None = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        if self._status != "RUNNING" and self._ended_as is None:
+            self._ended_as = self._status
+            self._client.update_run(self.run_id, status="RUNNING")
+        metrics = [
+            self._metric(metric_name(name), value, round(row.time * 1000), row.step)
+            for row in rows
+            for name, value in numbers(row.metrics).items()
+        ]
+        for start in range(0, len(metrics), _AT_ONCE):
+            self._client.log_batch(self.run_id, metrics=metrics[start : start + _AT_ONCE])
+
+    def rewind(self, step: int) -> None:
+        """Never called: metrics stay."""
+        raise NotImplementedError
+
+    def amend(self, row: Row) -> None:
+        self.write([row])
+
+    def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
+        tags = [
+            self._tag(f"polytrain.{name}", str(value)[:_VALUE_LENGTH])
+            for name, value in summary.items()
+        ]
+        self._client.log_batch(self.run_id, tags=tags)
+        stopped = "KILLED" if summary["state"] == "stopped" else "FAILED"
+        self._client.set_terminated(self.run_id, "FINISHED" if succeeded else stopped)
+        self._ended_as = None
+
+    def close(self) -> None:
+        if self._ended_as is not None:
+            # Rows of a run that had ended were sent later.
+            self._client.update_run(self.run_id, status=self._ended_as)
+
+    def _found(self, experiment: str, run: TrackedRun) -> Any:
+        from mlflow.exceptions import MlflowException
+
+        if run.run_id:
+            try:
+                known = self._client.get_run(run.run_id)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                known = None
+            return known
+        # An earlier process may have died before it could note the run that it had made.
+        there = self._client.get_experiment_by_name(experiment)
+        if there is None:
+            return None
+        same = f"tags.`{_KEY}` = '{run.key}'"
+        return next(iter(self._client.search_runs([there.experiment_id], same)), None)
+
+    def _created(self, experiment: str, run: TrackedRun) -> Any:
+        there = self._client.get_experiment_by_name(experiment)
+        number = (
+            self._client.create_experiment(experiment) if there is None else there.experiment_id
+        )
+        tags = {_KEY: run.key, "polytrain.path": run.address}
+        made = self._client.create_run(number, run_name=run.name, tags=tags)
+        params = [
+            self._param(metric_name(name), str(value)[:_VALUE_LENGTH])
+            for name, value in run.options.items()
+        ]
+        for start in range(0, len(params), 100):
+            self._client.log_batch(made.info.run_id, params=params[start : start + 100])
+        return made
+
+
+def metric_name(name: str) -> str:
+    """Return a name that MLflow takes: it takes no other characters than these, and no `a//b`."""
+    taken = re.sub(r"[^\w\-. :/]", _escaped, name)
+    if not taken or posixpath.normpath(taken) != taken or taken.startswith(("/", ".")):
+        taken = re.sub(r"[/.]", _escaped, taken) or "_"
+    if len(taken) > _NAME_LENGTH:
+        digest = hashlib.sha256(taken.encode()).hexdigest()[:8]
+        taken = f"{taken[: _NAME_LENGTH - 9]}-{digest}"
+    return taken
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"_x{ord(found[0]):02x}_"

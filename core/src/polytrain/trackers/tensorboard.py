@@ -1,0 +1,154 @@
+"""A tracker that writes event files for TensorBoard, without torch and TensorFlow."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
+from polytrain_plugins import Problem
+
+_PREFIX = "events.out.tfevents."
+_SUMMARY = "polytrain"
+"""Tag of the text with options and figures of the run."""
+
+
+@dataclass(frozen=True)
+class TensorBoard(Tracker):
+    """Writes scalars that TensorBoard shows: `tensorboard --logdir DIRECTORY`.
+
+    A restart undoes the steps after its checkpoint: TensorBoard shows them once, as they were done
+    last. Its numbers have 32 bits. Metrics that aren't numbers are left out.
+
+    Args:
+        directory: its log directory, in which the run has a directory of its name; by default
+            `tensorboard` in the run's directory.
+    """
+
+    name: ClassVar[str] = "tensorboard"
+    requires: ClassVar[tuple[str, ...]] = ("tensorboard",)
+    can_rewind: ClassVar[bool] = True
+
+    directory: str | None = None
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        directory: object = self.directory
+        if not isinstance(directory, str | Path | None) or directory == "":
+            yield Problem(
+                field="TensorBoard.directory",
+                what=f"{directory!r} is not a directory",
+                remedy='Give the log directory, for example "tb"',
+            )
+
+    def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
+        if self.directory is None and not is_directory:
+            yield Problem(
+                field="TensorBoard.directory",
+                what=f"the run is stored in {address}, which isn't a directory",
+                remedy='Give a log directory, for example TensorBoard("tb")',
+            )
+
+    def resolved(self) -> Tracker:
+        if self.directory is None:
+            return self
+        return replace(self, directory=str(Path(self.directory).expanduser().absolute()))
+
+    def open(self, run: TrackedRun) -> EventFiles:
+        if self.directory is not None:
+            return EventFiles(Path(self.directory, run.name), run.options)
+        if run.directory is None:
+            raise ValueError(f"{run.address} isn't a directory: give TensorBoard a log directory")
+        return EventFiles(run.directory / "tensorboard", run.options)
+
+
+class EventFiles:
+    """A directory of event files, of which this process writes the last."""
+
+    sent: int | None = None
+
+    def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
+        # Importing `tensorboard.summary` itself would import TensorFlow if there is one.
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self.run_id = str(directory)
+        self._directory = directory
+        self._options = options
+        self._event, self._session = event_pb2.Event, event_pb2.SessionLog
+        self._summary, self._metadata = summary_pb2.Summary, summary_pb2.SummaryMetadata
+        self._record_writer = RecordWriter
+        self._file: int | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def write(self, rows: Sequence[Row]) -> None:
+        if self._file is None and self._names():
+            # What an earlier process has written of them, and couldn't note, comes again.
+            self.rewind(rows[0].step - 1)
+        self._append(map(self._scalars, rows))
+
+    def rewind(self, step: int) -> None:
+        if self._names():
+            # TensorBoard drops what it has read of these steps when it comes to a new start.
+            start = self._session(status=self._session.START)
+            self._append([self._event(wall_time=time.time(), step=step + 1, session_log=start)])
+
+    def amend(self, row: Row) -> None:
+        self._append([self._scalars(row)])
+
+    def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
+        lines = ["| | |", "|---|---|"]
+        for name, value in {**self._options, **summary}.items():
+            cell = str(value).replace("|", "\\|").replace("\n", " ")
+            lines.append(f"| {name} | {cell} |")
+        text = self._summary.Value(tag=f"{_SUMMARY}/text_summary")
+        text.metadata.CopyFrom(
+            self._metadata(plugin_data=self._metadata.PluginData(plugin_name="text"))
+        )
+        text.tensor.dtype = 7  # a string
+        text.tensor.string_val.append("\n".join(lines).encode())
+        self._append([self._event(wall_time=time.time(), summary=self._summary(value=[text]))])
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file)
+            os.close(self._file)
+            self._file = None
+
+    def _scalars(self, row: Row) -> Any:
+        values = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in numbers(row.metrics).items()
+        ]
+        return self._event(wall_time=row.time, step=row.step, summary=self._summary(value=values))
+
+    def _append(self, events: Iterable[Any]) -> None:
+        """Append events at once: a process that dies leaves no half of them."""
+        text = io.BytesIO()
+        writer = self._record_writer(text)
+        if self._file is None:
+            header = self._event(wall_time=time.time(), file_version="brain.Event:2")
+            writer.write(header.SerializeToString())
+        for event in events:
+            writer.write(event.SerializeToString())
+        if self._file is None:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._file = os.open(self._directory / self._next_name(), flags, 0o666)
+        left = text.getvalue()
+        while left:
+            left = left[os.write(self._file, left) :]
+
+    def _names(self) -> list[str]:
+        return [path.name for path in self._directory.glob(f"{_PREFIX}*")]
+
+    def _next_name(self) -> str:
+        # They are read in the order of their names, whatever the clocks of machines are.
+        stamps = (name.removeprefix(_PREFIX).partition(".")[0] for name in self._names())
+        last = max((int(stamp) for stamp in stamps if stamp.isdigit()), default=0)
+        return f"{_PREFIX}{max(int(time.time()), last + 1):010d}.{socket.gethostname()}"
