@@ -1,8 +1,8 @@
 """Track a run whose worker is killed: every step is in each store exactly once.
 
-Needs: pip install '.[tensorboard,mlflow]'
-Afterwards: tensorboard --logdir tracking/runs, and, with mlflow itself installed,
-mlflow ui --backend-store-uri sqlite:///tracking/mlflow.db
+pip install '.[tensorboard,mlflow]'
+python examples/tracking.py
+tensorboard --logdir tracking/runs
 """
 
 from __future__ import annotations

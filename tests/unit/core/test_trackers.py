@@ -266,7 +266,5 @@ def test_a_tracker_that_is_not_installed_names_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(TensorBoard, "requires", ("no_such_module",))
-    with pytest.raises(
-        InvalidJobError, match=r"no_such_module.*pip install"
-    ):
+    with pytest.raises(InvalidJobError, match=r"no_such_module.*pip install"):
         make_trainer("reference", lambda: None, run_config=RunConfig(track="tensorboard"))

@@ -15,8 +15,10 @@ def guard_problems() -> Iterator[Problem]:
     Such a process runs the whole script before it does its own work, so each would start a run.
     """
     imported = sys.modules.get("__mp_main__")
-    # While the script runs it has this name alone; afterwards it has both.
-    if imported is not None and imported is not sys.modules["__main__"]:
+    # While the script runs it has this name alone; afterwards it has both. In any other process the
+    # name is an alias of the main module, which runpy, profilers and debuggers replace.
+    is_spawned = imported is not None and imported.__name__ == "__mp_main__"
+    if is_spawned and imported is not sys.modules["__main__"]:
         yield Problem(
             field="if __name__ == '__main__'",
             what="a process that multiprocessing has spawned imports this script, and would start "
