@@ -65,15 +65,17 @@ class Region:
 
     def _lent(self, index: int) -> np.ndarray[Any, Any] | None:
         field, column = self.table.schema.field(index), self.table.column(index)
-        if column.nbytes > _MOST_LENT_BYTES or not _converts_for_free(column, field):
+        if not _converts_for_free(column, field):
             return None
         return _writable(column_to_numpy(column, field), column.chunk(0).buffers()[-1])
 
 
 def _writable(array: np.ndarray[Any, Any], memory: pa.Buffer) -> np.ndarray[Any, Any] | None:
-    """An array of Arrow's memory that can be written to; None if the memory can't be."""
+    """An array of Arrow's memory that can be written to; None if it can't be, or keeps too much."""
+    if memory is None or not memory.is_mutable or memory.size > _MOST_LENT_BYTES:
+        return None
     offset = array.ctypes.data - memory.address
-    if not memory.is_mutable or not 0 <= offset <= memory.size - array.nbytes:
+    if not 0 <= offset <= memory.size - array.nbytes:
         return None
     return np.ndarray(array.shape, array.dtype, memory, offset, array.strides)
 
