@@ -44,7 +44,7 @@ _NOTEBOOK_EVENTS = 20
 
 _THREAD = "polytrain progress"
 
-Told = TypeVar("Told")
+Text = TypeVar("Text")
 Entry = Mapping[str, Any]
 
 _bottom_of_terminal = threading.Lock()
@@ -120,40 +120,42 @@ class _Follower:
             self._is_broken = True
             logger.exception("A run's progress can't be shown any more; the run continues.")
 
-    def told(self, tell: Callable[..., Told]) -> Told:
-        """Return what a function tells of the run and its progress now.
+    def now(self, describe: Callable[..., Text]) -> Text:
+        """Return the run's progress as a function describes it at this moment.
 
         The lock is released by the time that it is written: a terminal may be held (Ctrl-S).
         """
         with self.lock:
-            return tell(self.run, self.progress, now=time.time())
+            return describe(self.run, self.progress, now=time.time())
 
-    def say_events(self, stack: contextlib.ExitStack) -> None:
+    def print_events(self, stack: contextlib.ExitStack) -> None:
         """Print the run's start now, a line for each event, and its end when the stack unwinds."""
 
-        def say_event(entry: Entry) -> None:
+        def print_event(entry: Entry) -> None:
             for line in event_lines(self.run, self.progress, entry):
-                self.say(line)
+                self.print_line(line)
 
-        self.say(started(self.run))
-        self.on_event = say_event
-        stack.callback(lambda: self.say(ended(self.run, self.progress)))
+        self.print_line(started(self.run))
+        self.on_event = print_event
+        stack.callback(lambda: self.print_line(ended(self.run, self.progress)))
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line, unless the reader of the stream is gone."""
         if self._is_broken:
             return
         try:
-            print(_encodable(line, self.stream.encoding), file=self.stream, flush=True)
+            # One call, with the line's end: other threads print, too.
+            self.stream.write(f"{_encodable(line, self.stream.encoding)}\n")
+            self.stream.flush()
         except (OSError, ValueError):
             self._is_broken = True
 
 
 def _plain(follower: _Follower, stack: contextlib.ExitStack) -> None:
     def beat() -> None:
-        follower.say(follower.told(heartbeat))
+        follower.print_line(follower.now(heartbeat))
 
-    follower.say_events(stack)
+    follower.print_events(stack)
     stack.enter_context(Ticker(beat, heartbeat_pauses(), name=_THREAD))
 
 
@@ -166,9 +168,9 @@ def _live(follower: _Follower, stack: contextlib.ExitStack) -> None:
     signs = signs_for(follower.stream.encoding)
 
     def lines(width: int) -> tuple[str, str]:
-        return follower.told(partial(state_lines, width=width, signs=signs))
+        return follower.now(partial(state_lines, width=width, signs=signs))
 
-    follower.say_events(stack)
+    follower.print_events(stack)
     status = stack.enter_context(StatusLines(follower.stream, lines, count=2))
     stack.enter_context(Ticker(status.draw, itertools.repeat(_DRAW_EVERY_S), name=_THREAD))
 
@@ -181,7 +183,7 @@ def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
         events.extend(event_lines(follower.run, follower.progress, entry))
 
     def show() -> None:
-        output.show([*events, *follower.told(state)])
+        output.show([*events, *follower.now(state)])
 
     def show_end() -> None:
         output.show([*events, ended(follower.run, follower.progress)])
@@ -193,28 +195,28 @@ def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
 
 
 def _json(follower: _Follower, stack: contextlib.ExitStack) -> None:
-    said = None
+    printed = None
 
-    def say_event(entry: Entry) -> None:
+    def print_event(entry: Entry) -> None:
         line = event_line(follower.run, follower.progress, entry)
         if line is not None:
-            follower.say(line)
+            follower.print_line(line)
 
-    def say_progress() -> None:
-        nonlocal said
+    def print_progress() -> None:
+        nonlocal printed
         progress = follower.progress
         news = progress.stage, progress.step, progress.restarts
-        if news != said:
-            said = news
-            follower.say(follower.told(progress_line))
+        if news != printed:
+            printed = news
+            follower.print_line(follower.now(progress_line))
 
-    def say_end() -> None:
-        follower.say(follower.told(ended_line))
+    def print_end() -> None:
+        follower.print_line(follower.now(ended_line))
 
-    follower.say(started_line(follower.run, now=time.time()))
-    follower.on_event = say_event
-    stack.callback(say_end)
-    stack.enter_context(Ticker(say_progress, itertools.repeat(_JSON_EVERY_S), name=_THREAD))
+    follower.print_line(started_line(follower.run, now=time.time()))
+    follower.on_event = print_event
+    stack.callback(print_end)
+    stack.enter_context(Ticker(print_progress, itertools.repeat(_JSON_EVERY_S), name=_THREAD))
 
 
 _DISPLAYS: Mapping[str, Callable[[_Follower, contextlib.ExitStack], None]] = {

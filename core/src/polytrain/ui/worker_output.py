@@ -140,8 +140,10 @@ def _file_of(rank: int | None) -> str:
 
 
 def _print(text: str, target: TextIO) -> None:
+    # In one call, with the line's end: other threads print, too.
     try:
-        print(text, file=target, flush=True)
+        target.write(f"{text}\n")
     except UnicodeEncodeError as error:
         known = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
-        print(known, file=target, flush=True)
+        target.write(f"{known}\n")
+    target.flush()
