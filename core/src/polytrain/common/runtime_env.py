@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import dropwhile
 from typing import Any
 
 from polytrain.common.close_names import close_to
@@ -18,6 +19,8 @@ _DIRECTORIES = ("working_dir", "py_modules")
 
 _PYTHON = ("pip", "uv", "conda", "image_uri", "container")
 """Parts that choose the Python environment; Ray takes one of them."""
+
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 def variables_of(runtime_env: Mapping[str, Any] | None) -> Mapping[str, str]:
@@ -141,3 +144,27 @@ def _listed(places: Any) -> list[Any]:
     if places is None:
         return []
     return list(places) if isinstance(places, list | tuple) else [places]
+
+
+def cause_of(message: str) -> str:
+    """Return why a runtime environment can't be set up, without the stack of Ray's own code.
+
+    What follows the stack is kept whole: the exception, and the output of pip or conda.
+
+    Args:
+        message: Ray's, with the node and a traceback.
+    """
+    lines = message.strip().splitlines()
+    starts = [number for number, line in enumerate(lines) if _starts_stack(line)]
+    if not starts:
+        return message.strip()
+    after = iter(lines[starts[-1] + 1 :])
+    cause = [*dropwhile(lambda line: line.startswith(" ") or not line, after)]
+    # The first of several tracebacks names the node.
+    node = lines[starts[0]].removesuffix(_TRACEBACK).strip()
+    return "\n".join(cause) + (f"\n(on {node.strip('[]')})" if node else "")
+
+
+def _starts_stack(line: str) -> bool:
+    # The output of a command is indented, and may have tracebacks itself.
+    return line.endswith(_TRACEBACK) and not line.startswith(" ")

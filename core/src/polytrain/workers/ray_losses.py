@@ -13,6 +13,7 @@ from ray.exceptions import (
 from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
 from polytrain.common.ray_state import death_of_node, is_reachable
+from polytrain.common.runtime_env import cause_of
 
 
 def why_gone(error: RayError, place: NodeAddress | None) -> tuple[FailureKind, str]:
@@ -36,7 +37,8 @@ def why_gone(error: RayError, place: NodeAddress | None) -> tuple[FailureKind, s
         return FailureKind.AGENT_LOST, "its agent can't be reached any more"
     if isinstance(error, RuntimeEnvSetupError):
         # It is the same on every node.
-        return FailureKind.STARTUP, f"the runtime_env can't be set up: {error.error_message}"
+        cause = cause_of(error.error_message)
+        return FailureKind.STARTUP, f"the runtime_env can't be set up: {cause}"
     detail = _detail(str(error))
     if isinstance(error, OutOfMemoryError):
         return FailureKind.OUT_OF_MEMORY, f"Ray has ended its agent to free memory ({detail})"
