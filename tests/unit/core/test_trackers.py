@@ -14,9 +14,11 @@ from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
+from click.testing import CliRunner
 from tests.unit.core.journal_writer import JournalWriter
 
-from polytrain import InvalidJobError, RunConfig, make_trainer
+from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
+from polytrain.cli.sync import command
 from polytrain.run.tracker_delivery import TrackedFacts, send_missing
 from polytrain.run.tracking import Tracking
 from polytrain.storage.location import Location
@@ -232,6 +234,20 @@ def test_a_tracker_that_hangs_blocks_nothing(
     assert "it takes too long. Send it with: polytrain sync" in caplog.text
 
 
+def test_a_driver_that_has_lost_the_run_sends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def taken_over() -> None:
+        raise RunOwnedError("it was taken over by process 7")
+
+    tracker = Memory()
+    facts = facts_of(tmp_path)
+    with Tracking([tracker], facts, own_token=1, check_lease=taken_over) as tracking:
+        write_run(tmp_path, tracking)
+    assert tracker.store == []
+    assert "is left to another driver: it was taken over by process 7" in caplog.text
+
+
 def test_more_than_the_queue_holds_is_sent_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,3 +284,24 @@ def test_a_tracker_that_is_not_installed_names_the_command(
     monkeypatch.setattr(TensorBoard, "requires", ("no_such_module",))
     with pytest.raises(InvalidJobError, match=r"no_such_module.*pip install"):
         make_trainer("reference", lambda: None, run_config=RunConfig(track="tensorboard"))
+
+
+def test_sync_adds_a_tracker_to_a_run_that_had_none(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "run")
+    for event in EVENTS:
+        writer.do(event)
+    writer.finish()
+    assert writer.journal is not None
+    none = CliRunner().invoke(command, [str(tmp_path / "run")])
+    assert none.exit_code == 2
+    assert "has no tracker. Name one: --to csv or --to jsonl" in none.output
+    unknown = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "mlflw"])
+    assert unknown.exit_code == 2
+    assert "There is no tracker 'mlflw'" in unknown.output
+    done = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "jsonl"])
+    assert done.output == "JSONLines(path=None): 4 steps sent\n"
+    assert of(read_back(JSONLines(), tmp_path / "run")) == [
+        flat(metrics) for metrics in writer.history().history
+    ]
+    again = CliRunner().invoke(command, [str(tmp_path / "run")])
+    assert again.output == "JSONLines(path=None): 0 steps sent\n"

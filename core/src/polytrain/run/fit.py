@@ -193,7 +193,7 @@ def _tracking(run: Run) -> Tracking:
         world_size=run.world_size,
     )
     trackers = trackers_of(run.config.track, run.config.observers)
-    return Tracking(trackers, facts, own_token=own)
+    return Tracking(trackers, facts, own_token=own, check_lease=run.lease.check)
 
 
 def _observers(run: Run) -> list[Any]:

@@ -7,10 +7,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from polytrain.common.errors import RunOwnedError
 from polytrain.run.history import entries
 from polytrain.run.journal import JOURNAL
 from polytrain.run.tracker_delivery import TrackedFacts, TrackerDelivery, send_missing
@@ -33,14 +34,22 @@ _END_WITHIN_S = 60.0
 class Tracking:
     """The trackers of a run, in a driver. `follow` is called with the journal's entries."""
 
-    def __init__(self, trackers: Sequence[Tracker], facts: TrackedFacts, *, own_token: int) -> None:
+    def __init__(
+        self,
+        trackers: Sequence[Tracker],
+        facts: TrackedFacts,
+        *,
+        own_token: int,
+        check_lease: Callable[[], None] = lambda: None,
+    ) -> None:
         """
         Args:
             trackers: the trackers.
             facts: the run.
             own_token: fencing token of this driver's lease.
+            check_lease: raises if another driver has taken the run over: it sends from then on.
         """
-        self._couriers = tuple(_Courier(each, facts, own_token) for each in trackers)
+        self._couriers = tuple(_Courier(each, facts, own_token, check_lease) for each in trackers)
 
     def follow(self, entry: Mapping[str, Any]) -> None:
         """Take an entry of the journal. It is sent on another thread."""
@@ -69,7 +78,14 @@ class Tracking:
 class _Courier:
     """A thread that sends to one tracker."""
 
-    def __init__(self, tracker: Tracker, facts: TrackedFacts, own_token: int) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        facts: TrackedFacts,
+        own_token: int,
+        check_lease: Callable[[], None],
+    ) -> None:
+        self._check_lease = check_lease
         self._tracker = tracker
         self._facts = facts
         self._own_token = own_token
@@ -111,6 +127,8 @@ class _Courier:
             try:
                 self._send()
                 wait_s = _SEND_EVERY_S
+            except RunOwnedError:
+                break
             except Exception as error:
                 self._warn(error)
                 wait_s = min(max(2 * wait_s, _SEND_EVERY_S), _RETRY_AFTER_AT_MOST_S)
@@ -118,7 +136,12 @@ class _Courier:
         self._release()
         self._ending.wait()
         try:
+            self._check_lease()
             send_missing(self._tracker, self._facts.location, is_wanted=lambda: not self._given_up)
+        except RunOwnedError as error:
+            logger.warning(
+                "The tracker %s is left to another driver: %s", self._tracker.name, error
+            )
         except Exception as error:
             if not self._given_up:
                 self._warn_of_the_rest(_text(error))
@@ -133,6 +156,7 @@ class _Courier:
         if len(missing) > _PENDING:
             self._is_behind = True
             return
+        self._check_lease()
         self._delivery.send(is_wanted=lambda: not self._ending.is_set())
 
     def _opened(self) -> TrackerDelivery:
