@@ -30,6 +30,7 @@ from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.journal import Journal
 from polytrain.run.ledger import Ledger
+from polytrain.run.publisher import Publisher
 from polytrain.run.remote_requests import RemoteRequests
 from polytrain.run.states import State
 from polytrain.run.stop_requests import StopRequests
@@ -247,7 +248,6 @@ class Driver:
             )
             validations = self.validations(self.manager, journal)
             self.controller = Controller(
-                run=run,
                 state=State(
                     world_size=self.world_size, policy=FailurePolicy(max_failures=self.max_failures)
                 ),
@@ -265,7 +265,13 @@ class Driver:
                 lease=lease,
                 journal=journal,
                 background_tasks=background_tasks,
-                observers=observers,
+                publisher=Publisher(
+                    run=run,
+                    journal=journal,
+                    observers=observers,
+                    background_tasks=background_tasks,
+                    output=output,
+                ),
                 callbacks=UserCallbacks(self.callbacks, context, None),
                 output=output,
                 health_monitor=HealthMonitor(

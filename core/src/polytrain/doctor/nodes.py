@@ -108,17 +108,17 @@ def _findings_of(
     try:
         on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
         task = ray.remote(report).options(num_cpus=0, scheduling_strategy=on_node)
-        told: NodeReport = ray.get(task.remote(location, name), timeout=_TIMEOUT_S)
+        answer: NodeReport = ray.get(task.remote(location, name), timeout=_TIMEOUT_S)
     except Exception as error:  # whatever becomes of the task is what the user wants to know
         failure = error
         yield checked(f"{address}: answers", lambda: _raise(failure))
         return
     # What the call has taken is no skew.
-    skew_s = min(told.time - asked, 0.0) or max(told.time - time.time(), 0.0)
-    for finding in told.findings:
+    skew_s = min(answer.time - asked, 0.0) or max(answer.time - time.time(), 0.0)
+    for finding in answer.findings:
         yield replace(finding, check=f"{address}: {finding.check}")
-    yield checked(f"{address}: versions", lambda: same_versions(told.versions, own.versions))
-    yield checked(f"{address}: storage", lambda: same_file(told.read, content, location))
+    yield checked(f"{address}: versions", lambda: same_versions(answer.versions, own.versions))
+    yield checked(f"{address}: storage", lambda: same_file(answer.read, content, location))
     yield checked(f"{address}: clock", lambda: same_time(skew_s))
 
 

@@ -1,4 +1,4 @@
-"""Failures and dumped stacks, with equal stacks told once. Pure."""
+"""Failures and dumped stacks, with equal stacks listed once. Pure."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.journal import Journal
 from polytrain.run.output import opened_output
+from polytrain.run.publisher import Publisher
 from polytrain.run.remote_requests import RemoteRequests
 from polytrain.run.run import Run
 from polytrain.run.states import State
@@ -60,7 +61,6 @@ def controller_of(
         validations=validations,
     )
     return Controller(
-        run=run.info,
         state=State(
             world_size=run.world_size,
             policy=FailurePolicy(
@@ -75,9 +75,15 @@ def controller_of(
         lease=run.lease,
         journal=journal,
         background_tasks=background_tasks,
-        observers=observers,
+        publisher=Publisher(
+            run=run.info,
+            journal=journal,
+            observers=observers,
+            background_tasks=background_tasks,
+            output=output,
+            keeps_all_reports=run.config.keep_reports == "every_rank",
+        ),
         callbacks=_callbacks(run),
-        keeps_all_reports=run.config.keep_reports == "every_rank",
         output=output,
         health_monitor=HealthMonitor(
             config=run.config.failure_config, group=group, journal=journal

@@ -11,7 +11,7 @@ from typing import assert_never
 
 from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked, Committed
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.common.errors import Failure, FailureKind
+from polytrain.common.errors import FailureKind
 from polytrain.common.events import (
     AgentLost,
     Done,
@@ -43,6 +43,7 @@ from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.journal import Journal
 from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
+from polytrain.run.publisher import Publisher
 from polytrain.run.remote_requests import RemoteRequests
 from polytrain.run.stacks_inquiries import StacksInquiries
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
@@ -50,11 +51,10 @@ from polytrain.run.stop_requests import StopRequests
 from polytrain.run.transition import Transition
 from polytrain.run.user_callbacks import UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
-from polytrain.ui.observers import Observers
 from polytrain.ui.worker_output import WorkerOutput
 from polytrain.workers.group import Happening, WorkerGroup
 from polytrain.workers.job import LaunchOrder
-from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
+from polytrain_plugins import Attempt
 
 logger = logging.getLogger(__name__)
 
@@ -63,18 +63,14 @@ logger = logging.getLogger(__name__)
 class Controller:
     """One run, from this driver's first event to its last."""
 
-    run: RunInfo
     state: State
     group: WorkerGroup
     checkpoints: CheckpointCoordinator
     lease: Lease
     journal: Journal
     background_tasks: BackgroundTasks
-    observers: Observers
+    publisher: Publisher
     callbacks: UserCallbacks
-    keeps_all_reports: bool = False
-    """Whether the journal has the reports of ranks above 0."""
-
     output: WorkerOutput
     health_monitor: HealthMonitor
     validations: ValidationCoordinator
@@ -84,9 +80,6 @@ class Controller:
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
 
-    _attempt: Attempt = field(
-        default_factory=lambda: Attempt(number=0, checkpoint=None, num_workers=0)
-    )
     _conclusion: Conclude | None = None
     _unanswered: list[CheckpointsAsked] = field(default_factory=list)
     """Questions of this attempt that wait for validations."""
@@ -95,7 +88,6 @@ class Controller:
     """What the training functions of this attempt have returned, by rank."""
 
     _stacks_inquiries: StacksInquiries = field(default_factory=StacksInquiries)
-    _is_syncing: bool = False
     _held_back: list[Event] = field(default_factory=list)
     """Events deferred while stacks are dumped: the reason for that comes first."""
 
@@ -193,7 +185,7 @@ class Controller:
             return
         if isinstance(happening, CheckpointEvent | Reported):
             if isinstance(happening, Reported):
-                self._publish(happening)
+                self._take_report(happening)
             else:
                 self._take_checkpoint_event(happening)
             # In an inline run, what follows from it has happened by now.
@@ -316,15 +308,25 @@ class Controller:
                     action, host=self._host_of(rank), last_lines=self.output.last_lines(rank)
                 )
                 self.callbacks.failed(action.failures)
+                self._distrust_after_storage_failure()
                 why = reason if root is None else f"{root} ({reason})"
-                self._end_attempt(
-                    succeeded=False, planned=root is None, reason=why, failures=action.failures
+                self.publisher.attempt_ended(
+                    succeeded=False,
+                    planned=root is None,
+                    reason=why,
+                    restarts=self.state.restarts,
+                    failures=action.failures,
                 )
             case Conclude():
                 if action.succeeded:
                     self.callbacks.succeeded()
                 if action.succeeded and action.stopped is None:
-                    self._end_attempt(succeeded=True, planned=True, reason=action.reason)
+                    self.publisher.attempt_ended(
+                        succeeded=True,
+                        planned=True,
+                        reason=action.reason,
+                        restarts=self.state.restarts,
+                    )
                 self._conclusion = action
             case _:
                 assert_never(action)
@@ -348,13 +350,14 @@ class Controller:
         self.health_monitor.launched(attempt, world_size=self.state.world_size)
         self.output.flush()
         self.output.muted = False
-        self._attempt = Attempt(
-            number=attempt,
-            checkpoint=start.path,
-            num_workers=world_size,
-            first_step=start.step + 1,
+        self.publisher.attempt_started(
+            Attempt(
+                number=attempt,
+                checkpoint=start.path,
+                num_workers=world_size,
+                first_step=start.step + 1,
+            )
         )
-        self.observers.attempt_started(self.run, self._attempt)
         self.callbacks.attempt_started(world_size)
         self.group.launch(
             LaunchOrder(
@@ -376,40 +379,18 @@ class Controller:
             )
         self.group.drain(attempt)
 
-    def _publish(self, report: Reported) -> None:
-        """Publish a report: rank 0's goes to the history and to observers."""
+    def _take_report(self, report: Reported) -> None:
         noted = note(self.state, report)
-        if noted is None:
-            return
-        self.state = noted
-        self.callbacks.reported(report)
-        public = Report(
-            rank=report.rank,
-            attempt=report.attempt,
-            step=report.step,
-            metrics=report.metrics,
-            time=report.at,
-        )
-        self.observers.rank_reported(self.run, public)
-        if report.rank == 0:
-            self.journal.reported(report)
-        elif self.keeps_all_reports:
-            self.journal.rank_reported(report)
-        else:
-            return
-        if self.journal.wants_sync and not self._is_syncing:
-            self._is_syncing = True
-            self.background_tasks.give(self._sync, attempt=self.state.attempt)
-        if report.rank != 0:
-            return
-        self.observers.reported(self.run, public)
+        if noted is not None:
+            self.state = noted
+            self.callbacks.reported(report)
+            self.publisher.reported(report)
 
-    def _sync(self) -> None:
-        """Write what of the journal is in this process alone: a task in the background."""
-        try:
-            self.journal.sync()
-        finally:
-            self._is_syncing = False
+    def _distrust_after_storage_failure(self) -> None:
+        """Look into the storage again: what was committed may be known to it alone."""
+        last = self.state.attempts[-1:]
+        if any(attempt.root.kind is FailureKind.STORAGE for attempt in last):
+            self.checkpoints.manager.distrust()
 
     def _wait_limit(self) -> float | None:
         """Seconds until the next deadline."""
@@ -444,41 +425,6 @@ class Controller:
         if failed is not None:
             self._happen(failed)
 
-    def _end_attempt(
-        self,
-        *,
-        succeeded: bool,
-        planned: bool,
-        reason: str,
-        failures: tuple[Failure, ...] = (),
-    ) -> None:
-        last = self.state.attempts[-1:]
-        if any(attempt.root.kind is FailureKind.STORAGE for attempt in last):
-            self.checkpoints.manager.distrust()
-        outcome = Outcome(
-            succeeded=succeeded,
-            planned=planned,
-            reason=reason,
-            restarts=self.state.restarts,
-            failures=self.failure_infos(failures),
-        )
-        self.observers.attempt_ended(self.run, self._attempt, outcome)
-
     def _host_of(self, rank: int | None) -> str:
         members = self.group.members
         return members[rank].host if rank is not None and rank < len(members) else ""
-
-    def failure_infos(self, failures: tuple[Failure, ...]) -> tuple[FailureInfo, ...]:
-        """Return failures as observers get them."""
-        return tuple(
-            FailureInfo(
-                kind=failure.kind.value,
-                rank=failure.rank,
-                message=failure.message,
-                step=failure.step,
-                traceback=failure.traceback,
-                log=self.output.log_of(failure.rank),
-                pickled=failure.error,
-            )
-            for failure in failures
-        )

@@ -110,7 +110,7 @@ def _run_to_end(run: Run, journal: Journal) -> RunOutcome:
                 reason=conclusion.reason,
                 restarts=controller.state.restarts,
                 planned=conclusion.succeeded or conclusion.stopped is not None,
-                failures=controller.failure_infos(conclusion.failures),
+                failures=controller.publisher.failure_infos(conclusion.failures),
                 stopped=conclusion.stopped,
             )
         return _outcome(run, controller, conclusion)

@@ -1,0 +1,99 @@
+"""Publishes what happens in a run: reports to its journal, and everything to observers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from polytrain.common.errors import Failure
+from polytrain.common.events import Reported
+from polytrain.run.background_tasks import BackgroundTasks
+from polytrain.run.journal import Journal
+from polytrain.ui.observers import Observers
+from polytrain.ui.worker_output import WorkerOutput
+from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
+
+
+@dataclass(slots=True, kw_only=True)
+class Publisher:
+    """Publishes the reports and the attempts of a run."""
+
+    run: RunInfo
+    journal: Journal
+    observers: Observers
+    background_tasks: BackgroundTasks
+    output: WorkerOutput
+    keeps_all_reports: bool = False
+    """Whether the journal has the reports of ranks above 0."""
+
+    _attempt: Attempt = field(
+        default_factory=lambda: Attempt(number=0, checkpoint=None, num_workers=0)
+    )
+    _is_syncing: bool = False
+
+    def attempt_started(self, attempt: Attempt) -> None:
+        """Publish that an attempt starts."""
+        self._attempt = attempt
+        self.observers.attempt_started(self.run, attempt)
+
+    def reported(self, report: Reported) -> None:
+        """Publish a report: rank 0's goes to the history and to all observers."""
+        public = Report(
+            rank=report.rank,
+            attempt=report.attempt,
+            step=report.step,
+            metrics=report.metrics,
+            time=report.at,
+        )
+        self.observers.rank_reported(self.run, public)
+        if report.rank == 0:
+            self.journal.reported(report)
+        elif self.keeps_all_reports:
+            self.journal.rank_reported(report)
+        else:
+            return
+        if self.journal.wants_sync and not self._is_syncing:
+            self._is_syncing = True
+            self.background_tasks.give(self._sync, attempt=report.attempt)
+        if report.rank == 0:
+            self.observers.reported(self.run, public)
+
+    def attempt_ended(
+        self,
+        *,
+        succeeded: bool,
+        planned: bool,
+        reason: str,
+        restarts: int,
+        failures: tuple[Failure, ...] = (),
+    ) -> None:
+        """Publish that the attempt has ended; the arguments are those of `Outcome`."""
+        outcome = Outcome(
+            succeeded=succeeded,
+            planned=planned,
+            reason=reason,
+            restarts=restarts,
+            failures=self.failure_infos(failures),
+        )
+        self.observers.attempt_ended(self.run, self._attempt, outcome)
+
+    def failure_infos(self, failures: tuple[Failure, ...]) -> tuple[FailureInfo, ...]:
+        """Return failures as observers get them."""
+        return tuple(
+            FailureInfo(
+                kind=failure.kind.value,
+                rank=failure.rank,
+                message=failure.message,
+                step=failure.step,
+                traceback=failure.traceback,
+                log=self.output.log_of(failure.rank),
+                pickled=failure.error,
+            )
+            for failure in failures
+        )
+
+    def _sync(self) -> None:
+        """Write what of the journal is in this process alone: a task in the background."""
+        try:
+            self.journal.sync()
+        finally:
+            self._is_syncing = False
