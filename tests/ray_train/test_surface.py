@@ -7,10 +7,12 @@ import subprocess
 import sys
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import polytrain
 from polytrain.common.ray_arguments import (
     CHECKPOINT,
     DATA,
@@ -21,6 +23,8 @@ from polytrain.common.ray_arguments import (
     VALIDATION_TASK,
 )
 from polytrain.common.ray_train import ABSENT
+from polytrain_plugins import Shard
+from polytrain_plugins.shard import ABSENT_IN_SHARDS
 
 MODULES = {
     "ray.train": "polytrain",
@@ -163,3 +167,28 @@ def test_a_name_that_is_not_here_says_what_to_use(module: str, name: str) -> Non
         return
     with pytest.raises(ImportError, match=f"no counterpart of .*{name}: .{{15}}"):
         exec(f"from {module} import {name}")
+
+
+def test_shards_have_the_methods_of_rays_iterator_or_say_what_to_use(tmp_path: Path) -> None:
+    from ray.data import DataIterator
+
+    theirs = {name for name in dir(DataIterator) if not name.startswith("_")}
+    assert theirs - set(dir(Shard)) == ABSENT_IN_SHARDS.keys()
+    seen: list[str] = []
+
+    def train() -> None:
+        shard = polytrain.get_dataset_shard("train")
+        for name in [*ABSENT_IN_SHARDS, "bacth_size"]:
+            with pytest.raises(AttributeError) as error:
+                getattr(shard, name)
+            seen.append(str(error.value).partition(" has no ")[2])
+
+    polytrain.make_trainer(
+        "reference",
+        train,
+        datasets={"train": {"x": [1.0]}},
+        scaling_config=polytrain.ScalingConfig(num_workers=0),
+        run_config=polytrain.RunConfig(storage_path=tmp_path),
+    ).fit()
+    sentences = [f"{name}: {instead}." for name, instead in ABSENT_IN_SHARDS.items()]
+    assert seen == [*sentences, "bacth_size"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,6 +39,21 @@ class DatasetInfo:
         return self.schema.field(column).type
 
 
+_OF_TORCH = "it is a method of the torch backend's shards"
+_OF_TENSORFLOW = "it is a method of the tensorflow backend's shards"
+
+ABSENT_IN_SHARDS: Mapping[str, str] = {
+    "get_context": "a data set is read as DataConfig says: pass dataset_config=… to the trainer",
+    "iter_jax_batches": "pass the arrays of iter_batches() to jax.numpy.asarray",
+    "iter_tf_batches": _OF_TENSORFLOW,
+    "iter_torch_batches": _OF_TORCH,
+    "stats": "Result.ledger says where a run's time went",
+    "to_tf": _OF_TENSORFLOW,
+    "to_torch": "Ray has deprecated it; iterate over iter_torch_batches()",
+}
+"""Methods of Ray's `DataIterator` that a shard may lack, each with what to use instead."""
+
+
 class Shard(ABC):
     """The rows of one data set that belong to one rank.
 
@@ -60,6 +75,11 @@ class Shard(ABC):
     """This rank's share of the latest global batch, times the number of ranks. Multiply the mean
     loss over the rank's rows by it: the average over the ranks is then the mean over the global
     batch."""
+
+    def __getattr__(self, name: str) -> Any:
+        instead = ABSENT_IN_SHARDS.get(name)
+        what = f"{type(self).__name__} has no {name}"
+        raise AttributeError(f"{what}: {instead}." if instead else what, name=name, obj=self)
 
     @abstractmethod
     def __len__(self) -> int:
