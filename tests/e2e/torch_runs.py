@@ -47,6 +47,7 @@ def fit(
     *,
     workers: int = 2,
     libraries: tuple[str, ...] = (),
+    datasets: Mapping[str, Any] | None = None,
     restore_from: Checkpoint | None = None,
     **changes: Any,
 ) -> Result:
@@ -54,6 +55,7 @@ def fit(
         TorchWith(libraries=libraries),
         function,
         train_loop_config=config,
+        datasets=datasets,
         restore_from=restore_from,
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=dataclasses.replace(

@@ -26,6 +26,7 @@ COMMAND = re.findall(
 IN_SWEEP = {
     # They read a data set of Ray Data, so ours run on Ray, too.
     "lightgbm_training",
+    "text_classification",
     "torch_ray_data",
     "xgboost_resume",
     "xgboost_training",

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from polytrain import Checkpoint, get_checkpoint, report
 from polytrain.extension import Calls
+from polytrain_plugins import Batches
 from polytrain_torch.checkpoint_parts import checkpoint_of, part_of
 from polytrain_torch.engine import unwrapped
 from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
@@ -20,6 +21,7 @@ from polytrain_torch.meetings import meet
 from polytrain_torch.read_back import Load, try_all
 from polytrain_torch.safe_serialization import loaded, refuse_unsafe_file
 from polytrain_torch.stopping import any_rank_stops
+from polytrain_torch.transformers_shards import check_epoch, epoch_of, take_batches
 
 with needed("transformers"):
     from safetensors.torch import load_file
@@ -48,6 +50,9 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     there are several calls of `train()`, the one that saved the checkpoint resumes; later ones
     start fresh.
 
+    The trainer's data sets may be a shard's batches: `get_dataset_shard(…).iter_torch_batches(…)`.
+    Each is one batch of this rank; it isn't split or collated again.
+
     `train()` raises a ValueError if it can't resume from the newest checkpoint: if a later call
     saved it, or if a step has a different number of rows.
 
@@ -57,6 +62,10 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
 
     Returns:
         The same trainer.
+
+    Raises:
+        TypeError: a data set is a shard instead of its batches.
+        ValueError: `auto_find_batch_size` with a shard's batches.
     """
     added = (each for each in trainer.callback_handler.callbacks if _reports(each))
     reports = next(added, None)
@@ -64,12 +73,18 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         reports = ReportCallback()
         trainer.add_callback(reports)
     own_train = trainer.train
+    is_resumed = False
+    take_batches(trainer, is_resumed=lambda: is_resumed)
 
     def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
+        nonlocal is_resumed
         reports.call = _calls.next()
+        reports.batches_per_epoch = epoch_of(trainer.train_dataset)
         checkpoint = get_checkpoint()
-        if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer.args):
+        is_resumed = False
+        if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer):
             resume_from_checkpoint = str(_files_of(checkpoint))
+            is_resumed = _made_by(checkpoint) is not None
         if wraps_in_ddp(trainer.accelerator):
             keep_frozen(trainer.model, wrapped_by="train()", remedy=_UNFREEZE_BEFORE)
         result = own_train(resume_from_checkpoint, *args, **options)
@@ -99,6 +114,9 @@ class ReportCallback(TrainerCallback):
         self.call = 1
         """Number of the call of `train()` in this attempt."""
 
+        self.batches_per_epoch: int | None = None
+        """How many batches of a shard this call trains on in an epoch, if known."""
+
         self._held: dict[str, Any] = {}
         self._logged: dict[str, Any] = {}
         self._logged_step = -1
@@ -125,10 +143,13 @@ class ReportCallback(TrainerCallback):
             self._is_checked = True
         with part_of(directory, name=self.CHECKPOINT_NAME) as part:
             if part is not None and dist.get_rank() == 0:
-                made_by = {"call": self.call, "workers": dist.get_world_size()}
-                (part / self.CHECKPOINT_NAME / _FILE).write_text(
-                    json.dumps({**made_by, "rows_per_step": _rows(args)})
-                )
+                made_by = {
+                    "call": self.call,
+                    "workers": dist.get_world_size(),
+                    "rows_per_step": _rows(args),
+                    "batches_per_epoch": self.batches_per_epoch,
+                }
+                (part / self.CHECKPOINT_NAME / _FILE).write_text(json.dumps(made_by))
             self._report(part)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -203,24 +224,33 @@ def _load_file(file: Path, copied: Any) -> None:
     copied.load_state_dict(loaded(file))
 
 
-def _is_resumed_from(checkpoint: Checkpoint, call: int, args: Any) -> bool:
+def _made_by(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
+    """Which call saved the checkpoint, and how; None if a trainer outside of this run did."""
+    file = _files_of(checkpoint) / _FILE
+    if not file.exists():
+        return None
+    made_by: Mapping[str, Any] = json.loads(file.read_text())
+    return made_by
+
+
+def _is_resumed_from(checkpoint: Checkpoint, call: int, trainer: Trainer) -> bool:
     """Whether this call of `train()` resumes from the checkpoint; otherwise it starts fresh.
 
     Raises:
         ValueError: neither resuming nor starting fresh is right.
     """
-    file = _files_of(checkpoint) / _FILE
-    if not file.exists():
-        # A trainer outside of this run made it.
+    made_by = _made_by(checkpoint)
+    if made_by is None:
         return True
-    made_by = json.loads(file.read_text())
     resumes = _calls.resumes(call, made_by=made_by["call"])
-    if resumes:
-        _check_steps(made_by, args)
+    if resumes and isinstance(trainer.train_dataset, Batches):
+        check_epoch(made_by, trainer.train_dataset)
+    elif resumes:
+        _check_steps(made_by, trainer.args)
     return resumes
 
 
-def _check_steps(made_by: Mapping[str, int], args: Any) -> None:
+def _check_steps(made_by: Mapping[str, Any], args: Any) -> None:
     """Raise an error if steps have changed: trainers derive the epoch from the number of steps."""
     workers, rows = dist.get_world_size(), _rows(args)
     same = rows == made_by["rows_per_step"] and not args.auto_find_batch_size

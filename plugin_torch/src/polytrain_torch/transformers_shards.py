@@ -1,0 +1,190 @@
+"""A shard's batches as the data of Hugging Face's `Trainer`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from polytrain_plugins import Batches, Shard
+from polytrain_torch.libraries import needed
+
+with needed("transformers"):
+    from accelerate import Accelerator
+    from accelerate.data_loader import DataLoaderShard
+    from accelerate.utils import recursively_apply
+    from transformers import Trainer
+
+
+def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
+    """Have a trainer take a shard's batches wherever it takes a data set.
+
+    Args:
+        trainer: before `train()` is called.
+        is_resumed: whether this call of `train()` resumes from a checkpoint of the run, which has
+            the shard's position, too.
+
+    Raises:
+        TypeError: a data set is a shard itself.
+        ValueError: the trainer is to find a batch size, which the shard has already.
+    """
+    _check(trainer)
+    own_train, own_eval = trainer.get_train_dataloader, trainer.get_eval_dataloader
+    own_test = trainer.get_test_dataloader
+
+    def train_loader() -> Any:
+        batches = trainer.train_dataset
+        if not isinstance(batches, Batches):
+            return own_train()
+        return _TrainingLoader(_TrainingBatches(batches, trainer, is_resumed=is_resumed()))
+
+    def eval_loader(eval_dataset: Any = None) -> Any:
+        given = trainer.eval_dataset if eval_dataset is None else eval_dataset
+        batches = trainer.eval_dataset[given] if isinstance(given, str) else given
+        return read_loader(batches) if isinstance(batches, Batches) else own_eval(eval_dataset)
+
+    def test_loader(test_dataset: Any) -> Any:
+        is_given = isinstance(test_dataset, Batches)
+        return read_loader(test_dataset) if is_given else own_test(test_dataset)
+
+    def read_loader(batches: Batches) -> Any:
+        # The trainer sets its own function again once it has read this loader.
+        trainer.gather_function = partial(_gathered, trainer.accelerator)
+        # Only Accelerate's loader says which batch is the last, for batch_eval_metrics.
+        return DataLoaderShard(_Items(batches), batch_size=1, collate_fn=_as_it_is)
+
+    trainer.get_train_dataloader = train_loader
+    trainer.get_eval_dataloader = eval_loader
+    trainer.get_test_dataloader = test_loader
+
+
+def epoch_of(dataset: Any) -> int | None:
+    """How many batches a shard gives in an epoch; None if unknown, or if it is no shard's."""
+    if not isinstance(dataset, Batches):
+        return None
+    try:
+        return len(dataset)
+    except TypeError:
+        return None
+
+
+def check_epoch(made_by: Mapping[str, Any], dataset: Any) -> None:
+    """Raise an error if epochs have changed: trainers derive them from the number of steps.
+
+    Raises:
+        ValueError: the checkpoint was made in epochs of a different number of batches.
+    """
+    then, now = made_by.get("batches_per_epoch"), epoch_of(dataset)
+    if then != now:
+        before, after = then or "an unknown number of", now or "an unknown number"
+        raise ValueError(
+            f"The checkpoint was made in epochs of {before} batches of a shard, and train_dataset "
+            f"now has {after}. Transformers would resume at a different place in the data. Keep "
+            "the rows of all workers' batches: iter_torch_batches(batch_size=…) * "
+            "ScalingConfig(num_workers=…)."
+        )
+
+
+class _Items(IterableDataset[Any]):
+    """Batches, each of which is one item of a data set."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+
+class _TrainingBatches(_Items):
+    """Batches to train on, resumed where the checkpoint was made."""
+
+    def __init__(self, batches: Batches, trainer: Trainer, *, is_resumed: bool) -> None:
+        super().__init__(batches)
+        self._trainer = trainer
+        self._is_resumed = is_resumed
+        self.num_batches = epoch_of(batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._is_resumed:
+            yield from self._batches
+            return
+        self._is_resumed = False
+        # The shard leaves out what was trained on, and so does Transformers, by counting.
+        skipped = self._skipped()
+        yield from repeat(None, skipped)
+        is_over = True
+        for batch in self._batches:
+            is_over = False
+            yield batch
+        if is_over and not skipped:
+            # The checkpoint was made behind the last batch of an epoch, and this is the next.
+            yield from self._batches
+
+    def _skipped(self) -> int:
+        """How many batches Transformers takes and leaves out at the start of this epoch."""
+        arguments = self._trainer.args
+        if arguments.ignore_data_skip:
+            return 0
+        per_step: int = arguments.gradient_accumulation_steps
+        if self.num_batches is None:
+            steps = arguments.max_steps
+        else:
+            steps = max(-(-self.num_batches // per_step), 1)
+        return int(self._trainer.state.global_step % steps) * per_step
+
+
+class _TrainingLoader(DataLoader[Any]):
+    """A loader with a length, if there is one: Transformers counts epochs by it."""
+
+    def __init__(self, batches: _TrainingBatches) -> None:
+        super().__init__(batches, batch_size=1, collate_fn=_as_it_is)
+        self._num_batches = batches.num_batches
+
+    def __len__(self) -> int:
+        if self._num_batches is None:
+            raise TypeError("a stream of unknown length")
+        return self._num_batches
+
+
+def _gathered(accelerator: Accelerator, values: Any) -> Any:
+    """The rows of all ranks, which may have different numbers of them.
+
+    Args:
+        accelerator: the trainer's.
+        values: tensors of shape `(rows, …)`, also in lists, tuples and dicts.
+    """
+
+    def gathered(tensor: torch.Tensor) -> Any:
+        counts = accelerator.gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
+        rows = accelerator.gather(accelerator.pad_across_processes(tensor, dim=0))
+        parts = zip(rows.chunk(len(counts)), counts, strict=True)
+        return torch.cat([part[:count] for part, count in parts])
+
+    return recursively_apply(gathered, values)
+
+
+def _as_it_is(items: list[Any]) -> Any:
+    [batch] = items
+    return batch
+
+
+def _check(trainer: Trainer) -> None:
+    evaluated = trainer.eval_dataset
+    named = {"train_dataset": trainer.train_dataset, "eval_dataset": evaluated}
+    if isinstance(evaluated, dict):
+        named |= {f"eval_dataset[{name!r}]": each for name, each in evaluated.items()}
+    for name, dataset in named.items():
+        if isinstance(dataset, Shard):
+            raise TypeError(
+                f"{name} is a shard. Give the Trainer its batches: "
+                f"{name}=get_dataset_shard({dataset.name!r}).iter_torch_batches(batch_size=…)"
+            )
+    if isinstance(trainer.train_dataset, Batches) and trainer.args.auto_find_batch_size:
+        raise ValueError(
+            "TrainingArguments(auto_find_batch_size=True): train_dataset is a shard's batches, "
+            "whose size is set by iter_torch_batches(batch_size=…). Leave auto_find_batch_size out."
+        )
