@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.e2e import torch_runs
-from tests.e2e.test_transformers import weights
+from tests.e2e.test_transformers import fit_with_library, weights
 from tests.e2e.torch_runs import equal
 
 from polytrain import Result, RunConfig, TrainingFailedError
@@ -18,11 +16,6 @@ from polytrain import Result, RunConfig, TrainingFailedError
 ROWS = 48
 
 in_sweep = pytest.mark.only_in_sweep
-
-fit_with_library = partial(
-    torch_runs.fit, libraries=("transformers", "polytrain_torch.transformers")
-)
-
 
 def train(config: dict[str, Any]) -> None:
     import os
