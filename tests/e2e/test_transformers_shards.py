@@ -17,6 +17,7 @@ ROWS = 48
 
 in_sweep = pytest.mark.only_in_sweep
 
+
 def train(config: dict[str, Any]) -> None:
     import os
     import signal
