@@ -54,7 +54,9 @@ class Terminal:
         return int(self._screen.cursor.y)
 
     def resize(self, columns: int, rows: int) -> None:
-        """Change the size, as a window's frame does."""
+        """Change the size, as a window's frame does. What was written before is shown first."""
+        while select.select([self._descriptor], [], [], 0)[0] and self._show_some(time.monotonic()):
+            pass
         self._screen.resize(rows, columns)
         size = struct.pack("HHHH", rows, columns, 0, 0)
         fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, size)
