@@ -179,6 +179,33 @@ def test_a_function_without_checkpoints_is_stopped_at_once(tmp_path: Path, repor
     assert output.endswith("False None\n"), errors
     assert code == 0
 
+def test_a_signal_that_does_not_interrupt_the_driver_stops_the_run(tmp_path: Path) -> None:
+    """As one that comes just before the driver begins to wait. Here another thread receives it."""
+    script = """
+    import pathlib, threading
+
+    def train(config):
+        pathlib.Path(config["path"]).touch()
+        threading.Event().wait()
+
+    def interrupt():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        while not pathlib.Path("trains").exists():
+            time.sleep(0.01)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    threading.Thread(target=interrupt).start()
+    result = make_trainer(
+        "reference", train, train_loop_config={"path": os.path.abspath("trains")},
+        scaling_config=ScalingConfig(num_workers=2, cluster="local"),
+        run_config=RunConfig(storage_path="runs", name="run", progress=False),
+    ).fit()
+    print(result.stopped, flush=True)
+    """
+    code, output, errors = run_driver(tmp_path, script, seconds=60)
+    assert (code, output) == (0, "stopped by a signal: SIGINT\n"), errors
+
 
 def test_an_inline_function_without_checkpoints_is_interrupted(quiet: RunConfig) -> None:
     class Interrupt:

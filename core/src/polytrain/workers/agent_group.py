@@ -39,6 +39,9 @@ _CLOSE_TIMEOUT_S = 10.0
 LEAVE_TIMEOUT_S = 60.0
 """Seconds that a worker process may take to end once every rank is done."""
 
+_LONGEST_WAIT_S = 1.0
+"""A signal that comes just before a wait begins doesn't interrupt it, and is handled after it."""
+
 _KILL_TIMEOUT_S = 60.0
 """Seconds that a killed worker process may take to end. It frees its memory meanwhile."""
 
@@ -328,12 +331,10 @@ class AgentGroup:
     def _call_all(self, method: str, *shared: Any) -> None:
         self._launcher.call(dict.fromkeys(self._pool.ranked, ()), method, *shared)
 
-    def _wait_limit(self, timeout: float | None) -> float | None:
+    def _wait_limit(self, timeout: float | None) -> float:
+        limit_s = _LONGEST_WAIT_S if timeout is None else min(timeout, _LONGEST_WAIT_S)
         deadline = self._pool.deadline
-        if deadline is None:
-            return timeout
-        own = max(0.0, deadline - time.monotonic())
-        return own if timeout is None else min(own, timeout)
+        return limit_s if deadline is None else min(limit_s, max(0.0, deadline - time.monotonic()))
 
 
 def zygote_for(
