@@ -179,6 +179,7 @@ def test_a_function_without_checkpoints_is_stopped_at_once(tmp_path: Path, repor
     assert output.endswith("False None\n"), errors
     assert code == 0
 
+
 def test_a_signal_that_does_not_interrupt_the_driver_stops_the_run(tmp_path: Path) -> None:
     """As one that comes just before the driver begins to wait. Here another thread receives it."""
     script = """
