@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,24 +54,23 @@ def command(
     from polytrain import InvalidJobError, TrainingFailedError
     from polytrain_plugins import RegistryError
 
-    # As `python train.py` does.
-    sys.path.insert(0, "")
     is_file = what.endswith(".toml")
     is_script = module or not (is_file or ":" in what)
     if is_file:
         settings = (*settings, *_settings_of(arguments))
     _refuse_options_of_others(is_script=is_script, is_file=is_file)
     try:
-        if is_script:
-            trainer = _of_script(
-                what, arguments, workers=workers, gpu=gpu, max_failures=max_failures,
-                name=name, storage=storage, module=module,
-            )  # fmt: skip
-        elif is_file:
-            trainer = _of_file(Path(what), settings)
-        else:
-            trainer = _of_module(what)
-        result: Any = trainer.fit()
+        with _modules_beside_you():
+            if is_script:
+                trainer = _of_script(
+                    what, arguments, workers=workers, gpu=gpu, max_failures=max_failures,
+                    name=name, storage=storage, module=module,
+                )  # fmt: skip
+            elif is_file:
+                trainer = _of_file(Path(what), settings)
+            else:
+                trainer = _of_module(what)
+            result: Any = trainer.fit()
     except (InvalidJobError, RegistryError) as error:
         raise click.UsageError(str(error)) from error
     except TrainingFailedError as error:
@@ -78,6 +78,17 @@ def command(
         return 1
     click.echo(f"{result.path}: {_in_one_line(result)}")
     return 0 if result.finished else CAN_RESUME
+
+
+@contextmanager
+def _modules_beside_you() -> Iterator[None]:
+    """Find modules in the working directory, as `python -m` does, also in worker processes."""
+    before = list(sys.path)
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 _OF_SCRIPTS = ("workers", "gpu", "max_failures", "name", "storage")

@@ -97,8 +97,12 @@ class RemoteRequests:
         self._looking.join()
 
     def _look_until_the_end(self) -> None:
-        self._attempt(self._delete_old)
+        has_looked = False
+        # A short run has ended before the first look, and costs its storage nothing.
         while not self._ended.wait(_LOOK_EVERY_S[self._storage.is_local]):
+            if not has_looked:
+                self._attempt(self._delete_old)
+                has_looked = True
             self._attempt(self._look)
 
     def _attempt(self, do: Callable[[], None]) -> None:
