@@ -14,10 +14,12 @@ from polytrain_plugins import Batches, Shard
 from polytrain_torch.libraries import needed
 
 with needed("transformers"):
+    from transformers import Trainer
+
+with needed("accelerate"):
     from accelerate import Accelerator
     from accelerate.data_loader import DataLoaderShard
     from accelerate.utils import recursively_apply
-    from transformers import Trainer
 
 
 def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
