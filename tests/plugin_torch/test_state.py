@@ -179,6 +179,20 @@ def test_a_sharded_model_is_saved_before_the_first_step(tmp_path: Path, written_
     run(config, restore_from=first.checkpoint)
 
 
+def test_a_process_trains_a_sharded_model_again(run: Run) -> None:
+    """torch keeps results for equal meshes, with the names of groups that have ended since."""
+
+    def train() -> None:
+        state = TrainingState(model=prepare_model(layer(), parallel_strategy="fsdp"))
+        state.restore()
+        state.report({})
+
+    # As if the process had had other groups, after which the next one is named.
+    torch.distributed.distributed_c10d._world.group_count = 12
+    first = run(train)
+    run(train, restore_from=first.checkpoint)
+
+
 def test_a_model_that_could_not_be_restored_is_not_saved(run: Run) -> None:
     """It has more than plain data, which a restart doesn't load."""
 

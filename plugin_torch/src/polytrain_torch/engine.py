@@ -36,6 +36,7 @@ from polytrain_torch.backend import Torch
 from polytrain_torch.collecting import gathered
 from polytrain_torch.devices import offered, own_device
 from polytrain_torch.meetings import held, meet
+from polytrain_torch.mesh_caches import forget_meshes
 from polytrain_torch.moving import moved
 from polytrain_torch.node_group import forget_group
 from polytrain_torch.randomness import share_seed
@@ -97,6 +98,7 @@ class TorchEngine(Engine[Any]):
                 if dist.is_initialized():
                     dist.destroy_process_group()
                 forget_group()
+                forget_meshes()
                 self.close()
 
     def store(self, world: World) -> TCPStore:
