@@ -213,6 +213,8 @@ def _started(arguments: list[str], **variables: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "2", **variables}
     return subprocess.Popen(
         [sys.executable, *arguments],
+        # That of the scripts: a warm zygote serves those of the directory where it was started.
+        cwd=Path(script_loops.__file__).parent,
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

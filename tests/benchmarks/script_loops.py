@@ -211,6 +211,8 @@ def main() -> None:
             ALONE[backend]()
         case ["ddp"]:
             by_ddp(directory)
+            # A thread of Gloo may still be freeing the last sum, and would abort the process.
+            os._exit(0)
         case ["lightning"]:
             run_lightning(directory, workers)
         case ["ray_train"]:

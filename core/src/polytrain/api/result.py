@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
 
 from polytrain.api.returns import Returns
 from polytrain.checkpoint.checkpoint import Checkpoint
@@ -16,7 +16,6 @@ from polytrain.common.config import CheckpointConfig
 from polytrain.common.doors import RayTrainClass, missing
 from polytrain.common.errors import CheckpointError, RunNotFoundError, TrainingFailedError
 from polytrain.policy.retention import badness, ranked
-from polytrain.prediction.predict import PredictionOutput, PredictionRequest, predict
 from polytrain.run.fit import RunOutcome
 from polytrain.run.history import RunHistory, read_history
 from polytrain.run.identity import options_of
@@ -25,6 +24,9 @@ from polytrain.run.ledger import Ledger
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain_plugins import Backend, CheckpointInfo, Predictions, Stopped, load_backend
+
+if TYPE_CHECKING:
+    from polytrain.prediction.predict import PredictionOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +256,9 @@ class Result(metaclass=RayTrainClass):
             UnsupportedCapabilityError: the backend doesn't predict.
             ValueError: `checkpoint` is something else.
         """
+        # Imported by who predicts: a script that trains starts sooner.
+        from polytrain.prediction.predict import PredictionRequest, predict
+
         backend, chosen = self._kept(checkpoint)
         return predict(
             PredictionRequest(
