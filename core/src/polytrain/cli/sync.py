@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import click
 
-from polytrain.cli.found import FoundRun, as_json, named_run, print_json
+from polytrain.cli.found import FoundRun, as_json, named_run, print_json, run_argument
 from polytrain.common.errors import RunOwnedError
 from polytrain.run.lease import leased
 from polytrain.run.overview import RunState
@@ -18,7 +18,7 @@ from polytrain.trackers.tracker import Tracker
 
 
 @click.command("sync")
-@click.argument("run")
+@run_argument
 @click.option("--to", multiple=True, help=f"A tracker: {', '.join(NAMES)}. Any number of times.")
 @click.option(
     "--uncommitted",

@@ -6,12 +6,12 @@ driver takes the request. The driver looks for requests, and writes each answer 
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import queue
 import secrets
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from polytrain.storage.protocol import Storage
+from polytrain.ui.ticker import Ticker
 from polytrain_plugins import Stopped
 
 logger = logging.getLogger(__name__)
@@ -62,10 +63,10 @@ class RemoteRequests:
         self._wake: Callable[[], None] | None = None
         self._stacks: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._taken: set[str] = set()
-        self._ended = threading.Event()
-        self._looking = threading.Thread(
-            target=self._look_until_the_end, name="polytrain-requests", daemon=True
-        )
+        self._has_deleted_old = False
+        # A short run has ended before the first look, and costs its storage nothing.
+        pauses = itertools.repeat(_LOOK_EVERY_S[storage.is_local])
+        self._ticker = Ticker(self._look, pauses, name="polytrain-requests")
 
     def notify(self, wake: Callable[[], None]) -> None:
         """Call this function, on another thread, when `stacks_wanted` has a request."""
@@ -84,7 +85,7 @@ class RemoteRequests:
             logger.warning("The request %s can't be answered: %s", request, error)
 
     def __enter__(self) -> RemoteRequests:
-        self._looking.start()
+        self._ticker.__enter__()
         return self
 
     def __exit__(
@@ -93,21 +94,14 @@ class RemoteRequests:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._ended.set()
-        self._looking.join()
+        self._ticker.__exit__(kind, error, traceback)
 
-    def _look_until_the_end(self) -> None:
-        has_looked = False
-        # A short run has ended before the first look, and costs its storage nothing.
-        while not self._ended.wait(_LOOK_EVERY_S[self._storage.is_local]):
-            if not has_looked:
-                self._attempt(self._delete_old)
-                has_looked = True
-            self._attempt(self._look)
-
-    def _attempt(self, do: Callable[[], None]) -> None:
+    def _look(self) -> None:
         try:
-            do()
+            if not self._has_deleted_old:
+                self._has_deleted_old = True
+                self._delete_old()
+            self._take_new()
         except Exception as error:  # whatever a storage's client raises: the next look may succeed
             logger.debug("Requests to the run can't be read: %s", error)
 
@@ -118,7 +112,7 @@ class RemoteRequests:
             if not path.startswith(own):
                 self._storage.delete(path)
 
-    def _look(self) -> None:
+    def _take_new(self) -> None:
         for path in self._storage.list(_directory(self._token)):
             if path.endswith(_ANSWER) or path in self._taken:
                 continue
