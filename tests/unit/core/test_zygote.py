@@ -8,7 +8,7 @@ import os
 import pickle
 import resource
 import secrets
-import select
+import selectors
 import signal
 import socket
 import sys
@@ -121,7 +121,10 @@ def test_a_zygote_with_too_many_files_says_so_and_works_again_later() -> None:
             others = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(limit)]
             for other in others:
                 other.connect(spec.name)
-            turned_away, _, _ = select.select(others, [], [], 30)
+            with selectors.DefaultSelector() as selector:
+                for other in others:
+                    selector.register(other, selectors.EVENT_READ, other)
+                turned_away = [key.data for key, _ in selector.select(30)]
             assert turned_away[0].recv(1) == b""
             kind, number, how, _ = ask_to_fork(connection, 1)
             assert (kind, number) == ("ended", 1)

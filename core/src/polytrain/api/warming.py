@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import select
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from polytrain.common.processes import peer_of
+from polytrain.common.readable import is_readable
 from polytrain.workers.processes.client import (
     ZygoteConnection,
     ZygoteSpec,
@@ -134,7 +134,7 @@ def _end(connection: ZygoteConnection) -> bool:
     try:
         connection.request(["stop"])
         connection.leave()
-        return not held.users and bool(select.select([ended], [], [], _ENDED_S)[0])
+        return not held.users and is_readable(ended, _ENDED_S)
     finally:
         os.close(ended)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
 import signal
 import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
+
+from polytrain.common.readable import is_readable
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -154,7 +155,7 @@ def wait_if_ending(pid: int) -> bool:
     with contextlib.suppress(ProcessLookupError):
         ended = os.pidfd_open(pid)
         try:
-            select.select([ended], [], [])
+            is_readable(ended, None)
         finally:
             os.close(ended)
     return True

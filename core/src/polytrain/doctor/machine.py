@@ -6,7 +6,6 @@ import mmap
 import os
 import resource
 import secrets
-import select
 import shutil
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from polytrain.common.readable import is_readable
 from polytrain.doctor.finding import CheckFailed, Verdict
 from polytrain.monitoring.stacks import stacks_of
 from polytrain.workers.machine_resources import machine_resources
@@ -47,7 +47,7 @@ def ends_of_processes() -> str:
     descriptor = os.pidfd_open(process.pid)
     try:
         process.kill()
-        if not select.select([descriptor], [], [], 5.0)[0]:
+        if not is_readable(descriptor, 5.0):
             raise CheckFailed("the end of a process isn't noticed", "Use a kernel from 5.3 on")
     finally:
         os.close(descriptor)

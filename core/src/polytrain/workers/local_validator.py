@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-import select
 import selectors
 import signal
 import socket
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 
 from polytrain.common.output import Output, OutputLimit
 from polytrain.common.processes import describe_exit, oom_kills
+from polytrain.common.readable import is_readable
 from polytrain.monitoring.progress_page import Page
 from polytrain.workers.messages import FrameBuffer, Message, pack
 from polytrain.workers.output_pipe import LAST_WORDS, READ_SIZE
@@ -219,7 +219,7 @@ class _Process:
     def read_the_rest(self) -> None:
         """Take all that it has sent: it is gone."""
         for source in self.sources:
-            while select.select([source], [], [], 0)[0] and self.read(source):
+            while is_readable(source) and self.read(source):
                 pass
         for stream in self._streams.values():
             stream.end()
@@ -266,8 +266,7 @@ class _Stream:
 
 def _has_ended(zygote: ZygoteConnection) -> bool:
     """Whether a zygote has closed its connection, while no process of it was waited for."""
-    is_readable = select.select([zygote.socket], [], [], 0)[0]
-    return bool(is_readable) and not zygote.socket.recv(1, socket.MSG_PEEK)
+    return is_readable(zygote.socket) and not zygote.socket.recv(1, socket.MSG_PEEK)
 
 
 def _verb(how: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.common.processes import started_at
 from polytrain.common.ray_state import death_of_node, is_worker_process
+from polytrain.common.readable import is_readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class _Owner:
             return True
         # Another process may have its number.
         if started_at(self.pid) == self.started:
-            select.select([process], [], [])
+            is_readable(process, None)
         return True
 
 
