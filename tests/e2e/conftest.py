@@ -41,6 +41,27 @@ def ray_of_test(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("running_ray")
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A home directory for a module's examples.
+
+    Zygotes import anew where the environment differs. Ray's processes must find the token that
+    this process has read once.
+    """
+    directory = tmp_path_factory.mktemp("home")
+    tokens = Path.home() / ".ray"
+    tokens.mkdir(exist_ok=True)
+    (directory / ".ray").symlink_to(tokens)
+    return directory
+
+
+@pytest.fixture
+def at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples write where a user would have them write."""
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+
+
 @pytest.fixture
 def quiet(tmp_path: Path) -> RunConfig:
     """A run in a directory of the test's own, without a line of progress."""

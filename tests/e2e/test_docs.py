@@ -14,6 +14,8 @@ from tests.e2e.porting import files_of
 from polytrain import ScalingConfig, Trainer
 from polytrain.testing import BackendConformance
 
+pytestmark = pytest.mark.usefixtures("at_home")
+
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md")))]
 
@@ -44,19 +46,6 @@ def run(text: str) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(text, "example", "exec"), names)
     return names
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all: another one would be another environment, in which zygotes import anew."""
-    return tmp_path_factory.mktemp("home")
-
-
-@pytest.fixture(autouse=True)
-def at_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Examples write where a user would have them write."""
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.chdir(home)
 
 
 @pytest.mark.parametrize(("text", "shown"), EXAMPLES)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("at_home")
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SHOWN = dict(
@@ -20,22 +22,13 @@ SHOWN = dict(
 """Example to its output on the page."""
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where runs are kept that say nothing of it."""
-    return tmp_path_factory.mktemp("home")
-
-
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*_digits.py")))
 def test_an_example_learns_although_a_worker_is_killed(
     name: str,
-    home: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert f"\npython examples/{name}\n" in (EXAMPLES / name).read_text()
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.chdir(home)
     monkeypatch.syspath_prepend(EXAMPLES)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     output = capsys.readouterr().out
@@ -54,13 +47,10 @@ def masked(output: str) -> str:
 @pytest.mark.parametrize("name", sorted(SHOWN))
 def test_an_example_prints_what_its_page_shows(
     name: str,
-    home: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert f"\npython examples/{name}\n" in (EXAMPLES / name).read_text()
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.chdir(home)
     monkeypatch.syspath_prepend(EXAMPLES)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     printed = [line for line in capsys.readouterr().out.splitlines() if "(rank " not in line]
