@@ -36,6 +36,7 @@ _WATCHED = (
     "run/",
     "policy/retention.py",
     "workers/agent.py",
+    "workers/checkpoint_files.py",
     "workers/inline_group.py",
     "workers/part_storer.py",
     "workers/session.py",

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -15,7 +15,8 @@ from unittest import mock
 from polytrain.checkpoint.snapshot import Stamps
 from polytrain.testing.faults import Fault, Point
 from polytrain.testing.strikes import DRIVER, count_services
-from polytrain.workers.checkpoint_uploader import CheckpointUploader, Write
+from polytrain.workers.checkpoint_files import CheckpointFiles
+from polytrain.workers.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.messages import Message, SocketChannel
 from polytrain_plugins import (
     Backend,
@@ -189,8 +190,10 @@ class Injection:
             for step in steps:
                 self.reach("after_report", step)
 
-        def faulty_give(uploader: CheckpointUploader, write: Write, **arguments: Any) -> None:
-            give(uploader, self._half_way(write, arguments["step"]), **arguments)
+        def faulty_give(
+            uploader: CheckpointUploader, files: CheckpointFiles, **arguments: Any
+        ) -> None:
+            give(uploader, self._half_way(files, arguments["step"]), **arguments)
 
         with (
             mock.patch.object(SocketChannel, "send", faulty_send),
@@ -198,7 +201,11 @@ class Injection:
         ):
             yield
 
-    def _half_way(self, write: Write, step: int) -> Write:
+    def _half_way(self, files: CheckpointFiles, step: int) -> CheckpointFiles:
+        write = files.write
+        if write is None:
+            return files
+
         def write_half(directory: Path) -> Stamps:
             stamps = write(directory)
             if self.awaits("saving", step):
@@ -206,7 +213,7 @@ class Injection:
             self.reach("saving", step)
             return stamps
 
-        return write_half
+        return replace(files, write=write_half)
 
     def _due(self, point: Point, step: int) -> list[Fault]:
         here = {"rank": self._rank, "step": step, "attempt": self.attempt}

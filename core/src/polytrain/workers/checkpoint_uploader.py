@@ -18,6 +18,7 @@ from polytrain.checkpoint.snapshot import Stamps
 from polytrain.checkpoint.staging import Stagings
 from polytrain.common.errors import CheckpointError
 from polytrain.monitoring.progress_page import Stage, during
+from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
     Channel,
@@ -27,10 +28,6 @@ from polytrain.workers.messages import (
     drained_message,
     staged_message,
 )
-
-Write = Callable[[Path], Stamps]
-"""Writes a checkpoint's files into an empty directory; returns the stamps of linked files."""
-
 
 _NAP_S = 0.005
 """Seconds between two looks for a message that is waited for until a deadline."""
@@ -71,9 +68,8 @@ class CheckpointUploader:
 
     def give(
         self,
-        write: Write | None,
+        files: CheckpointFiles,
         *,
-        source: Path | None = None,
         step: int,
         metrics: Mapping[str, Any],
         positions: Mapping[str, Any],
@@ -84,8 +80,7 @@ class CheckpointUploader:
         """Stage a checkpoint, and pass it to the agent.
 
         Args:
-            write: writes the files; None if they are in the checkpoint's directory already.
-            source: the directory that they come from; None for new files.
+            files: the checkpoint's files.
             step: the last reported step.
             metrics: the metrics of that step.
             positions: data set → this rank's position in it.
@@ -101,7 +96,7 @@ class CheckpointUploader:
         with self._stalling():
             self._wait(at_most=self._max_in_flight - 1)
             number = self._next
-            staging, stamps = ("", {}) if write is None else self._staged(write, source)
+            staging, stamps = self._staged(files)
             self._next += 1
             self._newest = number
             self._in_flight.add(number)
@@ -126,11 +121,13 @@ class CheckpointUploader:
         """Name of the next checkpoint's directory."""
         return directory_name(self._next, self._attempt)
 
-    def _staged(self, write: Write, source: Path | None) -> tuple[str, Stamps]:
+    def _staged(self, files: CheckpointFiles) -> tuple[str, Stamps]:
         """Write the files into a new directory; return its path, and the files' stamps."""
-        staging = self._stagings.new(self.next_directory, self._rank, source=source)
+        if files.write is None:
+            return "", {}
+        staging = self._stagings.new(self.next_directory, self._rank, source=files.directory)
         try:
-            return str(staging), write(staging)
+            return str(staging), files.write(staging)
         except OSError as error:
             if is_full(error):
                 shutil.rmtree(staging, ignore_errors=True)

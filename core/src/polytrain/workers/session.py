@@ -8,24 +8,28 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
 from polytrain.common.errors import CheckpointError, NotInWorkerError
 from polytrain.common.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.monitoring.progress_page import beat
 from polytrain.policy.validation import ValidationStatus
-from polytrain.storage.location import Location
-from polytrain.storage.names import expect_inside
+from polytrain.workers.checkpoint_files import (
+    CheckpointFiles,
+    directory_to_delete,
+    expect_checkpoint,
+    expect_stored,
+    files_of,
+)
 from polytrain.workers.checkpoint_handling import CheckpointHandling
-from polytrain.workers.checkpoint_uploader import CheckpointUploader, Write
+from polytrain.workers.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.context import Context
+from polytrain.workers.data_cursors import DataCursors
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
     Channel,
@@ -91,11 +95,7 @@ class WorkerSession:
         self._job = job
         self._engine = engine
         self._shards = shards
-        self._cursors: dict[str, Cursor[Any]] = {
-            name: shard.cursor for name, shard in shards.items()
-        }
-        self._positions = order.start.positions
-        self._unnamed = 0
+        self._cursors = DataCursors(shards, saved=order.start.positions)
         self._channel = channel
         self._scratch = scratch
         self._uploader = CheckpointUploader(
@@ -172,12 +172,14 @@ class WorkerSession:
                 self._step, self._last_metrics = self._step + 1, plain
                 self._send_report(self._condition_met())
             return
-        _expect_checkpoint(checkpoint)
-        to_delete = self._own_directory(checkpoint) if handling.deletes else None
+        expect_checkpoint(checkpoint)
+        to_delete = (
+            directory_to_delete(checkpoint, self.context.storage) if handling.deletes else None
+        )
         if self._writes and handling.upload_function is not None:
             name = handling.name or self._uploader.next_directory
             stored = handling.upload_function(checkpoint, name)
-            self._report_checkpoint(plain, _returned(stored), handling, wanted)
+            self._report_checkpoint(plain, expect_stored(stored), handling, wanted)
         else:
             self._report_checkpoint(plain, checkpoint, handling, wanted)
         if to_delete is not None:
@@ -191,7 +193,7 @@ class WorkerSession:
         handling: CheckpointHandling,
         validation: Mapping[str, Any] | None,
     ) -> None:
-        write, source = self._write_of(checkpoint)
+        files = files_of(checkpoint, self.context.storage, self._snapshots)
         upload = handling.upload
         waits = self._job.waits_for_commit if upload is None else upload == "sync"
         with self._lock:
@@ -202,40 +204,11 @@ class WorkerSession:
                 return
             met = self._condition_met()
             self._give(
-                write,
-                source=source,
+                files,
                 validation=validation,
                 with_it=partial(self._reported, met, has_checkpoint=True),
                 waits=waits,
             )
-
-    def _own_directory(self, checkpoint: Checkpoint) -> Path:
-        """The reported directory, which is deleted afterwards."""
-        place = Location.of(checkpoint.path, checkpoint.filesystem)
-        if not place.is_local or self.context.storage.is_next(checkpoint):
-            raise ValueError(
-                "delete_local_checkpoint_after_upload deletes a directory outside of the storage, "
-                f"and {checkpoint.path!r} isn't one: leave it out."
-            )
-        return Path(place.address)
-
-    def _write_of(self, checkpoint: Checkpoint) -> tuple[Write | None, Path | None]:
-        """How a reported checkpoint's files are staged, and the directory that they are in.
-
-        None and None if they are in the storage, where they belong.
-        """
-        if self.context.storage.is_next(checkpoint):
-            return None, None
-        place = Location.of(checkpoint.path, checkpoint.filesystem)
-        if not place.is_local:
-            return partial(_fetch, place), None
-        source = Path(place.address)
-        if not source.is_dir():
-            raise CheckpointError(
-                f"There is no directory {checkpoint.path!r} to make a checkpoint of. "
-                "Report it before it is deleted."
-            )
-        return (lambda to: self._snapshots.take(source, to)), source
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """Return this rank's last checkpoint, or the one that the attempt started from."""
@@ -290,28 +263,7 @@ class WorkerSession:
 
     def cursor(self, plan: Plan, name: str | None) -> Cursor[DataPosition]:
         """Open a position in data that the training function brings itself."""
-        from polytrain.data.plan.cursor import Cursor
-        from polytrain.data.shards.opening import in_plan
-
-        if name is None:
-            # The number identifies it: a training function makes the same calls in every attempt.
-            name = f"data loader {self._unnamed}"
-            # Those that one seed has been found for are to differ all the same.
-            plan = replace(plan, seed=plan.seed + self._unnamed)
-            self._unnamed += 1
-        position = self._positions.get(name)
-        earlier = self._cursors.get(name)
-        if earlier is not None:
-            # Another loader in its place goes on with the epochs.
-            next_epoch = earlier.next_epoch()
-            position = earlier.position.moved(next_epoch.number, next_epoch.start).to_plain()
-        if position is not None:
-            # Its seed is whatever the process's random numbers began with: the first one counts.
-            # So does the number of workers that it was cut for.
-            first = position["plan"]
-            plan = replace(plan, seed=first["seed"], shards=first["shards"])
-        self._cursors[name] = cursor = Cursor(in_plan(name, position, plan, {}))
-        return cursor
+        return self._cursors.open(plan, name)
 
     def is_checkpoint_wanted(self) -> bool:
         """Return whether the run waits for a checkpoint; see `worker_api.checkpoint_requested`."""
@@ -398,7 +350,7 @@ class WorkerSession:
             return {}
 
         self._give(
-            save,
+            CheckpointFiles(write=save),
             validation={} if self._job.validates else None,
             with_it=with_it,
             waits=self._job.waits_for_commit,
@@ -407,60 +359,22 @@ class WorkerSession:
 
     def _give(
         self,
-        write: Write | None,
+        files: CheckpointFiles,
         *,
-        source: Path | None = None,
         validation: Mapping[str, Any] | None,
         with_it: Callable[[], list[Message]],
         waits: bool,
     ) -> None:
-        positions = {
-            name: cursor.position.to_plain()
-            for name, cursor in self._cursors.items()
-            if not cursor.position.is_beginning
-        }
         is_last = self._is_last()
         self._saves = True
         self._uploader.give(
-            write,
-            source=source,
+            files,
             step=self._step,
             metrics=self._last_metrics,
-            positions=positions,
+            positions=self._cursors.positions(),
             validation=validation,
             with_it=with_it,
             waits=waits or is_last,
         )
         if is_last:
             self._uploader.stop()
-
-
-def _expect_checkpoint(checkpoint: Any) -> None:
-    if not isinstance(checkpoint, Checkpoint):
-        kind = type(checkpoint)
-        raise TypeError(
-            f"report takes a polytrain.Checkpoint, not {kind.__module__}.{kind.__qualname__}. "
-            "Pass polytrain.Checkpoint.from_directory(path)."
-        )
-
-
-def _returned(stored: Any) -> Checkpoint:
-    if not isinstance(stored, Checkpoint):
-        raise TypeError(
-            "checkpoint_upload_fn must return the polytrain.Checkpoint that it has stored; it "
-            f"returned a {type(stored).__name__}."
-        )
-    return stored
-
-
-def _fetch(place: Location, target: Path) -> Stamps:
-    """Copy a reported checkpoint from wherever it is into its staging directory."""
-    storage = place.open()
-    names = [name for name in storage.list("") if name != MANIFEST_NAME]
-    if not names:
-        raise CheckpointError(f"There are no files in {place.address} to make a checkpoint of.")
-    for name in names:
-        file = target / expect_inside(name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        storage.get(name, file)
-    return {}
