@@ -1,3 +1,5 @@
+"""Whether a descriptor of any number can be read, and how long that is waited for."""
+
 import os
 import resource
 import socket
