@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -164,8 +165,9 @@ def test_the_rank_that_the_other_waits_for_is_named_once(
     # A process that has imported torch takes this much at least.
     loads = journal(tmp_path / "run", "Load")
     assert min(memory for load in loads for memory in load["memory"]) > 50e6
-    busy = [rank.busy for rank in read_facts(Location.of(tmp_path / "run")).ranks]
-    assert busy[1] > busy[0]
+    first, second = read_facts(Location.of(tmp_path / "run")).ranks
+    assert second.busy > first.busy
+    assert {(each.node, each.device) for each in (first, second)} == {(os.uname().nodename, "CPU")}
 
 
 def test_ranks_that_wait_for_each_other_in_turn_are_not_accused(

@@ -30,6 +30,17 @@ def line(time: float, event: str, *, token: int = 1, **more: Any) -> Line:
     return {"time": time, "token": token, "event": event, **more}
 
 
+SETTINGS = {"scaling_config.num_workers": 3, "run_config.track": "mlflow", "later.option": 1}
+
+CONFIGURATION = {
+    "options": SETTINGS,
+    "datasets": {},
+    "versions": {"torch": "2.9"},
+    "cluster": "on Ray: a driver is connected to it",
+    "of a later version": True,
+}
+
+
 def opened(time: float, *, token: int = 1, anew: bool = True) -> Line:
     identity = {"backend": "reference", "options": {"rounds": 3}, "datasets": {}}
     return line(
@@ -41,6 +52,7 @@ def opened(time: float, *, token: int = 1, anew: bool = True) -> Line:
         identity=identity,
         world_size=3,
         began=time,
+        configuration=CONFIGURATION,
     )
 
 
@@ -62,8 +74,19 @@ def attempt(
         ),
         line(time, "Offered", token=token, phase="Training", attempt=number, reason="offered"),
         *(
-            line(time, "Joined", token=token, phase="Training", attempt=number, reason="joined")
-            for _ in range(size)
+            line(
+                time,
+                "Joined",
+                token=token,
+                phase="Training",
+                attempt=number,
+                reason=f"rank {rank} joined",
+                rank=rank,
+                rows={"train": 10 + rank},
+                device=["CPU", "NVIDIA L4", "NVIDIA L4"][rank % 3],
+                node=f"node-{rank % 3}",
+            )
+            for rank in range(size)
         ),
     ]
 

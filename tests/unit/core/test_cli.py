@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,18 @@ def fail_always() -> None:
     raise ValueError("no such column")
 
 
-def fit(storage: Path, name: str, function: Any, config: Mapping[str, Any] | None = None) -> None:
+def fit(
+    storage: Path,
+    name: str,
+    function: Any,
+    config: Mapping[str, Any] | None = None,
+    datasets: Mapping[str, Any] | None = None,
+) -> None:
     make_trainer(
         "reference",
         function,
         train_loop_config=config,
+        datasets=datasets,
         scaling_config=ScalingConfig(num_workers=0),
         run_config=RunConfig(
             name=name,
@@ -79,7 +86,8 @@ def fit(storage: Path, name: str, function: Any, config: Mapping[str, Any] | Non
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A storage with a run in each state."""
     storage, work = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("work")
-    fit(storage, "done", lambda: report_three(work))
+    rows = {"x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 0.0]}
+    fit(storage, "done", lambda: report_three(work), datasets={"train": rows})
     fit(storage, "mended", fail_once)
     with pytest.raises(TrainingFailedError):
         fit(storage, "failed", fail_always)
@@ -140,6 +148,25 @@ def test_a_run_is_shown_with_what_its_attempts_came_to(
     )
     assert main(["show", str(storage / "mended")]) == 0
     assert "the disk is away" in capsys.readouterr().out
+
+
+def test_a_run_is_shown_with_its_configuration_and_ranks(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = shown(capsys, "show", str(storage / "done"))
+    assert facts["settings"]["run_config.failure_config.max_failures"] == 1
+    assert facts["datasets"]["train"]["rows"] == 3
+    assert facts["datasets"]["train"]["columns"] == ["x", "y"]
+    assert facts["versions"]["polytrain-core"] == version("polytrain-core")
+    (rank,) = facts["ranks"]
+    node = os.uname().nodename
+    assert (rank["node"], rank["device"], rank["rows"]) == (node, "CPU", {"train": 3})
+    main(["show", str(storage / "done")])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "run_config.failure_config.max_failures = 1" in lines
+    assert f"0    {node}, CPU, 3 rows" in lines
+    # A default isn't worth a line.
+    assert not any("retry_user_errors" in line for line in lines)
 
 
 def test_a_run_that_can_be_resumed_has_an_exit_code_of_its_own(

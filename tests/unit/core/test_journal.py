@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import AgentsPlaced, Event, Exited, Failed, Offered, Reported
+from polytrain.common.events import AgentsPlaced, Event, Exited, Failed, Joined, Offered, Reported
 from polytrain.common.placement import NodeAddress, members
 from polytrain.policy.failure import FailurePolicy
 from polytrain.run.actions import Conclude
@@ -19,6 +19,7 @@ from polytrain.run.journal import JOURNAL, Journal
 from polytrain.run.ledger import Ledger
 from polytrain.run.machine import begin, step
 from polytrain.run.states import State
+from polytrain.run.transition import Transition
 from polytrain.storage.location import Location
 from polytrain_plugins import Offer
 
@@ -122,6 +123,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "total_steps": None,
             "time_budget_s": None,
             "stop_function": None,
+            "configuration": None,
         },
         {
             "event": "Launched",
@@ -143,6 +145,23 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
         },
         {"event": "Closed"},
     ]
+
+
+def test_a_rank_that_joins_is_told_with_its_place_and_rows(tmp_path: Path) -> None:
+    known = Joined(attempt=0, rank=1, rows={"train": 3}, device="CPU", node="a")
+    state = State(world_size=2, policy=FailurePolicy(), attempt=0)
+    with journal_in(tmp_path) as journal:
+        for event in (known, Joined(attempt=0, rank=0)):
+            journal.transition(event, Transition(state=state, reason="it joined"))
+    first, second = lines(tmp_path)
+    assert (first["rank"], first["rows"], first["device"], first["node"]) == (
+        1,
+        {"train": 3},
+        "CPU",
+        "a",
+    )
+    assert second["rank"] == 0
+    assert "rows" not in second
 
 
 def test_a_journal_is_appended_to(tmp_path: Path) -> None:

@@ -85,7 +85,10 @@ OFFER = Offer(host="10.0.0.1", port=4242, details={"token": b"\0\xff", "nested":
     [
         (offer_message(OFFER), Offered(attempt=2, rank=5, offer=OFFER)),
         (offer_message(Offer()), Offered(attempt=2, rank=5, offer=Offer())),
-        (joined_message(), Joined(attempt=2, rank=5)),
+        (
+            joined_message({"train": 3}, device="CPU", node="a"),
+            Joined(attempt=2, rank=5, rows={"train": 3}, device="CPU", node="a"),
+        ),
         (
             report_message(7, {"loss": 0.5, "by class": {"a": [1, 2]}, "none": None}, 0.25, at=9.5),
             Reported(

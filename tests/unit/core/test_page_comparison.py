@@ -30,6 +30,28 @@ def test_options_that_differ_are_told() -> None:
     assert found.configuration == (Difference(name="option rate", first=0.1, second=0.2),)
 
 
+def with_settings(settings: object) -> list[Line]:
+    return [
+        {**each, "configuration": {"options": settings}} if "configuration" in each else each
+        for each in RUN
+    ]
+
+
+def test_settings_that_differ_are_told() -> None:
+    one = {"scaling_config.num_workers": 2, "run_config.track": None, "old.option": 1}
+    other = {"scaling_config.num_workers": 4, "run_config.track": None}
+    found = comparison(told(with_settings(one)), told(with_settings(other)))
+    assert found.configuration == (
+        Difference(name="scaling_config.num_workers", first=2, second=4),
+        Difference(name="old.option", first=1, second=None),
+    )
+
+
+def test_a_journal_without_settings_differs_by_none() -> None:
+    found = comparison(told(RUN), told(with_settings({})))
+    assert not any(each.name.startswith(("scaling", "run_")) for each in found.configuration)
+
+
 def test_not_a_number_is_itself() -> None:
     assert comparison(told(with_option(math.nan)), told(with_option(math.nan))).configuration == ()
 
@@ -47,7 +69,10 @@ def test_the_command_prints_both(runs: list[str], capsys: pytest.CaptureFixture[
     lines = {line.split("  ")[0]: line for line in capsys.readouterr().out.splitlines()}
     assert lines["state"].split()[1:] == ["finished", "interrupted"]
     assert lines["reports"].split()[1:] == ["2", "1", "(-50.0", "%)"]
-    assert lines["option rate"].split()[2:] == ["0.1", "0.2", "(+100.0", "%)"]
+    # How much an option has changed says nothing.
+    assert lines["option rate"].split()[2:] == ["0.1", "0.2"]
+    # What one looks for first.
+    assert list(lines).index("option rate") < list(lines).index("state")
 
 
 def test_the_command_prints_json(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

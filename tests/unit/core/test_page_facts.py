@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from tests.unit.core.recorded import RUN, attempt, journal, line, opened, told
+from tests.unit.core.recorded import RUN, SETTINGS, attempt, journal, line, opened, told
 
 from polytrain.page.facts import Facts
 from polytrain.page.failures import folded, ranges
@@ -72,15 +74,51 @@ def test_its_ranks(facts: Facts) -> None:
         ("b", 1, 0.0, 7),
     ]
 
+    assert [(each.node, each.device, each.rows) for each in facts.ranks] == [
+        ("node-0", "CPU", {"train": 10}),
+        ("node-1", "NVIDIA L4", {"train": 11}),
+        ("node-2", "NVIDIA L4", {"train": 12}),
+    ]
+    assert [each.place for each in facts.ranks] == ["node-0 (a)", "node-1 (c)", "node-2 (b)"]
 
-def test_a_journal_that_does_not_name_hosts() -> None:
+
+def test_its_configuration(facts: Facts) -> None:
+    assert facts.settings == SETTINGS
+    assert facts.cluster == "on Ray: a driver is connected to it"
+    assert facts.versions == {"torch": "2.9"}
+
+
+def test_settings_that_were_chosen(facts: Facts) -> None:
+    # An option that this version doesn't know has no default.
+    assert facts.chosen_settings == SETTINGS
+    default = {**SETTINGS, "scaling_config.num_workers": 1}
+    assert replace(facts, settings=default).chosen_settings == {
+        "run_config.track": "mlflow",
+        "later.option": 1,
+    }
+
+
+def test_a_journal_of_an_earlier_version() -> None:
     lines = [opened(0), *attempt(1, 0)]
+    lines[0].pop("configuration")
     for each in lines:
-        each.pop("hosts", None)
-        each.pop("gpus", None)
-    assert [(each.host, each.gpus, each.busy) for each in told(lines).ranks] == [
-        (None, 0, None)
+        for name in ("hosts", "gpus", "rank", "rows", "device", "node"):
+            each.pop(name, None)
+    facts = told(lines)
+    assert [(each.host, each.node, each.device, each.gpus, each.busy) for each in facts.ranks] == [
+        (None, None, None, 0, None)
     ] * 3
+    assert [(each.place, each.computes_on, each.rows_in_short) for each in facts.ranks] == [
+        ("", "", "")
+    ] * 3
+    assert (facts.settings, facts.cluster, facts.versions) == ({}, "", {})
+
+
+def test_a_rank_that_has_not_joined_is_nowhere() -> None:
+    launched = [line for line in attempt(7, 1, size=2) if line["event"] != "Joined"]
+    first, second, third = told([opened(0), *attempt(1, 0), *launched]).ranks
+    assert (first.node, first.device, second.node) == (None, None, None)
+    assert third.node == "node-2"
 
 
 def test_equal_stacks_are_told_once(facts: Facts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -66,7 +67,7 @@ class Parsed(HTMLParser):
 def facts(fill: Callable[[RunRecord], None] = lambda record: None) -> Facts:
     record = RunRecord(since_token=1, world_size=2)
     record.identity = {"backend": "reference", "options": {}, "datasets": {}, "content": {}}
-    record.take({"event": "Opened", "time": 0.0, "began": 0.0, "token": 1})
+    record.take({"event": "Opened", "time": 0.0, "began": 0.0, "token": 1, "anew": True})
     launched = {"attempt": 0, "step": 0, "start": None, "world_size": 2}
     record.take({"event": "Launched", "time": 1.0, "token": 1, **launched})
     fill(record)
@@ -149,6 +150,19 @@ def test_the_table_of_times_adds_up_to_the_ledger(written: str, hostile: Path) -
     assert {account: float(seconds) for account, seconds in rows} == {
         account: round(seconds, 2) for account, seconds in ledger.seconds.items()
     }
+
+
+def test_its_settings_and_where_its_ranks_were(written: str) -> None:
+    # Those that were chosen come first.
+    chosen, _, every = written.partition("All settings")
+    assert "<td>scaling_config.num_workers</td><td><code>0</code></td>" in chosen
+    assert "run_config.failure_config.max_failures" not in chosen
+    assert "<td>run_config.failure_config.max_failures</td><td><code>0</code></td>" in every
+    assert f"<td>{os.uname().nodename}</td><td>CPU</td>" in written
+
+
+def test_a_page_of_an_earlier_version_says_what_it_lacks() -> None:
+    assert "didn't record its ScalingConfig and RunConfig" in page(facts())
 
 
 def test_checkpoints_have_their_hashes(written: str, hostile: Path) -> None:

@@ -22,7 +22,7 @@ _LONGEST = 40
 @click.option("-o", "--output", help="Write both as one page, with their curves, to this file.")
 @as_json
 def command(first: str, second: str, output: str | None, as_json: bool) -> None:
-    """Compare the runs FIRST and SECOND: outcome, times, last metrics, and what was configured."""
+    """Compare the runs FIRST and SECOND: what was configured, outcome, times and last metrics."""
     runs = facts_of_named(first), facts_of_named(second)
     found = comparison(*runs)
     if output is not None:
@@ -37,25 +37,28 @@ def command(first: str, second: str, output: str | None, as_json: bool) -> None:
 
 def _print(found: Comparison) -> None:
     parts = (
-        ("", found.outcome),
+        ("configured differently", found.configuration),
+        ("outcome", found.outcome),
         ("seconds", found.seconds),
         ("last metrics", found.metrics),
-        ("configured differently", found.configuration),
     )
     rows = [row for _, some in parts for row in some]
     width = max(len(row.name) for row in rows)
     column = max(len(found.names[0]), *(len(_short(row.first)) for row in rows))
     click.echo(f"{'':<{width}}  {found.names[0]:>{column}}  {found.names[1]}")
     for title, some in parts:
-        if title:
-            click.echo(f"\n{title}" if some else f"\n{title}: nothing")
-        for line in _lines(some, width, column):
+        click.echo(f"\n{title}" if some else f"\n{title}: nothing")
+        # How much an option has changed says nothing.
+        is_measured = some is not found.configuration
+        for line in _lines(some, width, column, with_change=is_measured):
             click.echo(line)
 
 
-def _lines(rows: Iterable[Difference], width: int, column: int) -> Iterable[str]:
+def _lines(
+    rows: Iterable[Difference], width: int, column: int, *, with_change: bool
+) -> Iterable[str]:
     for row in rows:
-        change = _change(row.first, row.second)
+        change = _change(row.first, row.second) if with_change else ""
         yield f"{row.name:<{width}}  {_short(row.first):>{column}}  {_short(row.second)}{change}"
 
 

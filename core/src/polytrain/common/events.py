@@ -95,6 +95,14 @@ class Joined:
 
     attempt: int
     rank: int
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Data set → how many of its rows this rank has; without those that nobody has counted."""
+
+    device: str = ""
+    """What it computes on, such as "CPU"."""
+
+    node: str = ""
+    """The name of its machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

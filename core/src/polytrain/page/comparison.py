@@ -26,6 +26,9 @@ class Comparison:
     """Two runs, side by side. What is the same isn't there, but for times and metrics."""
 
     names: tuple[str, str]
+    configuration: tuple[Difference, ...]
+    """Configs, options, data sets and versions that differ."""
+
     outcome: tuple[Difference, ...]
     """State, reports, restarts and the like, the same or not."""
 
@@ -35,9 +38,6 @@ class Comparison:
     metrics: tuple[Difference, ...]
     """The last values."""
 
-    configuration: tuple[Difference, ...]
-    """Options, data sets and versions that differ."""
-
 
 def comparison(first: Facts, second: Facts) -> Comparison:
     """Compare two runs."""
@@ -45,14 +45,14 @@ def comparison(first: Facts, second: Facts) -> Comparison:
     seconds = [{**each.seconds, "wall_s": each.wall_s} for each in (first, second)]
     return Comparison(
         names=(first.source.name, second.source.name),
+        configuration=tuple(
+            each
+            for each in _pairs(*_configurations(first, second))
+            if not _same(each.first, each.second)
+        ),
         outcome=tuple(_pairs(_outcome(first), _outcome(second))),
         seconds=tuple(_pairs(*seconds)),
         metrics=tuple(_pairs(*last)),
-        configuration=tuple(
-            each
-            for each in _pairs(_configuration(first), _configuration(second))
-            if not _same(each.first, each.second)
-        ),
     )
 
 
@@ -84,6 +84,14 @@ def _outcome(facts: Facts) -> Mapping[str, Any]:
         "lost_steps": facts.lost_steps,
         "goodput": facts.goodput,
     }
+
+
+def _configurations(first: Facts, second: Facts) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    one, other = _configuration(first), _configuration(second)
+    if first.settings and second.settings:
+        return {**first.settings, **one}, {**second.settings, **other}
+    # The journal of an earlier version doesn't have them.
+    return one, other
 
 
 def _configuration(facts: Facts) -> Mapping[str, Any]:

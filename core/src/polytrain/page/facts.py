@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest
@@ -13,7 +11,9 @@ from polytrain.page.curves import Metric, metrics_of
 from polytrain.page.failures import Dump, FailureFacts, dump_of, failure_of
 from polytrain.page.marks import Mark, marks_of
 from polytrain.page.record import Happening, RunRecord
+from polytrain.run.configuration import chosen
 from polytrain.run.overview import RunState
+from polytrain.run.rank_overview import RankOverview, ranks_of
 from polytrain.run.timeline import Span
 from polytrain.storage.location import Location
 
@@ -89,32 +89,6 @@ class CheckpointFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankFacts:
-    """One rank, in the last attempt that had it."""
-
-    rank: int
-    attempts: int
-    """Attempts that had it."""
-
-    failures: int
-    """Attempts that ended because of it."""
-
-    straggled: int
-    """How often it was named as a straggler."""
-
-    host: str | None
-    """The address of its node; None in journals that don't have it."""
-
-    gpus: int
-    busy: float | None
-    """Share of the time in which its main thread didn't wait for others, over all windows that were
-    measured: between 0 and 1."""
-
-    memory: int | None
-    """The most resident bytes of its process at the end of a window."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """All that a page shows."""
 
@@ -146,20 +120,34 @@ class Facts:
     """Stacks of ranks that hung, or that were late to leave."""
 
     metrics: tuple[Metric, ...]
-    ranks: tuple[RankFacts, ...]
+    ranks: tuple[RankOverview, ...]
     options: Mapping[str, Any]
     """Of the backend."""
 
     training_config: Any
     """`train_loop_config`."""
 
+    settings: Mapping[str, Any]
+    """Every option of `ScalingConfig`, `RunConfig` and `ValidationConfig` of the last driver, by
+    where it is set; empty in journals that don't have them."""
+
+    cluster: str
+    """Where its workers were, and why there."""
+
     datasets: Mapping[str, Mapping[str, Any]]
     versions: Mapping[str, str]
+    """Of the last driver."""
+
     checkpoints: tuple[CheckpointFacts, ...]
     """From the newest to the oldest."""
 
     damaged: Mapping[str, str]
     """Directory of a checkpoint that is damaged → what is wrong with it."""
+
+    @property
+    def chosen_settings(self) -> Mapping[str, Any]:
+        """The settings that aren't the defaults of this version."""
+        return chosen(self.settings)
 
     @property
     def failures(self) -> tuple[AttemptFacts, ...]:
@@ -207,11 +195,13 @@ def facts_of(
         attempts=attempts,
         dumps=tuple(dump_of(each) for each in happenings if each.entry["event"] == "StacksDumped"),
         metrics=metrics_of(record.history, [each.reports for each in record.undone]),
-        ranks=tuple(_ranks(attempts, happenings)),
+        ranks=ranks_of(each.entry for each in happenings),
         options=record.identity["options"],
         training_config=content.get("train_loop_config"),
-        datasets=_datasets(record.identity),
-        versions=_versions(content, manifests),
+        settings=record.configuration.options,
+        cluster=record.configuration.cluster,
+        datasets=_datasets(record),
+        versions=_versions(record, manifests),
         checkpoints=tuple(_checkpoint(each, source.path) for each in reversed(manifests)),
         damaged=dict(damaged or {}),
     )
@@ -251,52 +241,20 @@ def _attempts(happenings: Iterable[Happening], wall_s: float) -> Iterator[Attemp
         yield AttemptFacts(**open_, stop=wall_s, ended=None, failure=None, reason="")
 
 
-def _ranks(
-    attempts: Sequence[AttemptFacts], happenings: Iterable[Happening]
-) -> Iterator[RankFacts]:
-    straggled: dict[int, int] = defaultdict(int)
-    hosts: dict[int, str] = {}
-    gpus: dict[int, int] = {}
-    busy: dict[int, list[float]] = defaultdict(list)
-    memory: dict[int, int] = {}
-    for each in happenings:
-        entry = each.entry
-        match entry["event"]:
-            case "Straggler":
-                straggled[entry["rank"]] += 1
-            case "Launched":
-                hosts |= dict(enumerate(entry.get("hosts", ())))
-                gpus |= dict(enumerate(entry.get("gpus", ())))
-            case "Load":
-                for rank, share in enumerate(entry["busy"]):
-                    busy[rank].append(share)
-                for rank, taken in enumerate(entry.get("memory", ())):
-                    memory[rank] = max(taken, memory.get(rank, 0))
-    for rank in range(max((each.workers for each in attempts), default=0)):
-        mine = [each for each in attempts if rank < each.workers]
-        yield RankFacts(
-            rank=rank,
-            attempts=len(mine),
-            failures=sum(each.failure is not None and each.failure.rank == rank for each in mine),
-            straggled=straggled[rank],
-            host=hosts.get(rank),
-            gpus=gpus.get(rank, 0),
-            busy=fmean(busy[rank]) if busy[rank] else None,
-            memory=memory.get(rank),
-        )
-
-
-def _datasets(identity: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    fingerprints = identity.get("content", {}).get("datasets", {})
+def _datasets(record: RunRecord) -> Mapping[str, Mapping[str, Any]]:
+    fingerprints = record.identity.get("content", {}).get("datasets", {})
+    known = record.configuration.datasets
     return {
-        name: {**options, "fingerprint": fingerprints.get(name)}
-        for name, options in identity["datasets"].items()
+        name: {**known.get(name, {}), **options, "fingerprint": fingerprints.get(name)}
+        for name, options in record.identity["datasets"].items()
     }
 
 
-def _versions(content: Mapping[str, Any], manifests: Sequence[Manifest]) -> Mapping[str, str]:
+def _versions(record: RunRecord, manifests: Sequence[Manifest]) -> Mapping[str, str]:
+    content = record.identity.get("content", {})
     known = {"python": content["python"]} if "python" in content else {}
-    return {**known, **(manifests[-1].versions if manifests else {})}
+    in_manifest = manifests[-1].versions if manifests else {}
+    return {**known, **in_manifest, **record.configuration.versions}
 
 
 def _checkpoint(manifest: Manifest, path: str) -> CheckpointFacts:

@@ -16,6 +16,7 @@ from polytrain.common.return_values import Returned
 from polytrain.run.actions import Conclude
 from polytrain.run.assembly import controller_of
 from polytrain.run.conditions import function_fingerprint, unreported
+from polytrain.run.configuration import Configuration, datasets_of, options_of
 from polytrain.run.controller import Controller
 from polytrain.run.history import RunHistory
 from polytrain.run.interrupts import stop_requests
@@ -23,6 +24,7 @@ from polytrain.run.journal import Journal
 from polytrain.run.ledger import Ledger
 from polytrain.run.progress_display import shown_progress
 from polytrain.run.reports import Reports
+from polytrain.run.resume import versions_of
 from polytrain.run.run import Run
 from polytrain.run.tracker_delivery import TrackedFacts
 from polytrain.run.tracking import Tracking
@@ -180,8 +182,19 @@ def _journal(
                 total_steps=run.total_steps,
                 time_budget_s=run.config.time_budget_s,
                 stop_function=function_fingerprint(run.stop_rule.function),
+                configuration=_configuration(run),
             )
         yield journal
+
+
+def _configuration(run: Run) -> Configuration:
+    is_on_ray = run.choice is not None and not run.choice.is_local
+    return Configuration(
+        options=options_of(run.scaling, run.config, run.validation),
+        datasets=datasets_of(run.datasets),
+        versions=versions_of(run.backend, "numpy", "pyarrow", *(["ray"] if is_on_ray else [])),
+        cluster=run.info.cluster,
+    )
 
 
 def _tracking(run: Run) -> Tracking:

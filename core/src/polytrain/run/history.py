@@ -11,6 +11,7 @@ from polytrain.common import strict_json
 from polytrain.common.config import CheckpointConfig
 from polytrain.common.errors import RunFormatError
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
+from polytrain.run.configuration import Configuration, configuration_in
 from polytrain.run.journal import FORMAT
 from polytrain.run.ledger import Ledger
 from polytrain.run.reports import Reports, decoded
@@ -25,6 +26,9 @@ class RunHistory:
 
     identity: Mapping[str, Any] = field(default_factory=dict)
     """The run's identity."""
+
+    configuration: Configuration = field(default_factory=Configuration)
+    """What the last driver was configured with; empty in journals that don't have it."""
 
     since_token: int = 0
     """The lease of the first driver."""
@@ -161,6 +165,8 @@ def read_as(kind: type[History], journal: Iterable[bytes]) -> History | None:
             if run_history is None or entry["anew"]:
                 run_history = kind(since_token=token)
             run_history.identity = entry["identity"]
+            # Journals of earlier versions don't have it.
+            run_history.configuration = configuration_in(entry.get("configuration") or {})
             run_history.world_size = entry["world_size"]
             run_history.ranking = _ranking(entry)
             run_history.stop_function = entry.get("stop_function")

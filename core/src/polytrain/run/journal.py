@@ -27,11 +27,13 @@ from polytrain.common.events import (
     Event,
     Exited,
     Failed,
+    Joined,
     Reported,
 )
 from polytrain.common.return_values import Returned, to_bytes
 from polytrain.policy.validation import Validation
 from polytrain.run.actions import Conclude, EndAttempt
+from polytrain.run.configuration import Configuration
 from polytrain.run.ledger import Ledger
 from polytrain.run.reports import Reports, encoded
 from polytrain.run.transition import Transition
@@ -119,6 +121,7 @@ class Journal:
         total_steps: int | None = None,
         time_budget_s: float | None = None,
         stop_function: str | None = None,
+        configuration: Configuration | None = None,
     ) -> None:
         """Note that a driver has started.
 
@@ -131,6 +134,7 @@ class Journal:
             total_steps: the most steps of the whole run; None if that is unknown.
             time_budget_s: seconds of training that end the run; None if none do.
             stop_function: fingerprint of the function in `RunConfig.stop`.
+            configuration: what people look up of it; nothing depends on it.
         """
         began = time.time() if began is None else began
         self._write(
@@ -144,6 +148,7 @@ class Journal:
             total_steps=total_steps,
             time_budget_s=time_budget_s,
             stop_function=stop_function,
+            configuration=configuration and asdict(configuration),
         )
         self.sync()
 
@@ -194,6 +199,7 @@ class Journal:
                 attempt=transition.state.attempt,
                 reason=transition.reason,
                 **_measured(event),
+                **_place(event),
             )
 
     def launched(
@@ -457,3 +463,11 @@ def _measured(event: Event | Reported | None) -> dict[str, float]:
         case _:
             measured = {}
     return {name: round(seconds, 6) for name, seconds in measured.items() if seconds}
+
+
+def _place(event: Event | None) -> Mapping[str, Any]:
+    """Return where a rank is that has joined, and its rows."""
+    if not isinstance(event, Joined):
+        return {}
+    told = {"rows": event.rows, "device": event.device, "node": event.node}
+    return {"rank": event.rank, **{name: value for name, value in told.items() if value}}

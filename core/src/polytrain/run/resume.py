@@ -61,7 +61,7 @@ def checkpoint_manager(
         backend=backend.name,
         kind=kind,
         merges_files=is_undecided and not is_declarative and kind is CheckpointKind.ONE_RANK,
-        versions=_versions(backend),
+        versions=versions_of(backend),
         world_size=world_size,
         token=lease.token,
         origin=origin,
@@ -100,10 +100,15 @@ def previous_run(storage: Storage, *, known: PreviousRun | None = None) -> Previ
     return PreviousRun(journal=journal, history=read_history(storage.read_log(JOURNAL)))
 
 
-def _versions(backend: Backend) -> dict[str, str]:
-    """Return the versions to record in checkpoints."""
+def versions_of(backend: Backend, *others: str) -> dict[str, str]:
+    """Return the versions of Python, of polytrain, and of what the backend needs, in this process.
+
+    Args:
+        backend: the backend.
+        others: more distributions, if they are installed.
+    """
     found = {"python": platform.python_version()}
-    for distribution in ("polytrain-core", *backend.requires):
+    for distribution in ("polytrain-core", *backend.requires, *others):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[distribution] = metadata.version(distribution)
     return found

@@ -205,8 +205,9 @@ def offer_message(offer: Offer) -> Message:
     return ["offer", offer.host, offer.port, dict(offer.details)]
 
 
-def joined_message() -> Message:
-    return ["joined"]
+def joined_message(rows: Mapping[str, int], *, device: str, node: str) -> Message:
+    """The rank trains from now on; see `Joined`."""
+    return ["joined", dict(rows), device, node]
 
 
 def report_message(
@@ -318,8 +319,8 @@ def to_event(
         case ["offer", host, port, details]:
             offer = Offer(host=host, port=port, details=details)
             return Offered(attempt=attempt, rank=rank, offer=offer)
-        case ["joined"]:
-            return Joined(attempt=attempt, rank=rank)
+        case ["joined", rows, device, node]:
+            return Joined(attempt=attempt, rank=rank, rows=rows, device=device, node=node)
         case ["report", step, metrics, stalled_s, has_checkpoint, at]:
             return Reported(
                 attempt=attempt,

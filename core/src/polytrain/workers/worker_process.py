@@ -20,11 +20,13 @@ from polytrain.common.return_values import Returned, encoded
 from polytrain.monitoring.progress_page import Stage, enter, reports, write_to
 from polytrain.monitoring.stacks import be_readable
 from polytrain.workers.breakpoints import explain_breakpoints
+from polytrain.workers.device_names import device_name
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.job_memory import unpickled_job
 from polytrain.workers.messages import (
     Channel,
     ConnectionClosedError,
+    Message,
     done_message,
     joined_message,
     leave_message,
@@ -38,7 +40,7 @@ from polytrain.workers.report_ring import Ring, calls_every_s
 from polytrain.workers.session import WorkerSession
 from polytrain.workers.spawned_scripts import explain_pickling
 from polytrain.workers.worker_api import current_session
-from polytrain_plugins import Engine, World
+from polytrain_plugins import Engine, Member, World
 
 if TYPE_CHECKING:
     from polytrain.data.shards.batched import BatchedShard
@@ -88,7 +90,7 @@ def run_worker(
             opened = shards()
             _check_sums(engine, world, opened)
             enter(Stage.TRAINING)
-            channel.send(joined_message())
+            channel.send(_joined_message(order.members[rank], opened))
             session = WorkerSession(
                 job=job,
                 order=order,
@@ -170,6 +172,15 @@ def _train(
     value = job.training_function(*arguments)
     world = session.world
     return None if value is None else encoded(value, rank=world.me.rank, world_size=world.size)
+
+
+def _joined_message(member: Member, shards: Mapping[str, BatchedShard]) -> Message:
+    counted = {name: shard.count() for name, shard in shards.items()}
+    return joined_message(
+        {name: rows for name, rows in counted.items() if rows is not None},
+        device=device_name(member.gpus, os.environ),
+        node=os.uname().nodename,
+    )
 
 
 def _check_sums(engine: Engine[Any], world: World, shards: Mapping[str, BatchedShard]) -> None:

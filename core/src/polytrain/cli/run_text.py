@@ -1,0 +1,146 @@
+"""One run as `polytrain show` prints it, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from polytrain.cli.found import FoundRun
+from polytrain.cli.runs import in_short
+from polytrain.run.configuration import chosen
+from polytrain.run.overview import AttemptOverview, RunState, attempts
+from polytrain.run.rank_overview import RankOverview, ranks_of
+
+_RANKS = 16
+"""Ranks that have a line; the page and the JSON have all."""
+
+_LONGEST = 100
+_REPORTS = frozenset({"Reported", "Reports", "RankReported", "RankReports"})
+
+
+def facts(run: FoundRun) -> dict[str, Any]:
+    """Return what is known of a run."""
+    history, happenings = run.history, _happenings(run)
+    return {
+        "name": run.location.name,
+        "path": run.location.address,
+        "state": run.state,
+        "reason": history.reason,
+        "driver": run.holder.description if run.holder is not None else None,
+        "backend": history.identity["backend"],
+        "workers": history.world_size,
+        "reports": len(history.history),
+        "metrics": dict(history.metrics),
+        "attempts": [
+            {
+                "driver": each.driver,
+                "number": each.number,
+                "workers": each.num_workers,
+                "first_step": each.first_step,
+                "launched": each.launched,
+                "ended": each.ended,
+                "failure": each.failure,
+                "reason": each.reason,
+            }
+            for each in attempts(happenings)
+        ],
+        "ranks": [asdict(each) for each in ranks_of(happenings)],
+        "options": history.identity["options"],
+        "settings": dict(history.configuration.options),
+        "datasets": dict(history.configuration.datasets),
+        "versions": dict(history.configuration.versions),
+        "cluster": history.configuration.cluster,
+        "seconds": dict(history.ledger.seconds),
+        "goodput": history.ledger.goodput,
+        "lost_steps": history.ledger.lost_steps,
+    }
+
+
+def run_text(run: FoundRun) -> str:
+    """Return what is known of a run, as lines."""
+    return "\n".join(_lines(run))
+
+
+def _lines(run: FoundRun) -> Iterator[str]:
+    history, happenings = run.history, _happenings(run)
+    configuration = history.configuration
+    where = f" {configuration.cluster}" if configuration.cluster else ""
+    yield f"{run.location.name}: {_verdict(run)}"
+    yield f"  in         {run.location.address}"
+    yield f"  backend    {history.identity['backend']}, {history.world_size} workers{where}"
+    for name, known in configuration.datasets.items():
+        rows = "an unknown number of" if known.get("rows") is None else known["rows"]
+        yield f"  data set   {name}: {rows} rows, {known.get('num_columns', '?')} columns"
+    versions = [f"{name} {version}" for name, version in configuration.versions.items()]
+    if versions:
+        yield f"  versions   {', '.join(versions)}"
+    yield f"  reports    {len(history.history)}: {in_short(history.metrics) or 'none'}"
+    yield ""
+    if configuration.options:
+        yield from _settings(chosen(configuration.options))
+        yield ""
+    yield "attempts"
+    for each in attempts(happenings):
+        yield f"  {_attempt(each)}"
+        if each.failure is not None:
+            yield f"      {each.failure} ({each.reason})"
+    yield ""
+    ranks = ranks_of(happenings)
+    if ranks:
+        yield from _ranks(ranks)
+        yield ""
+    yield str(history.ledger)
+
+
+def _settings(options: Mapping[str, Any]) -> Iterator[str]:
+    yield "settings that aren't the defaults" if options else "settings: the defaults"
+    for name, value in options.items():
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        yield f"  {name} = {text if len(text) <= _LONGEST else f'{text[: _LONGEST - 1]}…'}"
+
+
+def _ranks(ranks: Sequence[RankOverview]) -> Iterator[str]:
+    yield "ranks"
+    for each in ranks[:_RANKS]:
+        known = [each.place, each.computes_on]
+        if each.rows:
+            known.append(f"{each.rows_in_short} rows")
+        if each.busy is not None:
+            known.append(f"busy {each.busy:.0%}")
+        if each.memory is not None:
+            known.append(f"{each.memory / 2**20:.0f} MiB")
+        yield f"  {each.rank:<3}  {', '.join(each for each in known if each)}".rstrip()
+    if len(ranks) > _RANKS:
+        yield f"  {len(ranks) - _RANKS} more are in --json"
+
+
+def _happenings(run: FoundRun) -> Sequence[Mapping[str, Any]]:
+    """All lines of its journal but reports."""
+    return [entry for entry in run.entries() if entry["event"] not in _REPORTS]
+
+
+def _verdict(run: FoundRun) -> str:
+    who = run.holder.description if run.holder is not None else "nobody"
+    match run.state:
+        case RunState.RUNNING:
+            return f"running: {who}"
+        case RunState.INTERRUPTED:
+            return f"interrupted ({who} has died): fit() resumes it"
+        case RunState.STOPPED:
+            return f"stopped ({run.history.reason}): fit() resumes it"
+        case RunState.FAILED:
+            return f"failed: {run.history.reason}"
+        case RunState.FINISHED:
+            return f"finished ({run.history.reason})" if run.history.stopped else "finished"
+
+
+def _attempt(attempt: AttemptOverview) -> str:
+    launched = datetime.fromtimestamp(attempt.launched)
+    took = "" if attempt.ended is None else f", {attempt.ended - attempt.launched:.1f} s"
+    return (
+        f"{attempt.driver}.{attempt.number}  {launched:%Y-%m-%d %H:%M:%S}{took}, "
+        f"{attempt.num_workers} workers, after {attempt.first_step} steps"
+    )
