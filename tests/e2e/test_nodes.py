@@ -141,8 +141,10 @@ except polytrain.TrainingFailedError as error:
     print("FAILED", error)
 finally:
     ray.shutdown()
-    cluster.shutdown()
+    # Without its cluster it would wait for a minute.
+    other.terminate()
     other.wait()
+    cluster.shutdown()
 """
 
 
