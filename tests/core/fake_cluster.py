@@ -71,6 +71,9 @@ class FakeCluster:
         self.waiting[agent_handle] = avoid
         return agent_handle
 
+    def setup(self) -> str | None:
+        return None
+
     def outlook(self) -> Outlook | None:
         return self.says
 

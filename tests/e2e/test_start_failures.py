@@ -208,7 +208,7 @@ def test_why_a_jobs_runtime_environment_can_not_be_set_up_is_told(tmp_path: Path
         [sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=200
     )
     [told] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
-    assert "the runtime_env can't be set up" in told
+    assert "the runtime_env of the Ray job can't be set up" in told
     # In the words of whoever tried, beyond Ray's own first line.
     assert "conda" in told.partition("can't be set up")[2]
 

@@ -295,11 +295,27 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
             ({"auc": "<="}, "'<=' is not a limit", 'such as "<= 0.1"'),
             ({"auc": "== 3"}, "'== 3' is not a limit", 'such as "<= 0.1"'),
             ({"auc": "> inf"}, "'> inf' is not a limit", "Give a finite number"),
-            ({"val_loss": 0.1}, "0.1 alone is the least value", 'Write "<= 0.1"'),
+            ({"val_loss": 0.1}, "ends once 'val_loss' is 0.1 or more", 'Write "<= 0.1"'),
             ({"time_total_s": 60}, "no report has the time", "time_budget_s=…"),
         ]
         for name in limits
     },
+    "a number for a loss, beside a step": (
+        "reference",
+        run(stop={"loss": 0.1, "training_iteration": 100}),
+        "RunConfig.stop['loss']",
+        "0.1 alone means that the run ends once 'loss' is 0.1 or more, as in Ray Tune",
+        'Write "<= 0.1" to end it once the value is that small, or',
+    ),
+    "a number for a loss that ranks checkpoints the wrong way": (
+        "reference",
+        run(
+            stop={"loss": 0.1}, checkpoint_config=CheckpointConfig(checkpoint_score_attribute="loss")
+        ),
+        "RunConfig.stop['loss']",
+        "which a loss or an error is at the first report",
+        'with CheckpointConfig(checkpoint_score_order="min")',
+    ),
     "stop with two arguments": (
         "reference",
         run(stop=two_arguments),

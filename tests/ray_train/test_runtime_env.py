@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import site
 import subprocess
 import sys
 import tempfile
@@ -202,5 +203,51 @@ def test_ray_sets_up_the_files_of_workers(tmp_path: Path) -> None:
     assert f"VALIDATED {validated}" in run.stdout, run.stdout + run.stderr
     # The failure of the setup ends the run at once, in Ray's own words.
     [told] = [line for line in run.stdout.splitlines() if line.startswith("TOLD")]
-    assert told.startswith("TOLD startup the runtime_env can't be set up: "), told
+    which = "RunConfig.worker_runtime_env ('working_dir')"
+    assert told.startswith(f"TOLD startup {which} can't be set up: "), told
     assert "x.zip" in told
+
+
+NO_SUCH_PACKAGE = """
+import ray
+import polytrain as train
+
+ray.init(address="local", num_cpus=2, log_to_driver=False, logging_level=40)
+pip = {"packages": ["no-such-package==9"], "pip_install_options": ["--no-index"]}
+try:
+    train.DataParallelTrainer(
+        lambda: None, scaling_config=train.ScalingConfig(num_workers=2),
+        run_config=train.RunConfig(
+            storage_path="runs", worker_runtime_env={"pip": pip},
+            failure_config=train.FailureConfig(max_failures=5),
+        ),
+    ).fit()
+except train.TrainingFailedError as error:
+    print("TOLD", error)
+    print("ATTEMPTS", len(error.failures))
+ray.shutdown()
+"""
+
+
+def test_a_package_that_pip_does_not_find_is_told_with_the_argument(tmp_path: Path) -> None:
+    """Ray copies the driver's virtual environment before it calls pip, so this one is small."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "small"], check=True)
+    [packages] = (tmp_path / "small").glob("lib/python*/site-packages")
+    [found] = [path for path in site.getsitepackages() if path.startswith(sys.prefix)]
+    (packages / "these.pth").write_text(f"import site; site.addsitedir({found!r})")
+    (tmp_path / "script.py").write_text(NO_SUCH_PACKAGE)
+    run = subprocess.run(
+        [tmp_path / "small/bin/python", "script.py"],
+        cwd=tmp_path,
+        # Ray itself tries again, in case an index was busy.
+        env={**os.environ, "RUNTIME_ENV_RETRY_TIMES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    told = run.stdout.partition("TOLD ")[2]
+    assert told.startswith("RunConfig.worker_runtime_env ('pip') can't be set up: "), run.stderr
+    assert "ERROR: No matching distribution found for no-such-package==9" in told
+    # Once: neither a restart nor another worker repeats it.
+    assert "ATTEMPTS 1" in told
+    assert run.stderr.count("No matching distribution") <= 1, run.stderr

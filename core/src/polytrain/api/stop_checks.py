@@ -73,7 +73,7 @@ def _limit_problems(name: Any, limit: Any, checkpoints: Any) -> Iterator[Problem
         return
     ranks = checkpoints if isinstance(checkpoints, CheckpointConfig) else CheckpointConfig()
     try:
-        limit_of(name, limit, ranks)
+        meant = limit_of(name, limit, ranks)
     except ValueError as error:
         yield Problem(
             field=field,
@@ -81,13 +81,15 @@ def _limit_problems(name: Any, limit: Any, checkpoints: Any) -> Iterator[Problem
             remedy='Give a finite number, or a text such as "<= 0.1" or ">= 0.9"',
         )
         return
-    is_ranked = name == ranks.checkpoint_score_attribute
-    if not isinstance(limit, str) and not is_ranked and is_good_when_small(name):
+    if not isinstance(limit, str) and meant.comparison == ">=" and is_good_when_small(name):
+        is_ranked = name == ranks.checkpoint_score_attribute
+        order = ', with CheckpointConfig(checkpoint_score_order="min")' if is_ranked else ""
         yield Problem(
             field=field,
-            what=f"{limit!r} alone is the least value at which the run ends, as in Ray Tune, and "
-            f"training is to make {name!r} smaller",
-            remedy=f'Write "<= {limit:g}", or ">= {limit:g}" if it is to end when it grows',
+            what=f"{limit!r} alone means that the run ends once {name!r} is {limit:g} or more, as "
+            "in Ray Tune, which a loss or an error is at the first report",
+            remedy=f'Write "<= {limit:g}" to end it once the value is that small{order}, or '
+            f'">= {limit:g}" to end it when it is that large',
         )
 
 

@@ -299,10 +299,10 @@ class RunConfig(_PlainNumbers):
     """Conditions on the reports of rank 0; the first that is met finishes the run. Either limits:
     `{"training_iteration": 100, "loss": "<= 0.1"}` ends it at step 100, counted over all restarts,
     or once the loss is small. `a/b` names a nested metric; metrics of a validation count too. A
-    number alone is the least value at which the run ends, as in Ray Tune; of
-    `checkpoint_score_attribute` it is the value to reach. Or a function of a `Report` that returns
-    whether to end the run: it is called in rank 0's worker process, and what it keeps is lost with
-    an attempt. The run ends with the checkpoint of this report, or else with the next one;
+    number alone ends the run once the metric is that or more, as in Ray Tune, and is refused for a
+    loss; of `checkpoint_score_attribute` it is the value to reach. Or a function of a `Report` that
+    returns whether to end the run: it is called in rank 0's worker process, and what it keeps is
+    lost with an attempt. The run ends with the checkpoint of this report, or else with the next one;
     `Result.stopped` says why. The next `fit()` returns the result, or resumes the run if the
     conditions of that call aren't met."""
 

@@ -34,6 +34,11 @@ def parts_of_ray(runtime_env: Any) -> tuple[str, ...]:
     return tuple(name for name, value in given.items() if value and name != _VARIABLES)
 
 
+def named(runtime_env: Mapping[str, Any]) -> str:
+    """Return the argument and those of its parts that Ray sets up, for a sentence."""
+    return f"{FIELD} ({', '.join(map(repr, parts_of_ray(runtime_env)))})"
+
+
 def runtime_env_of_validations(
     workers: Mapping[str, Any] | None, own: Mapping[str, Any] | None
 ) -> dict[str, Any]:

@@ -59,6 +59,9 @@ class LocalAgentLauncher:
     def reserve(self, bundles: int, strategy: str) -> None:
         """Do nothing: no other run uses this launcher."""
 
+    def setup(self) -> None:
+        """Return None: agents here need nothing that takes time."""
+
     def outlook(self) -> None:
         """Return None: no nodes are added to this machine."""
 

@@ -28,6 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
 from polytrain.common.ray_state import is_worker_process
+from polytrain.common.runtime_env import named
 from polytrain.policy.autoscaling import Outlook, outlook
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Delivery, Gone, delivery
@@ -134,6 +135,16 @@ class RayAgentLauncher:
         """
         return outlook(autoscaler_report(), self._bundles.sizes())
 
+    def setup(self) -> str | None:
+        """Return what Ray sets up for agents that have their resources; None if nothing."""
+        if not self.spec.runtime_env:
+            return None
+        with self._lock:
+            # A host without a node of its own may wait for its resources.
+            missing = [host for host in self._hosts.values() if host.place is None]
+            is_placed = not self._unplaced and all(host.node is not None for host in missing)
+        return named(self.spec.runtime_env) if missing and is_placed else None
+
     def call(self, calls: Mapping[AgentHandle, tuple[Any, ...]], method: str, *shared: Any) -> None:
         """Call a method of several agents: once per host. See `CallingLauncher.call`."""
         by_host: dict[_Host, list[AgentHandle]] = defaultdict(list)
@@ -233,7 +244,7 @@ class RayAgentLauncher:
             self._lose(host, FailureKind.AGENT_LOST, reason)
         except RayTaskError as error:
             # The call can't be received: the host itself lives on.
-            kind, reason = why_gone(error, None)
+            kind, reason = why_gone(error, None, self.spec.runtime_env)
             self._report_lost(agents, kind, reason)
         except RayError:
             # It is about the actor itself, whose end `_listen` reports.
@@ -338,7 +349,9 @@ class RayAgentLauncher:
                     if agent_handle is not None:
                         self.mailbox.put(delivery(agent_handle, mail))
         except RayError as error:
-            kind, reason = await asyncio.to_thread(why_gone, error, host.place)
+            kind, reason = await asyncio.to_thread(
+                why_gone, error, host.place, self.spec.runtime_env
+            )
             if isinstance(error, ActorUnavailableError):
                 # Kill it in case it lives: nothing listens to it any more.
                 ray.kill(host.actor)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ray.exceptions import (
     ActorUnavailableError,
     OutOfMemoryError,
@@ -13,15 +16,18 @@ from ray.exceptions import (
 from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
 from polytrain.common.ray_state import death_of_node, is_reachable
-from polytrain.common.runtime_env import cause_of
+from polytrain.common.runtime_env import cause_of, named
 
 
-def why_gone(error: RayError, place: NodeAddress | None) -> tuple[FailureKind, str]:
+def why_gone(
+    error: RayError, place: NodeAddress | None, runtime_env: Mapping[str, Any]
+) -> tuple[FailureKind, str]:
     """Return the kind of the loss, and the reason in words.
 
     Args:
         error: raised by a call of the actor.
         place: its node; None if it hasn't arrived.
+        runtime_env: the runtime environment that it was requested with; empty if it has the job's.
     """
     if isinstance(error, RayTaskError):
         return FailureKind.AGENT_LOST, f"{type(error.cause).__name__}: {error.cause}"
@@ -38,7 +44,8 @@ def why_gone(error: RayError, place: NodeAddress | None) -> tuple[FailureKind, s
     if isinstance(error, RuntimeEnvSetupError):
         # It is the same on every node.
         cause = cause_of(error.error_message)
-        return FailureKind.STARTUP, f"the runtime_env can't be set up: {cause}"
+        which = named(runtime_env) if runtime_env else "the runtime_env of the Ray job"
+        return FailureKind.STARTUP, f"{which} can't be set up: {cause}"
     detail = _detail(str(error))
     if isinstance(error, OutOfMemoryError):
         return FailureKind.OUT_OF_MEMORY, f"Ray has ended its agent to free memory ({detail})"

@@ -70,6 +70,9 @@ class AgentLauncher(Protocol):
     def outlook(self) -> Outlook | None:
         """Return whether nodes are added for the requested agents; None where none ever are."""
 
+    def setup(self) -> str | None:
+        """Return what is set up for agents that have their resources; None if nothing."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Placing:
@@ -132,6 +135,9 @@ class WorkerPool:
 
         self._setbacks = 0
         """Agents that were lost since the last arrival."""
+
+        self._why_failed: str | None = None
+        """Why workers can't start, once that is known."""
 
         self._avoided: frozenset[str] = frozenset()
         self._bundle_nodes: dict[int, str] = {}
@@ -225,10 +231,13 @@ class WorkerPool:
             rank = self.ranked.index(agent_handle)
             return AgentLost(rank=rank, kind=gone.kind, reason=gone.reason)
         if self._placing is None:
-            logger.warning("An agent without a rank is lost: %s.", gone.reason)
+            # Several agents fail for one reason, which the failure of the placement has.
+            if gone.reason != self._why_failed:
+                logger.warning("An agent without a rank is lost: %s.", gone.reason)
             self._ask_for_more()
         elif gone.kind is FailureKind.STARTUP:
             self._placing = None
+            self._why_failed = gone.reason
             self._tell(PlacementFailed(reason=gone.reason))
         elif not self._may_wait:
             self._placing = None
@@ -273,10 +282,12 @@ class WorkerPool:
             self._placing = None
             self._tell(PlacementFailed(reason=f"{self._wanted_and_free(outlook)}. {_IF_HOPELESS}"))
         elif not placing.is_noticed:
+            setup = self._launcher.setup()
             logger.warning(
-                "Waiting for resources, up to %g s: %s.",
+                "Waiting for %s, up to %g s: %s.",
+                "resources" if setup is None else "workers",
                 self._scaling.start_timeout_s,
-                self._wanted_and_free(outlook),
+                self._wanted_and_free(outlook) if setup is None else f"Ray sets up {setup}",
             )
         placing.is_noticed = True
 
@@ -411,6 +422,12 @@ class WorkerPool:
                 agent_handles.remove(agent_handle)
 
     def _why_not_placed(self) -> str:
+        setup = self._launcher.setup()
+        if setup is not None:
+            return (
+                f"Ray has not set up {setup} within {self._scaling.start_timeout_s:g} s. Raise "
+                "ScalingConfig(start_timeout_s=…), or install what it has on the nodes"
+            )
         return (
             f"the workers could not be placed within {self._scaling.start_timeout_s:g} s: "
             f"{self._wanted_and_free(self._launcher.outlook())}. Wait for other jobs, ask for "
