@@ -158,6 +158,13 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
         "this machine has no GPU",
         "Use use_gpu=False",
     ),
+    "use_gpu with a torch for CPUs": (
+        "torch",
+        scaling(use_gpu=True),
+        "ScalingConfig.use_gpu",
+        "in this environment is built for CPUs only",
+        "Install a build of torch for GPUs",
+    ),
     **{
         f"infinite {field}": ("reference", arguments, field, "inf is too long", SECONDS)
         for field, arguments in {
@@ -310,7 +317,8 @@ CASES: dict[str, tuple[str, dict[str, Any], str, str, str]] = {
     "a number for a loss that ranks checkpoints the wrong way": (
         "reference",
         run(
-            stop={"loss": 0.1}, checkpoint_config=CheckpointConfig(checkpoint_score_attribute="loss")
+            stop={"loss": 0.1},
+            checkpoint_config=CheckpointConfig(checkpoint_score_attribute="loss"),
         ),
         "RunConfig.stop['loss']",
         "which a loss or an error is at the first report",
@@ -350,7 +358,8 @@ def test_what_is_wrong_is_told_with_its_remedy(
     arguments["run_config"] = dataclasses.replace(config, storage_path=tmp_path)
     with pytest.raises(InvalidJobError) as caught:
         make_trainer(backend, **arguments)
-    [problem] = (each for each in caught.value.problems if each.field == field)
+    found = [each for each in caught.value.problems if each.field == field]
+    [problem] = [each for each in found if what in each.what] or found
     assert what in problem.what
     assert remedy in problem.remedy
 

@@ -18,6 +18,7 @@ from polytrain_plugins import (
     Problem,
     timeout_problems,
 )
+from polytrain_torch.installed_build import cpu_build_problem
 from polytrain_torch.prediction_options import prediction_problems
 from polytrain_torch.script_options import has_script, script_of, script_problems
 
@@ -83,6 +84,12 @@ class Torch(Backend):
                 what="nccl needs GPUs",
                 remedy="Use ScalingConfig(use_gpu=True), or leave it out to get gloo",
             )
+
+        # On a cluster other nodes may have a different build; their workers check it.
+        if job.use_gpu and job.is_in_this_environment:
+            problem = cpu_build_problem()
+            if problem is not None:
+                yield problem
 
     def prediction_problems(
         self, options: Mapping[str, Any], data: DatasetInfo

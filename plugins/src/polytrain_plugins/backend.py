@@ -28,6 +28,10 @@ class Job:
     has_training_function: bool
     datasets: Mapping[str, DatasetInfo]
 
+    is_in_this_environment: bool = False
+    """Whether workers are known to import what is installed here. Nodes of a cluster may have
+    different packages, and `RunConfig.worker_runtime_env` may install some."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:

@@ -294,6 +294,15 @@ def job_of(request: Request, datasets: tuple[RunDataset, ...]) -> Job:
         cpus_per_worker=request.scaling.cpus_per_worker,
         has_training_function=request.training_function is not None,
         datasets={name: known.get(name, DatasetInfo(name=name)) for name in names},
+        is_in_this_environment=_is_in_this_environment(request),
+    )
+
+
+def _is_in_this_environment(request: Request) -> bool:
+    """Whether workers import what is installed here: inline, or on this machine alone."""
+    around = surroundings_of(request)
+    return request.scaling.num_workers == 0 or (
+        not around.runtime_env and not around.ray_is_initialized and around.ray_address is None
     )
 
 

@@ -302,8 +302,8 @@ class RunConfig(_PlainNumbers):
     number alone ends the run once the metric is that or more, as in Ray Tune, and is refused for a
     loss; of `checkpoint_score_attribute` it is the value to reach. Or a function of a `Report` that
     returns whether to end the run: it is called in rank 0's worker process, and what it keeps is
-    lost with an attempt. The run ends with the checkpoint of this report, or else with the next one;
-    `Result.stopped` says why. The next `fit()` returns the result, or resumes the run if the
+    lost with an attempt. The run ends with the checkpoint of this report, or else with the next
+    one; `Result.stopped` says why. The next `fit()` returns the result, or resumes the run if the
     conditions of that call aren't met."""
 
     time_budget_s: Annotated[float | None, Seconds(above=True, or_none="for no limit")] = None
