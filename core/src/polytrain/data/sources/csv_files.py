@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from polytrain.common.data_errors import ReadError, SourceError, one_line
+from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources.compression import open_decompressed
 from polytrain.data.sources.csv_types import ColumnFacts, candidate, first_rounded, typed_block
 from polytrain.data.sources.expansion import format_of
-from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
+from polytrain.data.sources.file_version import FileVersion, version_of
 from polytrain.data.sources.missing import Missing
 from polytrain.data.sources.pieces import Piece
-from polytrain.data.sources.schemas import columns_to_count, conformed, refuse_repeated, subschema
-from polytrain.data.sources.streamed_rows import cut
+from polytrain.data.sources.schemas import columns_to_count, refuse_repeated
+from polytrain.data.sources.streamed_rows import StreamedPiece
 from polytrain.storage.filesystems import find
 
 _BLOCKS = (1 << 22, 1 << 26, 1 << 30)
@@ -28,54 +28,18 @@ _BLOCKS = (1 << 22, 1 << 26, 1 << 30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CsvPiece(Piece):
+class CsvPiece(StreamedPiece):
     """A CSV file with a header line."""
-
-    path: str
-    rows: int
-    schema: pa.Schema
-    """The types that the driver inferred from all files, so that all ranks agree on them."""
-
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    """Columns that aren't in the file, with the value that all its rows have."""
 
     block: int = _BLOCKS[0]
     """Bytes that are parsed at once."""
 
-    version: FileVersion = UNKNOWN
-
-    @property
-    def where(self) -> str:
-        return repr(self.path)
-
-    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
-        return pa.concat_tables(self.scan(start, stop, columns))
-
-    def scan(
-        self, start: int, stop: int, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.Table]:
-        schema = subschema(self.schema, self.schema.names if columns is None else list(columns))
-        stored = [name for name in schema.names if name not in self.constants]
-        if not stored:
-            yield conformed(pa.table({"": pa.nulls(stop - start)}), schema, "", self.constants)
-            return
-        types = {name: self.schema.field(name).type for name in stored}
-        try:
-            check_unchanged(self.where, self.version, version_of(find(self.path)))
-            with _stream(self.path, self.block, types) as stream:
-                # No rows, of the columns' types: there may be no batch.
-                yield self._conformed(stream.schema.empty_table(), schema)
-                for batch in cut(stream, start, stop, rows=self.rows, where=self.where):
-                    yield self._conformed(pa.Table.from_batches([batch]), schema)
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-            raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
-
-    def _conformed(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
-        return conformed(table, schema, self.where, self.constants)
-
-    def seekable(self, *, scattered: bool) -> bool:
-        # Every row before the first one that is wanted has to be parsed.
-        return False
+    def _parsed(self, columns: Sequence[str]) -> Generator[pa.Table, None, None]:
+        types = {name: self.schema.field(name).type for name in columns}
+        with _stream(self.path, self.block, types) as stream:
+            yield stream.schema.empty_table()
+            for batch in stream:
+                yield pa.Table.from_batches([batch])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

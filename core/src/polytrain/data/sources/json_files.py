@@ -8,22 +8,22 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pajson
 
-from polytrain.common.data_errors import ReadError, SourceError, one_line
+from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources.compression import open_decompressed
 from polytrain.data.sources.csv_types import EXACT
-from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
+from polytrain.data.sources.file_version import FileVersion, version_of
 from polytrain.data.sources.missing import Missing, found_missing
 from polytrain.data.sources.pieces import Piece
-from polytrain.data.sources.schemas import columns_to_count, conformed, subschema, unified_type
-from polytrain.data.sources.streamed_rows import cut
+from polytrain.data.sources.schemas import columns_to_count, subschema, unified_type
+from polytrain.data.sources.streamed_rows import StreamedPiece
 from polytrain.storage.filesystems import find
 
 _BLOCK = 1 << 22
@@ -31,54 +31,17 @@ _BLOCK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonPiece(Piece):
+class JsonPiece(StreamedPiece):
     """A file with an object in each line."""
 
-    path: str
-    rows: int
-    schema: pa.Schema
-    """In the types of the data set, which may be wider than the file's."""
-
     stored: pa.Schema
-    """The file's own columns and types."""
+    """The file's own columns and types, which may be narrower than those of the data set."""
 
-    constants: Mapping[str, Any] = field(default_factory=dict)
-    """Columns that aren't in the file, with the value that all its rows have."""
-
-    version: FileVersion = UNKNOWN
-
-    @property
-    def where(self) -> str:
-        return repr(self.path)
-
-    def read(self, start: int, stop: int, columns: Sequence[str] | None = None) -> pa.Table:
-        return pa.concat_tables(self.scan(start, stop, columns))
-
-    def scan(
-        self, start: int, stop: int, columns: Sequence[str] | None = None
-    ) -> Iterator[pa.Table]:
-        schema = subschema(self.schema, self.schema.names if columns is None else list(columns))
-        names = [name for name in schema.names if name not in self.constants]
-        if not names:
-            yield conformed(pa.table({"": pa.nulls(stop - start)}), schema, "", self.constants)
-            return
-        own = subschema(self.stored, names)
-        try:
-            check_unchanged(self.where, self.version, version_of(find(self.path)))
-            # No rows, of the columns' types: there may be no block.
-            yield self._conformed(own.empty_table(), schema)
-            blocks = (_parsed(block, own) for block in _blocks(self.path))
-            for table in cut(blocks, start, stop, rows=self.rows, where=self.where):
-                yield self._conformed(table, schema)
-        except (pa.ArrowException, OSError) as error:
-            raise ReadError(f"{self.where} can't be read: {one_line(error)}") from error
-
-    def _conformed(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
-        return conformed(table, schema, self.where, self.constants)
-
-    def seekable(self, *, scattered: bool) -> bool:
-        # Every line before the first one that is wanted has to be parsed.
-        return False
+    def _parsed(self, columns: Sequence[str]) -> Generator[pa.Table, None, None]:
+        own = subschema(self.stored, list(columns))
+        yield own.empty_table()
+        for block in _blocks(self.path):
+            yield _parsed(block, own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
