@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from tests.unit.core.agent_specs import agent_spec
 
-from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.errors import FailureKind
 from polytrain.common.ray_state import free_resources
-from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually, title
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
-from polytrain.workers.processes.client import ZygoteSpec
 
 if TYPE_CHECKING:
     from polytrain.workers.ray_launcher import RayAgentLauncher
@@ -62,25 +60,6 @@ def hosts() -> list[psutil.Process]:
     return [process for process in processes if "ray::RayHost" in title(process)]
 
 
-def spec_in(tmp_path: Path, *, kill_timeout_s: float) -> AgentSpec:
-    (tmp_path / "marker").touch()
-    return AgentSpec(
-        token="token",
-        zygote=ZygoteSpec(name="zygote", environment={}, modules=(), path=()),
-        environment={},
-        directory=str(tmp_path),
-        prefix="",
-        store=CheckpointStore(location=Location.of(tmp_path)),
-        marker="marker",
-        hang_timeout_s=None,
-        passes_all_reports=False,
-        straggler_window_s=None,
-        merges_files=False,
-        leave_timeout_s=60.0,
-        kill_timeout_s=kill_timeout_s,
-    )
-
-
 def launcher_of(
     spec: AgentSpec, resources: dict[str, float], mailbox: queue.SimpleQueue[Delivery]
 ) -> RayAgentLauncher:
@@ -94,7 +73,7 @@ def launcher_of(
 @pytest.mark.usefixtures("ray_here")
 def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(tmp_path: Path) -> None:
     """Its rank would be waited for without end."""
-    spec = spec_in(tmp_path, kill_timeout_s=60)
+    spec = agent_spec(tmp_path)
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
     launcher = launcher_of(spec, {"CPU": 1}, mailbox)
     agent_handle = launcher.ask()
@@ -114,7 +93,7 @@ def test_an_agent_that_can_not_do_what_it_is_asked_is_lost(tmp_path: Path) -> No
 def test_an_agent_whose_process_is_stopped_is_not_waited_for(tmp_path: Path) -> None:
     """Its attempt would never end. Ray doesn't take it for dead."""
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-    spec = spec_in(tmp_path, kill_timeout_s=1.0)
+    spec = agent_spec(tmp_path, kill_timeout_s=1.0)
     launcher = launcher_of(spec, {"CPU": 2}, mailbox)
     stopped = launcher.ask()
     next_of(mailbox, Arrived)
@@ -140,7 +119,7 @@ def test_an_agent_whose_process_is_stopped_is_not_waited_for(tmp_path: Path) -> 
 @pytest.mark.usefixtures("ray_here")
 def test_one_actor_serves_the_workers_of_a_node(tmp_path: Path) -> None:
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-    spec = spec_in(tmp_path, kill_timeout_s=60)
+    spec = agent_spec(tmp_path)
     launcher = launcher_of(spec, {"CPU": 1}, mailbox)
     launcher.reserve(2, "PACK")
     try:
@@ -165,7 +144,7 @@ def test_agents_without_the_runs_bundles_share_an_actor_too(tmp_path: Path) -> N
     total = 2
     assert eventually(lambda: free_cpus() == total)
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-    spec = spec_in(tmp_path, kill_timeout_s=60)
+    spec = agent_spec(tmp_path)
     launcher = launcher_of(spec, {"CPU": 1}, mailbox)
     try:
         asked = [launcher.ask() for _ in range(total + 1)]
@@ -195,7 +174,7 @@ def test_the_resources_of_lost_agents_are_those_of_the_next(tmp_path: Path) -> N
 
     total = 2
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-    launcher = launcher_of(spec_in(tmp_path, kill_timeout_s=60), {"CPU": 1}, mailbox)
+    launcher = launcher_of(agent_spec(tmp_path), {"CPU": 1}, mailbox)
     try:
         asked = {launcher.ask() for _ in range(total)}
         assert arrivals(mailbox, total) == asked
@@ -226,7 +205,7 @@ def free_cpus() -> float:
 def test_workers_with_devices_have_actors_of_their_own(tmp_path: Path) -> None:
     """Only an actor in a worker's bundle learns which devices it has."""
     mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-    spec = spec_in(tmp_path, kill_timeout_s=60)
+    spec = agent_spec(tmp_path)
     resources = {"CPU": 1, "device": 1}
     launcher = launcher_of(spec, resources, mailbox)
     launcher.reserve(2, "PACK")

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests.unit.core.agent_specs import agent_spec
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.events import Exited
 from polytrain.common.placement import NodeAddress, members
 from polytrain.monitoring.health_events import Stacks, Started, Unkillable
-from polytrain.storage.location import Location
 from polytrain.workers.agent import Agent, AgentSpec
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
@@ -57,22 +56,7 @@ class FakeZygotes:
 def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentSpec:
     monkeypatch.setattr("polytrain.workers.agent.Zygotes", FakeZygotes)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    (tmp_path / "marker").touch()
-    return AgentSpec(
-        token="token",
-        zygote=ZygoteSpec(name="zygote", environment={}, modules=(), path=()),
-        environment={},
-        directory=str(tmp_path),
-        prefix="",
-        store=CheckpointStore(location=Location.of(tmp_path)),
-        marker="marker",
-        hang_timeout_s=None,
-        passes_all_reports=False,
-        straggler_window_s=None,
-        merges_files=False,
-        leave_timeout_s=60.0,
-        kill_timeout_s=0.01,
-    )
+    return agent_spec(tmp_path, kill_timeout_s=0.01)
 
 
 def order(attempt: int = 0) -> LaunchOrder:

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.unit.core.agent_specs import agent_spec
 
-from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.placement import NodeAddress
-from polytrain.storage.location import Location
-from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_host import AgentHost, Mail, Ready
-from polytrain.workers.processes.client import ZygoteSpec
 
 HERE = NodeAddress(node_id="node", host="127.0.0.1")
 
@@ -24,22 +21,7 @@ def test_an_agent_ends_while_others_use_the_zygote_that_it_started(
 ) -> None:
     """Otherwise nobody gets its resources until the run ends."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    (tmp_path / "marker").touch()
-    spec = AgentSpec(
-        token=secrets.token_hex(8),
-        zygote=ZygoteSpec(name=secrets.token_hex(8), environment={}, modules=(), path=()),
-        environment={},
-        directory=str(tmp_path),
-        prefix="",
-        store=CheckpointStore(location=Location.of(tmp_path)),
-        marker="marker",
-        hang_timeout_s=None,
-        straggler_window_s=None,
-        merges_files=False,
-        passes_all_reports=False,
-        leave_timeout_s=60.0,
-        kill_timeout_s=60.0,
-    )
+    spec = agent_spec(tmp_path, token=secrets.token_hex(8), zygote=secrets.token_hex(8))
 
     async def run() -> None:
         others = set(psutil.Process().children())
