@@ -224,7 +224,14 @@ def test_a_failure_names_the_runs_directory_and_the_log(
     log = tmp_path / "run" / "logs" / "rank_0.log"
     assert log.read_text() == "what explains it\n"
     text = str(raised.value)
+    assert raised.value.log == str(log)
+    assert text.count("ValueError: no") == 1
+    # The traceback begins with the user's code.
+    assert 'raise ValueError("no")' in text
+    assert "worker_process" not in text
+    assert "The last lines of rank 0:\n    what explains it\n" in text
     assert f"The run's directory: {tmp_path / 'run'}\n" in text
-    assert text.endswith(f"The output of rank 0: {log}")
-    assert f"polytrain logs {tmp_path / 'run'} --rank 0" in errors
-    assert "    what explains it\n" in errors
+    assert text.endswith(f"To see more: polytrain logs {tmp_path / 'run'} --rank 0")
+    # The exception says it, and nobody else.
+    assert "what explains it" not in errors
+    assert "ValueError" not in errors

@@ -262,8 +262,12 @@ def test_the_command_that_a_failure_names_works(directory: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    [more] = [line for line in done.stderr.splitlines() if line.startswith("  more: ")]
-    program, *arguments = shlex.split(more.removeprefix("  more: "))
+    said = done.stderr.splitlines()
+    # All that is known of the cause is said once.
+    assert sum("killed by SIGKILL" in line for line in said) == 1
+    assert sum("the last words of rank 1" in line for line in said) == 1
+    [more] = [line for line in said if line.startswith("To see more: ")]
+    program, *arguments = shlex.split(more.removeprefix("To see more: "))
     assert program == "polytrain"
     shown = subprocess.run(
         [sys.executable, "-m", "polytrain", *arguments],

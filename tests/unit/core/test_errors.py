@@ -87,6 +87,69 @@ def test_a_failed_training_begins_with_its_cause() -> None:
     assert "Also on rank 0: RuntimeError: peer closed" in text
 
 
+def test_a_failed_training_says_where_what_was_printed_and_what_to_type() -> None:
+    traceback = "Traceback:\n  train()\nValueError: no\nsuch column\n"
+    cause = Failure(
+        kind=FailureKind.USER_ERROR,
+        rank=1,
+        message="ValueError: no\nsuch column",
+        traceback=traceback,
+        step=7,
+    )
+    error = TrainingFailedError(
+        "no restart is left",
+        (cause,),
+        path="/runs/my run",
+        log="/runs/my run/logs/rank_1.log",
+        host="10.0.0.3",
+        last_lines=("reading", "last words"),
+    )
+    assert str(error) == (
+        "rank 1 on 10.0.0.3: ValueError: no\nsuch column, after step 7 (no restart is left)\n"
+        "\n"
+        "On rank 1:\nTraceback:\n  train()\n"
+        "\n"
+        "The last lines of rank 1:\n    reading\n    last words\n"
+        "\n"
+        "The run's directory: /runs/my run\n"
+        "To see more: polytrain logs '/runs/my run' --rank 1"
+    )
+
+
+LOST = Failure(kind=FailureKind.WORKER_LOST, rank=1, message="killed by SIGKILL", output="b\n")
+
+
+def test_a_lost_process_is_told_once() -> None:
+    assert str(TrainingFailedError("no restart is left", (LOST,), last_lines=("a", "b"))) == (
+        "rank 1: killed by SIGKILL (no restart is left)\n\nThe last lines of rank 1:\n    a\n    b"
+    )
+
+
+def test_what_is_not_among_the_last_lines_is_told_too() -> None:
+    text = str(TrainingFailedError("no restart is left", (LOST,), last_lines=("a",)))
+    assert "Last on rank 1's standard error:\nb\n" in text
+    assert text.endswith("The last lines of rank 1:\n    a")
+
+
+def test_last_lines_that_are_the_end_of_what_is_told_are_not_told_again() -> None:
+    crashed = replace(LOST, output="Fatal Python error\n  a\n  b\n")
+    text = str(TrainingFailedError("no restart is left", (crashed,), last_lines=("  a", "  b")))
+    assert text.endswith("standard error:\nFatal Python error\n  a\n  b")
+
+
+def test_peers_that_were_lost_in_the_same_way_are_told() -> None:
+    text = str(TrainingFailedError("no restart is left", (LOST, replace(LOST, rank=0, output=""))))
+    assert text.count("Also on rank") == 1
+    assert "Also on rank 0: killed by SIGKILL" in text
+
+
+def test_a_failure_that_nobody_has_printed_anything_about_names_the_run() -> None:
+    text = str(TrainingFailedError("no restart is left", FAILURES, path="/r", host="127.0.0.1"))
+    # On one machine every rank is at its loopback address.
+    assert text.startswith("rank 1: ValueError: no (")
+    assert text.endswith("To see more: polytrain show /r")
+
+
 def test_what_ranks_have_raised_alike_is_told_once() -> None:
     bug = Failure(kind=FailureKind.USER_ERROR, rank=0, message="KeyError: 1", traceback="Tr\n a\n")
     refused = Failure(kind=FailureKind.USER_ERROR, rank=0, message="BadDataError: label")

@@ -277,3 +277,5 @@ def test_the_last_lines_of_a_rank_are_those_before_its_peers_were_lost(tmp_path:
         output.write(wrote("noise\n", rank=1))
         assert output.last_lines(1) == (*(f"line {number}" for number in range(11, 20)), "no end")
         assert output.last_lines(0) == ()
+        output.begin_attempt()
+        assert output.last_lines(1) == ()

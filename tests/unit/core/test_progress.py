@@ -200,19 +200,50 @@ def test_many_ranks_have_the_least_and_the_most_busy_one() -> None:
     assert "busy 10% (rank 99) to 90%" in play.shown()[1]
 
 
+FAILED = [
+    "higgs: failed: rank 1 on 10.0.0.3: killed by SIGKILL before its training was done, "
+    "after step 14 (failure 1 of max_failures=3)",
+    "    batch 900",
+    "    CUDA \\x1b[31merror\\x1b[0m",
+    "  more: polytrain logs /runs/higgs --rank 1",
+]
+
+
 def test_a_failure_is_told_once_with_rank_host_last_lines_and_the_next_command() -> None:
     play = trained()
     play.said.clear()
+    play.fail()
+    assert play.said == FAILED
+
+
+def test_the_failure_that_ends_a_run_is_left_to_the_exception() -> None:
+    play = trained()
+    play.said.clear()
+    play.take("Exited", phase="Concluded", attempt=0, reason="failure 1 of max_failures=0")
     play.fail(decision="failure 1 of max_failures=0")
     play.take("Concluded", succeeded=False, stopped=None, reason="failure 1 of max_failures=0")
-    assert play.said == [
-        "higgs: failed: rank 1 on 10.0.0.3: killed by SIGKILL before its training was done, "
-        "after step 14 (failure 1 of max_failures=0)",
-        "    batch 900",
-        "    CUDA \\x1b[31merror\\x1b[0m",
-        "  more: polytrain logs /runs/higgs --rank 1",
-    ]
+    assert play.said == []
     assert ended(RUN, play.progress) == "higgs: failed: failure 1 of max_failures=0"
+
+
+def test_a_failure_before_a_stop_is_told_since_nothing_is_raised() -> None:
+    play = trained()
+    play.said.clear()
+    play.take("Exited", phase="Concluded", attempt=0, reason="stopped")
+    play.fail()
+    stopped = {"by": "signal", "reason": "SIGINT"}
+    play.take("Concluded", succeeded=False, stopped=stopped, reason="stopped by SIGINT")
+    assert play.said == FAILED
+
+
+def test_a_resumed_run_tells_its_failures_again() -> None:
+    play = trained()
+    play.take("Exited", phase="Concluded", attempt=0, reason="stopped")
+    play.open()
+    play.launch()
+    play.said.clear()
+    play.fail()
+    assert play.said == FAILED
 
 
 def test_a_rank_that_has_printed_nothing_has_no_log_to_look_at() -> None:

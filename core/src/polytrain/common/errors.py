@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from polytrain.common.next_command import next_command
 from polytrain_plugins.errors import PolytrainError, Problem
 
 if TYPE_CHECKING:
@@ -139,6 +140,8 @@ class TrainingFailedError(PolytrainError):
         result: metrics, history and checkpoint as they were at the end.
         path: the run's directory or address.
         log: where the output of the rank is kept that failed first; empty if it has written none.
+        host: the address of that rank's node; empty if that isn't known.
+        last_lines: the end of that rank's output.
     """
 
     def __init__(
@@ -148,17 +151,21 @@ class TrainingFailedError(PolytrainError):
         result: Result | None = None,
         path: str = "",
         log: str = "",
+        host: str = "",
+        last_lines: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(reason, failures, result, path, log)
+        super().__init__(reason, failures, result, path, log, host, last_lines)
         self.reason = reason
         self.failures = failures
         self.result = result
         self.path = path
         self.log = log
+        self.host = host
+        self.last_lines = last_lines
 
     def __str__(self) -> str:
         root = self.failures[0] if self.failures else None
-        lines = [f"{root} ({self.reason})" if root else self.reason]
+        lines = [self._verdict(root) if root else self.reason]
         shown = {(root.message, "")} if root else set()
         for failure in self.failures:
             if failure.stacks:
@@ -167,17 +174,33 @@ class TrainingFailedError(PolytrainError):
             is_new = (failure.message, failure.traceback) not in shown
             shown.add((failure.message, failure.traceback))
             if failure.traceback and is_new:
-                lines.append(f"\nOn rank {failure.rank}:\n{failure.traceback.rstrip()}")
-            elif is_new or failure.kind.is_loss:
+                # The first line has what the traceback of the cause ends with.
+                cause = failure.message if failure is root else ""
+                frames = failure.traceback.rstrip().removesuffix(cause).rstrip()
+                lines.append(f"\nOn rank {failure.rank}:\n{frames}")
+            elif failure is not root and (is_new or failure.kind.is_loss):
                 lines.append(f"\nAlso on {failure}")
-            if failure.output:
-                output = failure.output.rstrip()
+            output = failure.output.rstrip()
+            is_shown = failure is root and {*output.splitlines()} <= {*self.last_lines}
+            if output and not is_shown:
                 lines.append(f"\nLast on rank {failure.rank}'s standard error:\n{output}")
+        if root and self.last_lines and not {*self.last_lines} < {*root.output.splitlines()}:
+            last = "\n".join(f"    {line}" for line in self.last_lines)
+            lines.append(f"\nThe last lines of rank {root.rank}:\n{last}")
         if self.path:
             lines.append(f"\nThe run's directory: {self.path}")
-        if root and self.log:
-            lines.append(f"The output of rank {root.rank}: {self.log}")
+        if self.path and root:
+            command = next_command(self.path, root.rank, has_output=bool(self.log))
+            lines.append(f"To see more: {command}")
         return "\n".join(lines)
+
+    def _verdict(self, root: Failure) -> str:
+        # On one machine every rank is at its loopback address.
+        is_elsewhere = self.host and not self.host.startswith("127.")
+        where = f"rank {root.rank} on {self.host}" if is_elsewhere else f"rank {root.rank}"
+        who = "" if root.rank is None else f"{where}: "
+        after = f", after step {root.step}" if root.step else ""
+        return f"{who}{root.message}{after} ({self.reason})"
 
 
 class BadDataError(PolytrainError, ValueError):

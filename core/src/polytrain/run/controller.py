@@ -305,7 +305,7 @@ class Controller:
             case EndAttempt(root=root, reason=reason):
                 rank = None if root is None else root.rank
                 self.journal.attempt_ended(
-                    action, host=self._host_of(rank), last_lines=self.output.last_lines(rank)
+                    action, host=self.host_of(rank), last_lines=self.output.last_lines(rank)
                 )
                 self.callbacks.failed(action.failures)
                 self._distrust_after_storage_failure()
@@ -348,8 +348,7 @@ class Controller:
         )
         self.checkpoints.launched(attempt, world_size)
         self.health_monitor.launched(attempt, world_size=self.state.world_size)
-        self.output.flush()
-        self.output.muted = False
+        self.output.begin_attempt()
         self.publisher.attempt_started(
             Attempt(
                 number=attempt,
@@ -425,6 +424,7 @@ class Controller:
         if failed is not None:
             self._happen(failed)
 
-    def _host_of(self, rank: int | None) -> str:
+    def host_of(self, rank: int | None) -> str:
+        """Return the address of a rank's node; empty if that isn't known."""
         members = self.group.members
         return members[rank].host if rank is not None and rank < len(members) else ""

@@ -221,11 +221,14 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
     error = None
     if not (conclusion.succeeded or conclusion.stopped):
         failures = conclusion.failures
+        rank = failures[0].rank if failures else None
         error = TrainingFailedError(
             conclusion.reason,
             failures,
             path=run.location.address,
-            log=controller.output.log_of(failures[0].rank) if failures else "",
+            log=controller.output.log_of(rank),
+            host=controller.host_of(rank),
+            last_lines=controller.output.last_lines(rank),
         )
         # If the storage has failed, don't retry it again.
         manager.store = CheckpointStore(location=replace(run.location, retry_s=0))

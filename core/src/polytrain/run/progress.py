@@ -95,6 +95,12 @@ class Progress:
     failure: LastFailure | None = None
     """Why the last failed attempt has failed, also if another has started since."""
 
+    last_failure: LastFailure | None = None
+    """The same, if no other attempt follows."""
+
+    is_over: bool = False
+    """Whether no other attempt follows."""
+
     stopping: str = ""
     """Why the attempt ends after its next checkpoint; empty if it doesn't."""
 
@@ -177,7 +183,8 @@ class Progress:
         self.world_size = entry["world_size"]
         self.total, self.time_budget_s = entry.get("total_steps"), entry.get("time_budget_s")
         self.stage, self.since = Stage.PLACING, entry["time"]
-        self.concluded = None
+        self.concluded = self.last_failure = None
+        self.is_over = False
 
     def _launched(self, entry: Mapping[str, Any]) -> None:
         self.stage, self.joined, self.world_size = Stage.LOADING, 0, entry["world_size"]
@@ -205,6 +212,7 @@ class Progress:
                 last_lines=tuple(failure.get("last_lines", ())),
                 decision=reason,
             )
+            self.last_failure = self.failure if self.is_over else None
 
     def _enter(self, entry: Mapping[str, Any]) -> None:
         match entry["phase"]:
@@ -220,3 +228,5 @@ class Progress:
                 self.stage = Stage.ENDING_ATTEMPT
             case "Leaving":
                 self.stage = Stage.LEAVING
+            case "Concluded":
+                self.is_over = True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from polytrain.common.next_command import next_command
 from polytrain.run.progress import LastFailure, Progress, Stage
 from polytrain.ui.line_layout import Part, columns, cut, fitted, printable
 from polytrain_plugins import RunInfo
@@ -95,6 +95,11 @@ def event_lines(run: RunInfo, progress: Progress, entry: Mapping[str, Any]) -> I
             yield f"{run.name}: {which}{_source(entry['start'], entry['step'])}"
         case "Joined" if progress.stage is Stage.TRAINING:
             yield f"{run.name}: training on {_ranks(progress.world_size)}"
+        case "AttemptEnded" if progress.last_failure is not None:
+            # `fit()` raises it, with the same lines, unless the run was stopped.
+            return
+        case "Concluded" if progress.last_failure is not None and entry["stopped"]:
+            yield from failure_lines(run, progress.last_failure)
         case "AttemptEnded" if progress.failure is not None and entry["failure"] is not None:
             yield from failure_lines(run, progress.failure)
         case "AttemptEnded" if entry["reason"]:
@@ -124,10 +129,7 @@ def ended(run: RunInfo, progress: Progress) -> str:
 
 def command(run: RunInfo, failure: LastFailure) -> str:
     """Return the command that shows more of a failure: the rank's output if any, or the run."""
-    path = shlex.quote(run.path)
-    if not failure.last_lines:
-        return f"polytrain show {path}"
-    return f"polytrain logs {path} --rank {failure.rank}"
+    return next_command(run.path, failure.rank, has_output=bool(failure.last_lines))
 
 
 def duration(seconds: float) -> str:

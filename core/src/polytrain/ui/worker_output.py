@@ -81,6 +81,12 @@ class WorkerOutput:
         """Return where a rank's log is; empty if it has written nothing."""
         return f"{self._address}/{_file_of(rank)}" if rank in self._files else ""
 
+    def begin_attempt(self) -> None:
+        """Show what ranks write from now on; their last lines are those of the new attempt."""
+        self.flush()
+        self.muted = False
+        self._last.clear()
+
     def last_lines(self, rank: int | None) -> tuple[str, ...]:
         """Return the last lines of a rank's output that weren't muted."""
         return tuple(self._last.get(rank, ()))

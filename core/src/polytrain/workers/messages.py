@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
 import msgpack
@@ -42,6 +43,8 @@ Message = list[Any]
 """A message's kind, then its fields."""
 
 _LENGTH = struct.Struct(">I")
+
+_WORKER_PROCESS = "polytrain.workers.worker_process"
 
 # File names in an exception's text may hold bytes that aren't UTF-8. They must be sent too.
 _UNDECODABLE = "surrogatepass"
@@ -275,7 +278,13 @@ def drained_message(stalled_s: float = 0.0) -> Message:
 def raised_message(error: BaseException, pickled: bytes | None) -> Message:
     # A traceback doesn't help with problems of the data.
     refused = isinstance(error, BadDataError)
-    text = "" if refused else "".join(traceback.format_exception(error))
+    text = (
+        ""
+        if refused
+        else "".join(
+            traceback.format_exception(type(error), error, _of_training(error.__traceback__))
+        )
+    )
     # The message of these starts with the error of the user's code.
     summary = (
         str(error)
@@ -283,6 +292,14 @@ def raised_message(error: BaseException, pickled: bytes | None) -> Message:
         else "".join(traceback.format_exception_only(error)).strip()
     )
     return ["raised", summary, text, pickled, _is_out_of_memory(error)]
+
+
+def _of_training(frames: TracebackType | None) -> TracebackType | None:
+    """Leave out the frames of the worker process that called what has raised, if it did."""
+    inner = frames
+    while inner is not None and inner.tb_frame.f_globals.get("__name__") == _WORKER_PROCESS:
+        inner = inner.tb_next
+    return frames if inner is None else inner
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
