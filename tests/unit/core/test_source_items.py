@@ -86,6 +86,53 @@ def test_torch_data_sets() -> None:
     assert found.column("1").to_pylist() == [7, 5]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, np.int64(2), np.int8(3), np.array(4), True],
+        [0.5, 1, np.float32(2), np.float64(3)],
+        [np.float32(1), np.float16(2)],
+        [True, np.True_],
+        [np.zeros(2), np.ones(2, np.float32), np.arange(2, dtype=np.int8)],
+        [np.zeros(2, ">f4"), np.ones(2, "<f4")],
+        ["a", np.str_("b")],
+        [b"a", np.bytes_(b"b")],
+    ],
+)
+def test_values_of_several_types_are_as_they_would_be_alone(values: list[Any]) -> None:
+    piece = piece_of(*values)
+    alone = pa.concat_tables([piece.read(row, row + 1) for row in range(len(values))])
+    assert piece.read(0, len(values)).equals(alone.combine_chunks())
+
+
+def test_tensors_of_torch_are_as_their_arrays() -> None:
+    torch = pytest.importorskip("torch", reason="the torch backend is not installed")
+    tensors = [torch.arange(6.0).reshape(2, 3) * row for row in range(4)]
+    tensors[1].requires_grad_()
+    expected = piece_of(*(tensor.detach().numpy() for tensor in tensors)).read(0, 4)
+    assert piece_of(*tensors).read(0, 4).equals(expected)
+    mixed = [tensors[0], tensors[2].double()]
+    with pytest.raises(ReadError, match="item 1 of Items, '0': float64 of shape"):
+        piece_of(*mixed).read(0, 2)
+
+
+def test_shapes_that_differ_are_found_though_their_sizes_add_up() -> None:
+    with pytest.raises(ReadError, match=r"item 1 of Items, '0': float64 of shape \(1,\), where"):
+        piece_of(np.zeros(2), np.zeros(1), np.zeros(3)).read(0, 3)
+
+
+def test_an_item_that_is_used_again_gives_what_it_held() -> None:
+    class Again(Items):
+        item: dict[str, int] = {}  # noqa: RUF012  # one for all of them, which is the point
+
+        def __getitem__(self, index: int) -> Any:
+            self.item["x"] = index
+            return self.item
+
+    [piece] = describe("train", Again([None] * 3)).pieces
+    assert piece.read(0, 3).to_pydict() == {"x": [0, 1, 2]}
+
+
 def test_items_are_taken_in_any_order() -> None:
     piece = piece_of(*({"x": n, "y": n * n} for n in range(10)))
     assert piece.take([7, 0, 7], ["y"]).to_pydict() == {"y": [49, 0, 49]}

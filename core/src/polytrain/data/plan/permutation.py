@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -27,8 +28,13 @@ _FEW = 64
 # Odd constants with as many ones as zeros: a product with them spreads a number over the word.
 _SPREAD = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)
 
-Numbers = TypeVar("Numbers", int, np.ndarray[Any, Any])
-"""A number, or an array of 64-bit unsigned ones: the same arithmetic serves both."""
+_SPREAD_OF_WORDS = np.uint64(_SPREAD[0]), np.uint64(_SPREAD[1])
+_HALF = np.uint64(32)
+
+Words: TypeAlias = np.ndarray[Any, np.dtype[np.uint64]]
+
+Numbers = TypeVar("Numbers", int, np.ndarray[Any, np.dtype[np.uint64]])
+"""A number, or an array of 64-bit unsigned ones: the same is computed of both."""
 
 
 class Permutation:
@@ -53,7 +59,9 @@ class Permutation:
         if self._table is not None:
             found: Numbers = _at(self._table, place)
             return found
-        return self._walk(place, self._forward)
+        if isinstance(place, int):
+            return self._walk(place, self._forward)
+        return self._walk_all(place)
 
     def inverse(self, thing: int) -> int:
         """The place in the order at which a thing comes."""
@@ -61,17 +69,19 @@ class Permutation:
             return int(np.flatnonzero(self._table == thing)[0])
         return self._walk(thing, self._backward)
 
-    def _walk(self, x: Numbers, step: Any) -> Numbers:
+    def _walk(self, x: int, step: Callable[[int], int]) -> int:
         x = step(x)
-        if isinstance(x, int):
-            while x >= self._size:
-                x = step(x)
-            return x
-        while (outside := x >= self._size).any():
-            x[outside] = step(x[outside])
+        while x >= self._size:
+            x = step(x)
         return x
 
-    def _forward(self, x: Any) -> Any:
+    def _walk_all(self, places: Words) -> Words:
+        found = self._forward_all(places)
+        while (outside := found >= self._size).any():
+            found[outside] = self._forward_all(found[outside])
+        return found
+
+    def _forward(self, x: int) -> int:
         a, b = self._a, self._b
         low, high = x % a, x // a
         for even, odd in self._keys:
@@ -79,12 +89,25 @@ class Permutation:
             high = (high + _hash(low, odd)) % b
         return low + a * high
 
+    def _forward_all(self, x: Words) -> Words:
+        """The same of an array, computed in as little memory as possible, which is faster."""
+        a, b = np.uint64(self._a), np.uint64(self._b)
+        high = x // a
+        low = x - high * a
+        room = (np.empty_like(x), np.empty_like(x))
+        for even, odd in self._keys:
+            _shift(low, _hashed(high, even, *room), a)
+            _shift(high, _hashed(low, odd, *room), b)
+        high *= a
+        high += low
+        return high
+
     def _backward(self, x: int) -> int:
         a, b = self._a, self._b
         low, high = x % a, x // a
         for even, odd in reversed(self._keys):
-            high = (high - _hash(low, odd) % b) % b
-            low = (low - _hash(high, even) % a) % a
+            high = (high - _hash(low, odd)) % b
+            low = (low - _hash(high, even)) % a
         return low + a * high
 
 
@@ -100,9 +123,28 @@ def _at(table: np.ndarray[Any, Any], place: Any) -> Any:
     return int(table[place]) if isinstance(place, int) else table[place]
 
 
-def _hash(value: Any, key: int) -> Any:
+def _hash(value: int, key: int) -> int:
     """32 bits, so that adding to them overflows nowhere."""
-    # The masks are for Python's numbers, which would grow; arrays wrap around by themselves.
     mixed = ((value + key) * _SPREAD[0]) & _WORD
     mixed = ((mixed ^ (mixed >> 32)) * _SPREAD[1]) & _WORD
     return mixed >> 32
+
+
+def _hashed(values: Words, key: int, mixed: Words, room: Words) -> Words:
+    """The same of an array, in `mixed`. Its numbers wrap around by themselves."""
+    np.add(values, np.uint64(key), out=mixed)
+    mixed *= _SPREAD_OF_WORDS[0]
+    np.right_shift(mixed, _HALF, out=room)
+    mixed ^= room
+    mixed *= _SPREAD_OF_WORDS[1]
+    mixed >>= _HALF
+    return mixed
+
+
+def _shift(half: Words, by: Words, size: np.uint64) -> None:
+    """Add to one half of the pairs, modulo its size; `by` is used up."""
+    half += by
+    # NumPy divides by a constant four times as fast as it takes a remainder.
+    np.floor_divide(half, size, out=by)
+    by *= size
+    half -= by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,9 @@ _NOT_ITEMS = {
 that users derive from torch's `Dataset` have modules of their own; the few data sets in
 `torch.utils.data` are let through.)"""
 
+_TYPES = {bool: np.dtype(bool), int: np.dtype(np.int64), float: np.dtype(np.float64)}
+"""What arrays NumPy makes of Python's numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class IndexedPiece(Piece):
@@ -50,35 +54,73 @@ class IndexedPiece(Piece):
     def take(self, rows: Sequence[int], columns: Sequence[str] | None = None) -> pa.Table:
         names = self.schema.names if columns is None else columns
         schema = subschema(self.schema, list(names))
-        kinds = {field.name: _Kind.of(field.type) for field in schema}
-        values: dict[str, list[Any]] = {name: [] for name in kinds}
-        for index in rows:
-            found = self._item(int(index))
-            for name, kind in kinds.items():
-                try:
-                    values[name].append(kind.checked(found[name]))
-                except ReadError as error:
-                    where = f"{self._item_at(index)}, {name!r}"
-                    raise ReadError(f"{where}: {error}") from error.__cause__
-        arrays = [kinds[field.name].column(values[field.name], field.type) for field in schema]
-        return pa.table(arrays, schema=schema)
+        values = self._values(rows, schema.names)
+        kinds = [_Kind.of(field.type) for field in schema]
+        arrays = self._stacked(rows, values, kinds)
+        columns = [_column(array, kind) for array, kind in zip(arrays, schema.types, strict=True)]
+        return pa.table(columns, schema=schema)
 
     def seekable(self, *, scattered: bool) -> bool:
         return True
 
-    def _item(self, index: int) -> dict[str, Any]:
-        try:
-            item = self.dataset[index]
-        except Exception as error:
-            raise ReadError(f"{raised_at(error)}: {self._item_at(index)} can't be read") from error
-        found = _by_column(item)
+    @property
+    def reads_into_own_memory(self) -> bool:
+        return True
+
+    def _values(self, rows: Sequence[int], names: Sequence[str]) -> dict[str, list[Any]]:
+        """The items' values, by column."""
         keys = frozenset(self.schema.names) if self.keys is None else self.keys
+        values: dict[str, list[Any]] = {name: [] for name in names}
+        by_name = [(name, column.append) for name, column in values.items()]
+        is_numbered = keys == set(map(str, range(len(keys))))
+        by_number = [(int(name), add) for name, add in by_name] if is_numbered else []
+        for index in map(int, rows):
+            try:
+                item = self.dataset[index]
+            except Exception as error:
+                what = f"{raised_at(error)}: {self._item_at(index)} can't be read"
+                raise ReadError(what) from error
+            # Most items are as the first one. To make a dict of each would take half of the time.
+            if is_numbered and type(item) is tuple and len(item) == len(keys):
+                for number, add in by_number:
+                    add(item[number])
+                continue
+            if not (type(item) is dict and item.keys() == keys):
+                item = self._by_column(item, index, keys)
+            for name, add in by_name:
+                add(item[name])
+        return values
+
+    def _by_column(self, item: Any, index: int, keys: frozenset[str]) -> dict[str, Any]:
+        found = _by_column(item)
         if found.keys() != keys:
             raise ReadError(
                 f"{self._item_at(index)} has {_listed(found)}, where the first item has "
                 f"{_listed(keys)}"
             )
         return found
+
+    def _stacked(
+        self, rows: Sequence[int], values: Mapping[str, list[Any]], kinds: Sequence[_Kind]
+    ) -> list[Any]:
+        """What Arrow makes columns of."""
+        arrays = [kind.stacked(column) for kind, column in zip(kinds, values.values(), strict=True)]
+        if all(array is not None for array in arrays):
+            return arrays
+        self._check(rows, values, kinds)
+        return [kind.joined(column) for kind, column in zip(kinds, values.values(), strict=True)]
+
+    def _check(
+        self, rows: Sequence[int], values: Mapping[str, list[Any]], kinds: Sequence[_Kind]
+    ) -> None:
+        """Replace each value by the array that it is, if it is like the first item's."""
+        for place, index in enumerate(rows):
+            for kind, (name, column) in zip(kinds, values.items(), strict=True):
+                try:
+                    column[place] = kind.checked(column[place])
+                except ReadError as error:
+                    where = f"{self._item_at(index)}, {name!r}"
+                    raise ReadError(f"{where}: {error}") from error.__cause__
 
     def _item_at(self, index: int) -> str:
         return f"item {index} of {self.where}"
@@ -214,14 +256,61 @@ class _Kind:
                 raise ReadError(one_line(error)) from error
         return array
 
-    def column(self, values: list[Any], kind: pa.DataType) -> pa.Array:
-        """Checked values as a column."""
+    def stacked(self, values: list[Any]) -> list[Any] | np.ndarray[Any, Any] | None:
+        """Values as a column of Arrow is made of them, if all are of exactly this type and shape.
+
+        Returns:
+            Texts as they are; numbers in an array of its own; None if values have to be looked at
+            one by one.
+        """
+        types = set(map(type, values))
+        if len(types) != 1:
+            return None
+        [kind] = types
         if self.plain is not None:
-            return pa.array(values, kind)
-        stacked = np.empty((len(values), *self.shape), dtype=self.dtype)
+            return values if kind is self.plain else None
+        try:
+            found = _stacked(kind, values)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            return None
+        fits = found is not None and found.dtype == self.dtype and found.shape[1:] == self.shape
+        return found if fits else None
+
+    def joined(self, values: list[Any]) -> list[Any] | np.ndarray[Any, Any]:
+        """The same of checked values."""
+        if self.plain is not None:
+            return values
+        joined = np.empty((len(values), *self.shape), dtype=self.dtype)
         for row, value in enumerate(values):
-            stacked[row] = value
-        return tensors_of(stacked) if self.shape else pa.array(stacked, kind)
+            joined[row] = value
+        return joined
 
     def __str__(self) -> str:
         return self.plain.__qualname__ if self.plain else f"{self.dtype} of shape {self.shape}"
+
+
+def _stacked(kind: type, values: list[Any]) -> np.ndarray[Any, Any] | None:
+    """Values of one Python type as one array; None if there is no quick way, or they differ.
+
+    Raises:
+        TypeError, ValueError, RuntimeError, OverflowError: there is no such array.
+    """
+    if kind is np.ndarray:
+        shape = values[0].shape
+        if not shape or any(value.shape != shape for value in values):
+            return None
+        joined = np.concatenate(values, dtype=values[0].dtype, casting="no")
+        return joined.reshape(len(values), *shape)
+    if kind.__module__ == "torch" and kind.__name__ == "Tensor":
+        if any(value.dtype != values[0].dtype for value in values):
+            return None
+        array: np.ndarray[Any, Any] = sys.modules["torch"].stack(values).detach().numpy()
+        return array
+    if kind in _TYPES or issubclass(kind, np.number | np.bool_):
+        return np.array(values, dtype=_TYPES.get(kind, kind))
+    return None
+
+
+def _column(values: Any, kind: pa.DataType) -> pa.Array:
+    is_tensor = isinstance(kind, pa.FixedShapeTensorType)
+    return tensors_of(values) if is_tensor else pa.array(values, kind)
