@@ -46,6 +46,66 @@ result = polytrain.make_trainer(
 assert result.load_model().shape == (2,)
 """
 
+LOCAL_RUN = """
+import sys, tempfile
+from dataclasses import dataclass
+import polytrain
+from polytrain_plugins import Backend, Capabilities
+
+@dataclass(frozen=True, kw_only=True)
+class Unimported(Backend):
+    name = "unimported"
+    contract_version = 1
+    capabilities = Capabilities()
+
+    def engine(self):
+        from polytrain.testing.reference import Reference, ReferenceEngine
+
+        return ReferenceEngine(Reference())
+
+def train():
+    polytrain.report({"loss": 1.0})
+
+result = polytrain.Trainer(
+    Unimported(),
+    train,
+    scaling_config=polytrain.ScalingConfig(num_workers=2, cluster="local"),
+    run_config=polytrain.RunConfig(storage_path=tempfile.mkdtemp()),
+).fit()
+assert result.metrics == {"loss": 1.0}
+"""
+TORCH = """
+import sys, tempfile
+import polytrain
+polytrain.make_trainer(
+    "torch", print, run_config=polytrain.RunConfig(storage_path=tempfile.mkdtemp())
+)
+"""
+NOT_NEEDED = (
+    "IPython",
+    "fsspec",
+    "html.parser",
+    "jinja2",
+    "numpy",
+    "pandas",
+    "polytrain.cli",
+    "polytrain.data.checks",
+    "polytrain.data.plan",
+    "polytrain.data.sources",
+    "polytrain.doctor",
+    "polytrain.page.rendering",
+    "polytrain.prediction",
+    "polytrain.storage.remote",
+    "polytrain.testing",
+    "polytrain.trackers.mlflow",
+    "polytrain.trackers.tensorboard",
+    "psutil",
+    "pyarrow",
+    "rich",
+    "tenacity",
+)
+"""What takes long to import, and is of no use to a driver whose training function has no data."""
+
 
 def loaded(script: str, *unwanted: str) -> list[str]:
     """Which of the unwanted modules a script has loaded by its end."""
@@ -69,6 +129,11 @@ def test_the_contract_loads_no_core() -> None:
 def test_a_trainers_process_starts_without_ray(module: str) -> None:
     script = f"import sys, polytrain.workers.{module}"
     assert loaded(script, "ray", "pandas", *FRAMEWORKS) == []
+
+
+@pytest.mark.parametrize("script", [LOCAL_RUN, TORCH])
+def test_a_driver_without_data_loads_only_what_it_needs(script: str) -> None:
+    assert loaded(script, "ray", *FRAMEWORKS, *NOT_NEEDED) == []
 
 
 def test_an_inline_run_does_without_ray() -> None:

@@ -1,17 +1,25 @@
-"""What a backend may use of the core, besides the public names of `polytrain`."""
+"""What a backend may use of the core, besides the public names of `polytrain`.
+
+Each name is loaded when it is first used: a driver that imports a backend needs few of them.
+"""
 
 from __future__ import annotations
 
-from polytrain.common.errors import BadDataError
-from polytrain.data.plan.cursor import Cursor, Epoch
-from polytrain.data.plan.position import DataPosition
-from polytrain.data.plan.row_plan import Plan
-from polytrain.data.shards.formats import empty_table, to_format
-from polytrain.data.shards.groups import group_sizes
-from polytrain.data.shards.tensor_shapes import TensorShapes
-from polytrain.workers.call_counter import Calls
-from polytrain.workers.context import Context
-from polytrain.workers.worker_api import open_cursor, scratch_directory, starting_checkpoint
+from typing import TYPE_CHECKING, Any
+
+from polytrain.common.doors import Door
+
+if TYPE_CHECKING:
+    from polytrain.common.errors import BadDataError
+    from polytrain.data.plan.cursor import Cursor, Epoch
+    from polytrain.data.plan.position import DataPosition
+    from polytrain.data.plan.row_plan import Plan
+    from polytrain.data.shards.formats import empty_table, to_format
+    from polytrain.data.shards.groups import group_sizes
+    from polytrain.data.shards.tensor_shapes import TensorShapes
+    from polytrain.workers.call_counter import Calls
+    from polytrain.workers.context import Context
+    from polytrain.workers.worker_api import open_cursor, scratch_directory, starting_checkpoint
 
 __all__ = [
     "BadDataError",
@@ -29,3 +37,31 @@ __all__ = [
     "starting_checkpoint",
     "to_format",
 ]
+
+_DOOR = Door(
+    module=__name__,
+    homes={
+        "BadDataError": "polytrain.common.errors",
+        "Calls": "polytrain.workers.call_counter",
+        "Context": "polytrain.workers.context",
+        "Cursor": "polytrain.data.plan.cursor",
+        "DataPosition": "polytrain.data.plan.position",
+        "Epoch": "polytrain.data.plan.cursor",
+        "Plan": "polytrain.data.plan.row_plan",
+        "TensorShapes": "polytrain.data.shards.tensor_shapes",
+        "empty_table": "polytrain.data.shards.formats",
+        "group_sizes": "polytrain.data.shards.groups",
+        "open_cursor": "polytrain.workers.worker_api",
+        "scratch_directory": "polytrain.workers.worker_api",
+        "starting_checkpoint": "polytrain.workers.worker_api",
+        "to_format": "polytrain.data.shards.formats",
+    },
+)
+
+
+def __getattr__(name: str) -> Any:
+    return _DOOR.get(name)
+
+
+def __dir__() -> list[str]:
+    return _DOOR.names()

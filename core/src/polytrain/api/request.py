@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polytrain.api.checkpoint_validation import (
     inline_problems,
@@ -17,6 +17,7 @@ from polytrain.api.checkpoint_validation import (
     validation_problems,
 )
 from polytrain.api.cluster_validation import cluster_problems, label_problems, refused_by_ray
+from polytrain.api.datasets import described_datasets, grouped_datasets
 from polytrain.api.stop_checks import stop_problems
 from polytrain.api.validation import (
     backend_problems,
@@ -32,8 +33,6 @@ from polytrain.common.config_checks import config_problems
 from polytrain.common.constraints import wrong_type
 from polytrain.common.errors import CheckpointError
 from polytrain.common.validation_config import ValidationConfig
-from polytrain.data.checks import described, grouped
-from polytrain.data.shards.assignment import RunDataset
 from polytrain.policy.cluster import (
     AvailableClusters,
     choose_cluster,
@@ -52,6 +51,9 @@ from polytrain.workers.processes.warm import warm_problems
 from polytrain.workers.ray_address import client_problem
 from polytrain.workers.spawned_scripts import guard_problems
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
+
+if TYPE_CHECKING:
+    from polytrain.data.shards.assignment import RunDataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +143,7 @@ def checked(
     problems += storage_problems_of(request, location_of(request.run, backend))
     problems += cluster_problems_now(request)
     declarative = backend is not None and backend.capabilities.declarative
-    datasets, wrong_data = described(
+    datasets, wrong_data = described_datasets(
         request.datasets,
         request.dataset_configs,
         needs_train=declarative and request.training_function is None,
@@ -156,7 +158,7 @@ def checked(
         problems += unused_gpu_problems(backend, request.scaling)
         if not problems:
             # This reads a column, and needs a backend with valid options.
-            datasets, wrong_groups = grouped(
+            datasets, wrong_groups = grouped_datasets(
                 datasets, backend.demand(job), num_workers=job.num_workers
             )
             problems += wrong_groups

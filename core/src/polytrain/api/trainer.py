@@ -11,6 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from polytrain.api.datasets import (
+    fingerprints,
+    marked_datasets,
+    ready_datasets,
+    start_problems,
+)
 from polytrain.api.request import (
     Request,
     checked,
@@ -31,8 +37,6 @@ from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.common.errors import TrainingFailedError
 from polytrain.common.plain_values import plain, with_plain_fields
 from polytrain.common.validation_config import ValidationConfig
-from polytrain.data.checks import position_problems, ready, tell_excess
-from polytrain.data.fingerprint import fingerprint, marks
 from polytrain.page.ending import write_at_end
 from polytrain.policy.cluster import choose_cluster
 from polytrain.policy.stop_rule import stop_rule
@@ -192,7 +196,7 @@ class Trainer:
         began = time.time()
         request, location = self._request, location_of(self._request.run, self._backend)
         _raise_if_any((*fit_problems(resume, wait), *storage_problems_of(request, location)))
-        self._datasets = tuple(replace(it, marks=marks(it.source)) for it in self._datasets)
+        self._datasets = marked_datasets(self._datasets)
         identity = self._identity()
         watcher = Watcher()
         with contextlib.ExitStack() as stack:
@@ -245,7 +249,7 @@ class Trainer:
             function=self._request.training_function,
             config=self._request.training_config,
             datasets={dataset.name: dataset.config for dataset in self._datasets},
-            fingerprints={it.name: fingerprint(it.source, it.marks) for it in self._datasets},
+            fingerprints=fingerprints(self._datasets),
         )
 
     def _history(
@@ -317,7 +321,7 @@ class Trainer:
             place = cluster.enter_context(opened_cluster(choice, request.scaling))
             _raise_if_any(tuple(cluster_problems_now(request)))
         demand = self._backend.demand(job_of(request, self._datasets))
-        datasets, problems = ready(self._datasets, demand, request.scaling)
+        datasets, problems = ready_datasets(self._datasets, demand, request.scaling)
         _raise_if_any(problems)
         run = Run(
             backend=self._backend,
@@ -342,9 +346,7 @@ class Trainer:
             met = already_met(run.stop_rule, history, start_step=start.step)
             if met is not None:
                 run.stop_requests.request(met)
-        field = f"datasets, for the run in {location.address}" if start.own else "restore_from"
-        _raise_if_any(tuple(position_problems(run.specs, start.positions, field=field)))
-        tell_excess(run.specs, run.world_size)
+        _raise_if_any(start_problems(run))
         return run
 
 

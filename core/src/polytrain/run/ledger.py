@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 ACCOUNTS = (
     "start",
@@ -170,11 +171,11 @@ class Ledger:
         begin = start
         for row, stall in stalled_s.items():
             if row >= start:
-                self._take_alike(np.asarray(times[begin:row]), steps[begin:row])
+                self._take_alike(times[begin:row], steps[begin:row])
                 entry = {"event": "Reported", "time": times[row], "step": int(steps[row])}
                 self.take({**entry, "stalled_s": stall})
                 begin = row + 1
-        self._take_alike(np.asarray(times[begin:]), steps[begin:])
+        self._take_alike(times[begin:], steps[begin:])
 
     def __str__(self) -> str:
         wall_s = self.wall_s
@@ -208,6 +209,8 @@ class Ledger:
 
     def _book_each(self, passed: npt.NDArray[np.float64]) -> None:
         """Book several lengths of time, one after another: in seconds."""
+        import numpy as np
+
         account = self._account
         if account is not None:
             for booked in (self.seconds, self._spent):
@@ -249,10 +252,13 @@ class Ledger:
             self._account = "train"
         self._highest_step = max(self._highest_step, step)
 
-    def _take_alike(self, times: npt.NDArray[np.float64], steps: npt.NDArray[np.int64]) -> None:
+    def _take_alike(self, times: Sequence[float], steps: npt.NDArray[np.int64]) -> None:
         """Take reports that say nothing of a stall."""
         if not len(times):
             return
+        # Importing numpy takes a while, and only a resumed run takes many reports.
+        import numpy as np
+
         passed = np.maximum(0.0, np.diff(times, prepend=self._now))
         new = np.flatnonzero(steps >= self._highest_step)
         # The first report of a new step ends the replay.

@@ -8,10 +8,11 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Kind = Literal["float64", "int64", "json"]
 """Type of a column's values; `json` for everything else that JSON has."""
@@ -141,6 +142,9 @@ class Reports(Sequence[Mapping[str, Any]]):
 
     def steps(self) -> npt.NDArray[np.int64]:
         """Return the step of each report."""
+        # Importing numpy takes a while, and a run that isn't resumed doesn't need it.
+        import numpy as np
+
         rows, first = np.array(self._rows, dtype=np.int64), np.array(self._steps, dtype=np.int64)
         lengths = np.diff(rows, append=self._count)
         return np.arange(self._count, dtype=np.int64) + np.repeat(first - rows, lengths)
@@ -160,7 +164,7 @@ class Reports(Sequence[Mapping[str, Any]]):
     def after(self, step: int) -> Reports:
         """Return a copy of the reports of later steps."""
         later = Reports()
-        start = int(np.searchsorted(self.steps(), step, side="right"))
+        start = bisect_right(self.steps(), step)
         for each, metrics in self.since(start):
             later.add(each, metrics)
         return later
@@ -171,6 +175,8 @@ class Reports(Sequence[Mapping[str, Any]]):
         A metric whose values have several types comes several times, and again with what was merged
         into reports.
         """
+        import numpy as np
+
         for (name, _), column in self._columns.items():
             rows = [np.arange(row, row + stop - start) for row, start, stop in column.runs()]
             if rows:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.common.config import RunConfig, ScalingConfig
 from polytrain.common.validation_config import ValidationConfig
-from polytrain.data.shards.assignment import RunDataset
-from polytrain.data.shards.spec import ShardSpec
-from polytrain.data.streams.stream import StreamSpec
 from polytrain.policy.cluster import ClusterChoice
 from polytrain.policy.stop_rule import StopRule, stop_rule
 from polytrain.run.history import RunHistory
@@ -22,6 +19,11 @@ from polytrain.storage.location import Location
 from polytrain.workers.agent_group import AgentCluster
 from polytrain.workers.job import WorkerJob
 from polytrain_plugins import Backend, CheckpointKind, Demand, RunInfo
+
+if TYPE_CHECKING:
+    from polytrain.data.shards.assignment import RunDataset
+    from polytrain.data.shards.spec import ShardSpec
+    from polytrain.data.streams.stream import StreamSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from array import array
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
-
-import numpy as np
 
 from polytrain.run.history import new_reports
 from polytrain.run.reports import Reports
@@ -189,4 +188,4 @@ class TrackedRows:
 
 def _count(reports: Reports, step: int) -> int:
     """Number of reports up to a step."""
-    return int(np.searchsorted(reports.steps(), step, side="right"))
+    return bisect_right(reports.steps(), step)

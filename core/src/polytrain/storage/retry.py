@@ -57,8 +57,20 @@ def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
     Raises:
         OSError: it still fails, or the error is permanent.
     """
-    # Worker processes, which import this indirectly, never call a storage.
+    try:
+        return call()
+    except OSError as error:
+        if not is_temporary(error):
+            raise
+        first = [error]
+    # Importing it takes a while, and most runs need no retry.
     import tenacity
+
+    def call_again() -> Answer:
+        if first:
+            # Wait, stop and warn as after any other failure.
+            raise first.pop()
+        return call()
 
     def warn(state: tenacity.RetryCallState) -> None:
         if state.attempt_number == 1 and state.outcome is not None:
@@ -73,7 +85,7 @@ def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
         before_sleep=warn,
         reraise=True,
     )
-    return repeated(call)
+    return repeated(call_again)
 
 
 def is_temporary(error: BaseException) -> bool:

@@ -16,9 +16,6 @@ from polytrain.common.config import ScalingConfig
 from polytrain.common.events import DrainWanted, Event, Purpose
 from polytrain.common.placement import members
 from polytrain.common.runtime_env import parts_of_ray, variables_of
-from polytrain.data.shards.assignment import RunDataset
-from polytrain.data.shards.spec import ShardSpec
-from polytrain.data.streams.stream import StreamSpec
 from polytrain.policy.scaling import holds
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
@@ -27,12 +24,16 @@ from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.pickling import code_of_job, pickled_with
 from polytrain.workers.processes.cache import WarmZygote, keep, warm_zygote
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
-from polytrain.workers.shard_cache import ShardCachePlanner, SharedStore
+from polytrain.workers.shared_store import SharedStore
 from polytrain.workers.worker_pool import AgentLauncher, Cluster, WorkerPool
 from polytrain_plugins import Demand, Member, Offer
 
 if TYPE_CHECKING:
+    from polytrain.data.shards.assignment import RunDataset
+    from polytrain.data.shards.spec import ShardSpec
+    from polytrain.data.streams.stream import StreamSpec
     from polytrain.workers.ray_streams import StreamOrder, Streams
+    from polytrain.workers.shard_cache import ShardCachePlanner
 
 _CLOSE_TIMEOUT_S = 10.0
 
@@ -45,8 +46,9 @@ _LONGEST_WAIT_S = 1.0
 _KILL_TIMEOUT_S = 60.0
 """Seconds that a killed worker process may take to end. It frees its memory meanwhile."""
 
-# Imported in the zygotes of every run, and of those with data: Arrow's conversions use pandas.
-PRELOAD = ("polytrain.workers.worker_process",)
+# Imported in the zygotes of every run (most training functions use numpy), and of those with data:
+# Arrow's conversions use pandas.
+PRELOAD = ("polytrain.workers.worker_process", "numpy")
 PRELOAD_WITH_DATA = ("pandas", "polytrain.data.shards.opening")
 
 
@@ -318,14 +320,13 @@ class AgentGroup:
             # Not waited for: an agent that hasn't arrived yet may be its client.
             self._zygote.connection.leave()
         # Not before: while the actors started, the zygotes could import.
-        data = self._data = self._data or ShardCachePlanner(
-            self._spec.datasets, self._spec.specs, self._cluster
-        )
+        data = self._data = self._data or _planner(self._spec, self._cluster)
         seated = {}
         for rank, agent_handle in enumerate(self._pool.ranked):
             if agent_handle.seat != (rank, world_size):
                 agent_handle.seat = (rank, world_size)
-                seated[agent_handle] = (agent_handle.seat, data.order(world_size, rank))
+                request = None if data is None else data.order(world_size, rank)
+                seated[agent_handle] = (agent_handle.seat, request)
         self._launcher.call(seated, "prepare", self._job)
 
     def _call_all(self, method: str, *shared: Any) -> None:
@@ -355,6 +356,15 @@ def zygote_for(
         modules=(*PRELOAD, *(PRELOAD_WITH_DATA if with_data else ()), *demand.preload),
         path=path,
     )
+
+
+def _planner(spec: AgentGroupSpec, store: SharedStore) -> ShardCachePlanner | None:
+    if not spec.datasets:
+        return None
+    # Importing Arrow takes a while.
+    from polytrain.workers.shard_cache import ShardCachePlanner
+
+    return ShardCachePlanner(spec.datasets, spec.specs, store)
 
 
 def _streams(spec: AgentGroupSpec) -> Streams | None:

@@ -10,9 +10,9 @@ from types import CodeType
 from typing import Any
 
 from polytrain.common.config import ScalingConfig
+from polytrain.common.ray_dataset import is_ray_dataset
 from polytrain.common.runtime_env import parts_of_ray
 from polytrain.common.validation_config import ValidationConfig, options_of_ray
-from polytrain.data.sources.ray_data import is_ray_dataset
 from polytrain.policy.cluster import AvailableClusters, ClusterChoice
 from polytrain.workers.agent_group import AgentCluster
 from polytrain.workers.local_cluster import LocalCluster

@@ -7,18 +7,19 @@ import queue
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from polytrain.common.config import ScalingConfig
 from polytrain.common.placement import NodeAddress
-from polytrain.data.shards.shared_memory import bytes_to_shared_memory
 from polytrain.policy.scaling import largest_fit
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import Delivery
 from polytrain.workers.local_launcher import LocalAgentLauncher
 from polytrain.workers.machine_resources import machine_resources, visible_gpus
-from polytrain.workers.shard_cache import OpenShared
+from polytrain.workers.shared_store import OpenShared
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class LocalCluster:
@@ -54,6 +55,9 @@ class LocalCluster:
 
     def share(self, content: pa.Buffer) -> LocalMemory:
         """Put bytes into memory once, for all agents."""
+        # Importing Arrow takes a while, and only runs with data share any.
+        from polytrain.data.shards.shared_memory import bytes_to_shared_memory
+
         return LocalMemory(descriptor=bytes_to_shared_memory(memoryview(content)))
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> Nothing:

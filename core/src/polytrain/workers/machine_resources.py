@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 
-import psutil
-
 from polytrain_plugins import InvalidJobError, Problem
 
 _CPUS = "POLYTRAIN_LOCAL_CPUS"
@@ -101,7 +99,7 @@ def _quota(group: Path) -> float | None:
 
 
 def _memory(group: Path) -> int:
-    total: int = psutil.virtual_memory().total
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _read(group / "memory.max") or _read(group / "memory/memory.limit_in_bytes")
     return min(total, int(limit)) if limit.isdigit() else total
 

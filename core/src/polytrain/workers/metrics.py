@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics as plain values: arrays and tensors of one element become numbers.
@@ -29,7 +27,7 @@ def _plain(name: str, value: Any) -> Any:
     try:
         # Most frameworks' tensors have `item`, and TensorFlow's convert to an array that has it.
         # `item` refuses more than one element. Other objects are returned unchanged.
-        number = value.item() if hasattr(value, "item") else np.asarray(value).item()
+        number = value.item() if hasattr(value, "item") else _as_array(value).item()
     except (ValueError, RuntimeError, TypeError):
         number = value
     if _is_plain(number):
@@ -43,6 +41,13 @@ def _plain(name: str, value: Any) -> Any:
         f"The metric {name!r} is of the type {type(value).__name__}, which can't be stored. Report "
         "a number, a string, or a list or dict of them; of an array, for example its mean."
     )
+
+
+def _as_array(value: Any) -> Any:
+    # A run that reports plain numbers doesn't need numpy.
+    import numpy as np
+
+    return np.asarray(value)
 
 
 def _is_plain(value: Any) -> bool:

@@ -21,7 +21,7 @@ from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import Delivery
 from polytrain.workers.node_watch import NodeWatch
 from polytrain.workers.ray_launcher import RayAgentLauncher
-from polytrain.workers.shard_cache import OpenShared
+from polytrain.workers.shared_store import OpenShared
 
 
 class RayCluster:

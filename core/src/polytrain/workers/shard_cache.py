@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,39 +18,7 @@ from polytrain.data.shards.shared_memory import (
 from polytrain.data.shards.spec import Held, ShardSpec
 from polytrain.data.streams.stream import StreamSpec
 from polytrain.workers.pickling import pickled_apart, pickled_with, unpickled
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenShared:
-    """Shared memory that an agent has opened."""
-
-    descriptor: int
-    extent: Extent | None
-    """Its extent in the descriptor's memory; None for all of it."""
-
-    kept: Any
-    """An object that must exist while the memory is used."""
-
-
-class Shared(Protocol):
-    """Bytes of the driver that all agents can read."""
-
-    def open(self) -> OpenShared:
-        """Open it in an agent."""
-
-    def close(self) -> None:
-        """Free it, in the driver."""
-
-
-class SharedStore(Protocol):
-    """Stores bytes of the driver for all agents."""
-
-    @property
-    def reference_type(self) -> type | tuple[type, ...]:
-        """Types in a data set that must be sent separately."""
-
-    def share(self, content: pa.Buffer) -> Shared:
-        """Put bytes where all agents can read them."""
+from polytrain.workers.shared_store import Shared, SharedStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +53,6 @@ class ShardCachePlanner:
         store: SharedStore,
     ) -> None:
         self._store = store
-        self._has_data = bool(datasets)
         self._user_code = [code for dataset in datasets for code in dataset.user_code]
         self._held = [
             (dataset, spec)
@@ -94,17 +61,15 @@ class ShardCachePlanner:
         ]
         # Shared once, for all agents. The specs may have a map-style data set in them.
         pickled = pickled_with(*self._user_code, value=tuple(specs))
-        self._specs = store.share(pa.py_buffer(pickled)) if self._has_data else None
+        self._specs = store.share(pa.py_buffer(pickled))
         self._tables = tuple(
             store.share(to_buffer(_whole(dataset, spec)))
             for dataset, spec in self._held
             if spec.held is Held.ALL
         )
 
-    def order(self, world_size: int, rank: int) -> CacheRequest | None:
-        """Return the request for the agent of a rank; None without data sets."""
-        if self._specs is None:
-            return None
+    def order(self, world_size: int, rank: int) -> CacheRequest:
+        """Return the request for the agent of a rank."""
         shard_cache = tuple(
             None if spec.held is Held.ALL else holding(dataset, spec, world_size, rank)
             for dataset, spec in self._held
@@ -121,8 +86,7 @@ class ShardCachePlanner:
     def close(self) -> None:
         """Free the shared memory."""
         for shared in (self._specs, *self._tables):
-            if shared is not None:
-                shared.close()
+            shared.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError
+from polytrain.common.ray_dataset import is_ray_dataset
 from polytrain.data.sources.arrow_datasets import from_arrow_dataset, is_arrow_dataset
 from polytrain.data.sources.dicts import are_dicts, gives_rows, is_of_torch, table_of_dicts
 from polytrain.data.sources.files import from_places
@@ -23,7 +24,7 @@ from polytrain.data.sources.random_transforms import (
     random_transform,
     wants_generator,
 )
-from polytrain.data.sources.ray_data import from_ray_data, is_computed, is_ray_dataset
+from polytrain.data.sources.ray_data import from_ray_data, is_computed
 from polytrain.data.sources.schemas import chosen, subschema
 from polytrain.data.sources.tables import from_memory, from_table, is_place
 from polytrain.data.sources.transforms import transformed

@@ -41,11 +41,6 @@ class ObjectPiece(Piece):
         return False
 
 
-def is_ray_dataset(data: Any) -> bool:
-    """Whether this is a `ray.data.Dataset`; Ray Data is not imported to find out."""
-    return type(data).__module__.startswith("ray.data.")
-
-
 def is_computed(dataset: Any) -> bool:
     """Whether a Ray dataset's pipeline has been run to its end."""
     from ray.data.dataset import MaterializedDataset

@@ -1,0 +1,91 @@
+"""The data sets of a job. Arrow, numpy and the readers of all sources are imported with the first.
+
+Each function returns at once if there are no data sets, and only otherwise imports what reads them:
+that takes most of the time that the whole of polytrain takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from polytrain.common.config import ScalingConfig
+from polytrain_plugins import Demand, Problem
+
+if TYPE_CHECKING:
+    from polytrain.data.shards.assignment import RunDataset
+    from polytrain.run.run import Run
+
+
+def described_datasets(
+    datasets: Any, configs: Any, *, needs_train: bool, num_workers: int
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Describe the data sets; see `data.checks.described`."""
+    if _is_empty(datasets) and _is_empty(configs) and not needs_train:
+        return (), ()
+    from polytrain.data.checks import described
+
+    return described(datasets, configs, needs_train=needs_train, num_workers=num_workers)
+
+
+def grouped_datasets(
+    datasets: tuple[RunDataset, ...], demand: Demand, *, num_workers: int
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Find where groups begin; see `data.checks.grouped`."""
+    if not datasets:
+        return (), ()
+    from polytrain.data.checks import grouped
+
+    return grouped(datasets, demand, num_workers=num_workers)
+
+
+def marked_datasets(datasets: tuple[RunDataset, ...]) -> tuple[RunDataset, ...]:
+    """Return the data sets with the marks that they have now."""
+    if not datasets:
+        return ()
+    from polytrain.data.fingerprint import marks
+
+    return tuple(replace(dataset, marks=marks(dataset.source)) for dataset in datasets)
+
+
+def fingerprints(datasets: tuple[RunDataset, ...]) -> dict[str, str]:
+    """Return the fingerprint of each data set, by name."""
+    if not datasets:
+        return {}
+    from polytrain.data.fingerprint import fingerprint
+
+    return {dataset.name: fingerprint(dataset.source, dataset.marks) for dataset in datasets}
+
+
+def ready_datasets(
+    datasets: tuple[RunDataset, ...], demand: Demand, scaling: ScalingConfig
+) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+    """Run the pipelines that must end before training begins; see `data.checks.ready`."""
+    if not datasets:
+        return (), ()
+    from polytrain.data.checks import ready
+
+    return ready(datasets, demand, scaling)
+
+
+def start_problems(run: Run) -> tuple[Problem, ...]:
+    """Why a run can't start at its checkpoint's positions in the data.
+
+    If it can, this warns where workers read many times the rows that they use.
+    """
+    if not run.datasets:
+        return ()
+    from polytrain.data.checks import position_problems, tell_excess
+
+    own = run.start.own
+    field = f"datasets, for the run in {run.location.address}" if own else "restore_from"
+    problems = tuple(position_problems(run.specs, run.start.positions, field=field))
+    if not problems:
+        tell_excess(run.specs, run.world_size)
+    return problems
+
+
+def _is_empty(given: Any) -> bool:
+    # The truth value of a frame or an array, given by mistake, is an error.
+    return isinstance(given, Mapping) and not given

@@ -1,0 +1,44 @@
+"""Bytes of the driver that all agents of a run can read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from polytrain.data.shards.shared_memory import Extent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenShared:
+    """Shared memory that an agent has opened."""
+
+    descriptor: int
+    extent: Extent | None
+    """Its extent in the descriptor's memory; None for all of it."""
+
+    kept: Any
+    """An object that must exist while the memory is used."""
+
+
+class Shared(Protocol):
+    """Bytes of the driver that all agents can read."""
+
+    def open(self) -> OpenShared:
+        """Open it in an agent."""
+
+    def close(self) -> None:
+        """Free it, in the driver."""
+
+
+class SharedStore(Protocol):
+    """Stores bytes of the driver for all agents."""
+
+    @property
+    def reference_type(self) -> type | tuple[type, ...]:
+        """Types in a data set that must be sent separately."""
+
+    def share(self, content: pa.Buffer) -> Shared:
+        """Put bytes where all agents can read them."""
