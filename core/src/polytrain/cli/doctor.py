@@ -63,9 +63,10 @@ def _findings(storage: str, backends: tuple[str, ...], *, all_nodes: bool) -> It
     for name, check in checks.items():
         yield checked(name, check)
     if all_nodes:
+        from polytrain.doctor.links import transport_of
         from polytrain.doctor.nodes import findings_of_nodes
 
-        yield from findings_of_nodes(location)
+        yield from findings_of_nodes(location, transport_of(names))
 
 
 def _print(finding: Finding) -> None:

@@ -13,10 +13,13 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from polytrain.common.placement import NodeAddress
 from polytrain.doctor import machine
 from polytrain.doctor.finding import CheckFailed, Finding, checked
+from polytrain.doctor.links import findings_of_links
 from polytrain.storage.location import Location
 from polytrain.workers.ray_runtime import running_ray
+from polytrain_plugins import Backend
 
 _TIMEOUT_S = 60.0
 _SKEW_S = 5.0
@@ -35,11 +38,12 @@ class NodeReport:
     """What it has read of the file that the driver has written; None if it sees none."""
 
 
-def findings_of_nodes(location: Location) -> Iterator[Finding]:
-    """Yield the findings on every living node, by the node's address.
+def findings_of_nodes(location: Location, backend: Backend | None) -> Iterator[Finding]:
+    """Yield the findings on every living node, by the node's address, and on their connections.
 
     Args:
         location: the storage that all nodes must see.
+        backend: whose transport is tried between each two of them; None for none.
     """
     name = f".polytrain-doctor-{secrets.token_hex(8)}"
     content = secrets.token_bytes(16)
@@ -51,6 +55,9 @@ def findings_of_nodes(location: Location) -> Iterator[Finding]:
                 yield from _findings_of(address, node_id, location, name, content, own)
         finally:
             location.open().delete(name)
+        if backend is not None:
+            places = [NodeAddress(node_id=node_id, host=address) for address, node_id in _nodes()]
+            yield from findings_of_links(backend, places, _gpus())
 
 
 def report(location: Location, name: str) -> NodeReport:
@@ -129,6 +136,11 @@ def _raise(error: Exception) -> str:
 def _nodes() -> list[tuple[str, str]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return sorted((node["NodeManagerAddress"], node["NodeID"]) for node in nodes if node["Alive"])
+
+
+def _gpus() -> dict[str, float]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]}
 
 
 def _versions() -> dict[str, str]:
