@@ -73,7 +73,20 @@ def test_a_run_is_looked_at_and_stopped_from_another_process(tmp_path: Path, wor
         wrong = command("stacks", run, "--rank", "7")
         assert wrong.returncode == 1
         assert "--rank: there is no rank 7" in wrong.stderr
-        stopped = command("stop", run, "--reason", "lunch")
+        follower = subprocess.Popen(
+            [sys.executable, "-m", "polytrain", "show", run, "-f", "--json"],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with follower:
+            assert follower.stdout is not None
+            followed = (json.loads(line) for line in follower.stdout)
+            assert next(followed)["event"] == "run_started"
+            assert next(each for each in followed if each["event"] == "progress")["step"] > 0
+            stopped = command("stop", run, "--reason", "lunch")
+            *_, end = followed
+            assert (end["event"], end["state"]) == ("run_ended", "stopped")
+        assert follower.returncode == 75
         assert (stopped.returncode, stopped.stdout) == (
             75,
             "run: stopped by polytrain stop: lunch\n",

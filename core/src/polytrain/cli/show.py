@@ -14,18 +14,28 @@ from polytrain.cli.run_text import facts, run_text
 @click.command("show")
 @run_argument
 @click.option("--serve", is_flag=True, help="Serve its page to this machine's browsers instead.")
+@click.option("-f", "--follow", is_flag=True, help="Show what it does until it ends instead.")
 @click.option("--port", type=click.IntRange(1, 65535), help="With --serve; a free one by default.")
 @as_json
-def command(run: str, serve: bool, port: int | None, as_json: bool) -> int:
+def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool) -> int:
     """Show RUN: its state, its attempts, where its time went.
 
-    The exit code is 0, or 75 if the run was stopped or interrupted and fit() resumes it.
+    With --follow and --json, JSON Lines are printed, as by RunConfig(progress="json"). The exit
+    code is 0, or 75 if the run was stopped or interrupted and fit() resumes it.
     """
     if port is not None and not serve:
         raise click.UsageError("--port is for --serve")
     if serve and as_json:
         raise click.UsageError("--serve and --json exclude each other")
+    if serve and follow:
+        raise click.UsageError("--serve and --follow exclude each other")
     found = named_run(run)
+    if follow:
+        from polytrain.cli.following import followed
+
+        with contextlib.suppress(KeyboardInterrupt):
+            followed(found, as_json=as_json)
+        return named_run(run).exit_code
     if serve:
         _serve(found, port or 0)
         return 0

@@ -75,7 +75,7 @@ def mode_of(progress: str | bool, stream: TextIO | None) -> Mode:
 
 @contextlib.contextmanager
 def shown_progress(
-    run: RunInfo, progress: str | bool, ledger: Ledger
+    run: RunInfo, progress: str | bool, ledger: Ledger, stream: TextIO | None = None
 ) -> Iterator[Callable[[Entry], None]]:
     """Show a run's progress; yield what takes each line of its journal, and never raises.
 
@@ -83,13 +83,15 @@ def shown_progress(
         run: the run.
         progress: `RunConfig.progress`.
         ledger: the journal's ledger, which has each line before it is taken here.
+        stream: where it is shown, outside notebooks; on standard error by default.
     """
-    mode = mode_of(progress, sys.stderr)
+    stream = sys.stderr if stream is None else stream
+    mode = mode_of(progress, stream)
     if mode == "none":
         yield lambda entry: None
         return
     progress_so_far = Progress(ledger=ledger, since=time.time(), world_size=max(1, run.num_workers))
-    follower = _Follower(run, progress_so_far, sys.stderr)
+    follower = _Follower(run, progress_so_far, stream)
     with contextlib.ExitStack() as stack:
         _DISPLAYS[mode](follower, stack)
         yield follower.take
