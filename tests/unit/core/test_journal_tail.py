@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.unit.core.journal_writer import JournalWriter
 from tests.unit.core.recorded import RUN, Line, opened
 
-from polytrain.run.history import read_history
 from polytrain.run.journal_tail import tail_of
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from polytrain.run.history import new_reports
 from polytrain.run.ledger import Ledger
 
-
 _OF_OTHER_RANKS = ("RankReported", "RankReports")
 _REPORTS = ("Reported", "Reports")
 
