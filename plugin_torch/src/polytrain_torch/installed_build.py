@@ -19,8 +19,7 @@ def cpu_build_problem() -> Problem | None:
     return Problem(
         field="ScalingConfig.use_gpu",
         what=f"it is True, and torch {version} in this environment is built for CPUs only",
-        remedy="Install a build of torch for GPUs (pip uninstall torch, then pip install torch), "
-        "or use use_gpu=False",
+        remedy="Install a build of torch for GPUs in its place, or use use_gpu=False",
     )
 
 
