@@ -36,7 +36,7 @@ MODULES = {
 OF_THE_CORE = {"polytrain", "polytrain_plugins", "numpy", "pyarrow"}
 
 OTHERS = {"jax", "pytest", "datasets", "keras", "moto", "scikit-learn", "lightning", "accelerate"}
-OTHERS |= {"transformers", "deepspeed", "torch", "pandas", "peft"}
+OTHERS |= {"transformers", "deepspeed", "torch", "pandas", "peft", "tensorflow"}
 """Distributions on PyPI that commands name besides the extras."""
 
 

@@ -129,10 +129,11 @@ def new_ray_problems(scaling: ScalingConfig, around: AvailableClusters) -> Itera
     """Yield what a Ray that is started on this machine couldn't give the workers."""
     is_new = not around.ray_is_initialized and around.ray_address is None
     if is_new and scaling.resources.get("GPU", 0) > 0 and not around.has_gpu_device:
+        without = "Use use_gpu=False" if scaling.use_gpu else "Leave 'GPU' out of it"
         yield Problem(
             field=f"ScalingConfig.{'use_gpu' if scaling.use_gpu else 'resources_per_worker'}",
             what="this machine has no GPU, and there is no Ray cluster",
-            remedy="Use use_gpu=False, or a Ray cluster with GPUs: set RAY_ADDRESS, or call "
+            remedy=f"{without}, or use a Ray cluster with GPUs: set RAY_ADDRESS, or call "
             "ray.init()",
         )
 
