@@ -35,6 +35,7 @@ EXTRAS = {
         "core",
         ("mlflow-skinny>=3.0", "sqlalchemy>=2.0", "alembic>=1.13"),
     ),
+    "wandb": ("polytrain-core", "core", ("wandb>=0.31",)),
 }
 
 # Spelt out: `polytrain[torch]` in here would send pip to an index for the umbrella itself.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.offline_wandb import closed_records
 
 from polytrain import InvalidJobError, RunConfig, make_trainer
-from polytrain.trackers import MLflow, TensorBoard
+from polytrain.trackers import MLflow, TensorBoard, WandB
 from polytrain.trackers.mlflow import metric_name
 from polytrain.trackers.tracker import Row, TrackedRun
 
@@ -139,3 +142,78 @@ def test_a_file_needs_a_path_if_the_run_has_no_directory() -> None:
     run_config = RunConfig(track="csv", storage_path="s3://bucket/runs", name="run")
     with pytest.raises(InvalidJobError, match=r"s3://bucket/runs/run, which isn.t a directory"):
         make_trainer("reference", lambda: None, run_config=run_config)
+
+
+def wandb_rows(directory: Path) -> list[dict[str, Any]]:
+    (path,) = directory.glob("wandb/offline-run-*/*.wandb")
+    return [
+        {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+        for items in (each.history.item for each in closed_records(path) if each.history.item)
+    ]
+
+
+def without_clock(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "_runtime"}
+
+
+def test_wandb_replaces_an_offline_run_by_a_complete_one(tmp_path: Path) -> None:
+    weights = tmp_path / "c2/weights"
+    weights.parent.mkdir()
+    weights.write_text("1 2 3")
+    tracker = WandB(mode="offline", log_checkpoint=True)
+    first = tracker.open(run_in(tmp_path))
+    first.write(rows(1, 3, 1.0))
+    first.close()
+    second = tracker.open(run_in(tmp_path, first.run_id))
+    assert (second.run_id, second.sent) == (first.run_id, 0)
+    second.amend(Row(step=1, time=9.0, metrics={"accuracy": 0.5}))
+    second.write([Row(step=n, time=float(n), metrics={**HOSTILE, "_step": 7}) for n in (1, 2)])
+    second.amend(Row(step=1, time=9.0, metrics={"accuracy": 0.25}))
+    second.amend(Row(step=2, time=9.0, metrics={"accuracy": 0.75}))
+    second.finish({"state": "finished", "checkpoint": str(tmp_path / "c2")}, succeeded=True)
+    second.close()
+    one = {**HOSTILE, "x_step": 7.0}
+    found = [without_clock(row) for row in wandb_rows(tmp_path)]
+    assert found == [
+        {**one, "_step": 1, "_timestamp": 1.0, "accuracy": 0.5, "checkpoint_step": 1},
+        {**one, "_step": 2, "_timestamp": 2.0, "accuracy": 0.75, "checkpoint_step": 2},
+    ]
+    (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    (artifact,) = [each.artifact for each in closed_records(path) if each.HasField("artifact")]
+    assert artifact.name == "run-checkpoint"
+    assert [entry.ref for entry in artifact.manifest.contents] == [weights.as_uri()]
+
+
+def test_wandb_names_a_server_that_is_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    tracker = WandB(mode="online")
+    assert list(tracker.problems()) == []
+    with pytest.raises(OSError, match="refused"):
+        tracker.open(run_in(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("tracker", "environment", "wrong"),
+    [
+        (WandB(), {}, 'there is no key for https://api.wandb.ai. Run "wandb login"'),
+        (WandB(mode="of-line"), {}, "WandB.mode: 'of-line' is not a mode of this tracker"),
+        (WandB(), {"WANDB_MODE": "disabled"}, "WANDB_MODE: 'disabled' is not a mode"),
+        (WandB(project=""), {"WANDB_MODE": "offline"}, "WandB.project: '' is not text"),
+        (WandB(log_checkpoint="yes", mode="offline"), {}, "WandB.log_checkpoint: 'yes' is not"),
+    ],
+)
+def test_what_is_wrong_with_wandb_is_told_before_anything_starts(
+    tracker: WandB, environment: dict[str, str], wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"NETRC": "/nowhere", **environment}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidJobError) as caught:
+        make_trainer("reference", lambda: None, run_config=RunConfig(observers=(tracker,)))
+    assert wrong in str(caught.value)

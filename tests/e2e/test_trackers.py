@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.e2e.driver import start_driver
+from tests.offline_wandb import closed_records
 
 from polytrain.cli.sync import command
 from polytrain.run.history import read_history
@@ -35,6 +36,7 @@ import polytrain.run.tracking
 
 # As often as it can: what it is about is what was sent when a process dies.
 polytrain.run.tracking._SEND_EVERY_S = 0.001
+os.environ["WANDB_MODE"] = "offline"
 plan = json.loads(Path("plan.json").read_text())
 
 def train(config):
@@ -144,11 +146,31 @@ def read_mlflow(run: TrackedRun) -> dict[int, dict[str, Any]]:
     return rows
 
 
+def read_wandb(run: TrackedRun) -> dict[int, dict[str, Any]]:
+    # Each driver replaces the offline run of the one before: what is sent is complete.
+    (path,) = run.path.glob("wandb/offline-run-*/*.wandb")
+    rows: dict[int, dict[str, Any]] = {}
+    summary: dict[str, Any] = {}
+    for record in closed_records(path):
+        for item in record.summary.update:
+            summary["/".join(item.nested_key) or item.key] = json.loads(item.value_json)
+        if record.HasField("history"):
+            found = {"/".join(i.nested_key) or i.key: i.value_json for i in record.history.item}
+            row = {name: json.loads(value) for name, value in found.items()}
+            step = row.pop("_step")
+            assert step not in rows
+            rows[step] = {name: float(v) for name, v in row.items() if not name.startswith("_")}
+    assert summary["polytrain/restarts"] == 3
+    assert summary["polytrain/state"] == "finished"
+    return rows
+
+
 READERS: dict[str, Callable[[TrackedRun], dict[int, dict[str, Any]]]] = {
     "csv": read_csv,
     "jsonl": read_json_lines,
     "mlflow": read_mlflow,
     "tensorboard": read_tensorboard,
+    "wandb": read_wandb,
 }
 
 

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from polytrain.run.journal import JOURNAL
 from polytrain.run.tracked_rows import TrackedRows
 from polytrain.run.tracker_state import kept_state
 from polytrain.storage.location import Location
+from polytrain.storage.protocol import Storage
 from polytrain.trackers.tracker import Sink, TrackedRun, Tracker, flat
 
 _KEEP_EVERY_S = 5.0
@@ -37,6 +39,10 @@ class TrackedFacts:
         """The backend's name and options, and the number of workers; flat."""
         given = {"backend": self.identity["backend"], "num_workers": self.world_size}
         return {**given, **flat(options_of(self.identity))}
+
+
+class StoreBehindError(Exception):
+    """The store that was opened again lacks rows that were sent: they are in the journal."""
 
 
 class TrackerDelivery:
@@ -75,6 +81,7 @@ class TrackerDelivery:
             amendments = 0 if is_behind else position.amendments
             position = replace(position, sent=self._sink.sent, amendments=amendments)
         self.missing = TrackedRows(position, can_rewind=tracker.can_rewind, all_rows=all_rows)
+        self._token, self._checkpoint = -1, ""
         self._keep()
 
     def __enter__(self) -> TrackerDelivery:
@@ -83,6 +90,16 @@ class TrackerDelivery:
     def __exit__(self, *error: object) -> None:
         self._release()
 
+    def take(self, entry: Mapping[str, Any]) -> None:
+        """Take the journal's next entry, of a driver since the run was last started over."""
+        self.missing.take(entry)
+        match entry["event"]:
+            case "Committed":
+                checkpoints = self._facts.location.below("checkpoints")
+                self._checkpoint = checkpoints.below(entry["checkpoint"]).address
+            case "Concluded":
+                self._token = entry["token"]
+
     def send(self, *, is_wanted: Callable[[], bool] = lambda: True) -> None:
         """Send what is ready.
 
@@ -90,14 +107,15 @@ class TrackerDelivery:
             is_wanted: whether to send another thousand rows.
 
         Raises:
+            StoreBehindError: the store was opened again, and lacks rows.
             Exception: whatever the tracker or the storage raise.
         """
         while is_wanted():
             delivery = self.missing.next()
             if delivery.is_empty:
                 break
-            if self._sink is None:
-                self._sink = self._opened()
+            self._open_again()
+            assert self._sink is not None
             try:
                 if delivery.rewind is not None:
                     self._sink.rewind(delivery.rewind)
@@ -113,23 +131,22 @@ class TrackerDelivery:
         if time.monotonic() - self._kept_at > _KEEP_EVERY_S:
             self.keep()
 
-    def finish(self, history: RunHistory, checkpoint: str | None, token: int) -> None:
+    def finish(self, history: RunHistory) -> None:
         """Send how the run has ended, unless that was sent.
 
         Args:
             history: the run's.
-            checkpoint: address of its newest checkpoint.
-            token: that of the driver that has concluded it.
 
         Raises:
+            StoreBehindError: the store was opened again, and lacks rows.
             Exception: whatever the tracker or the storage raise.
         """
-        if history.succeeded is not None and self.state.concluded != token:
-            if self._sink is None:
-                self._sink = self._opened()
-            summary = _summary(history, self._facts, checkpoint)
+        if history.succeeded is not None and self.state.concluded != self._token:
+            self._open_again()
+            assert self._sink is not None
+            summary = _summary(history, self._facts, self._checkpoint)
             self._sink.finish(summary, succeeded=history.succeeded)
-            self.state = replace(self.state, concluded=token)
+            self.state = replace(self.state, concluded=self._token)
         self._release()
         self.keep()
 
@@ -148,6 +165,14 @@ class TrackerDelivery:
         if self._kept != self.state:
             self.state.write(self._storage)
             self._kept = self.state
+
+    def _open_again(self) -> None:
+        if self._sink is not None:
+            return
+        self._sink = self._opened()
+        if self._sink.sent is not None and self._sink.sent < self.missing.position.sent:
+            self._release()
+            raise StoreBehindError(f"{self._tracker} lacks rows that it had")
 
     def _opened(self) -> Sink:
         location = self._facts.location
@@ -197,33 +222,44 @@ def send_missing(
         identity=history.identity,
         world_size=history.world_size,
     )
+    journal = partial(_since, storage, history.since_token)
+    if tracker.is_rewritten and _is_complete(tracker, facts, journal(), all_rows=all_rows):
+        return 0
     with TrackerDelivery(tracker, facts, all_rows=all_rows) as delivery:
-        token, checkpoint = -1, None
-        for entry in _since(entries(storage.read_log(JOURNAL)), history.since_token):
-            delivery.missing.take(entry)
-            match entry["event"]:
-                case "Committed":
-                    checkpoint = location.below("checkpoints").below(entry["checkpoint"]).address
-                case "Concluded":
-                    token = entry["token"]
+        for entry in journal():
+            delivery.take(entry)
         delivery.send(is_wanted=is_wanted)
         if is_wanted():
-            delivery.finish(history, checkpoint, token)
+            delivery.finish(history)
         return delivery.rows
 
 
-def _since(journal: Iterable[Mapping[str, Any]], token: int) -> Iterator[Mapping[str, Any]]:
-    return (entry for entry in journal if entry["token"] >= token)
+def _is_complete(
+    tracker: Tracker, facts: TrackedFacts, journal: Iterable[Mapping[str, Any]], *, all_rows: bool
+) -> bool:
+    state = kept_state(facts.location.open(), tracker)
+    if state.position.since != facts.since:
+        return False
+    rows = TrackedRows(state.position, can_rewind=tracker.can_rewind, all_rows=all_rows)
+    token = -1
+    for entry in journal:
+        rows.take(entry)
+        token = entry["token"] if entry["event"] == "Concluded" else token
+    return rows.next().is_empty and state.concluded == token
 
 
-def _summary(history: RunHistory, facts: TrackedFacts, checkpoint: str | None) -> Mapping[str, Any]:
+def _since(storage: Storage, token: int) -> Iterator[Mapping[str, Any]]:
+    return (entry for entry in entries(storage.read_log(JOURNAL)) if entry["token"] >= token)
+
+
+def _summary(history: RunHistory, facts: TrackedFacts, checkpoint: str) -> Mapping[str, Any]:
     stopped = "stopped" if history.stopped is not None else "failed"
     return flat(
         {
             "state": "finished" if history.succeeded else stopped,
             "reason": history.reason,
             "path": facts.location.address,
-            "checkpoint": checkpoint or "",
+            "checkpoint": checkpoint,
             "restarts": history.ledger.restarts,
             "lost_steps": history.ledger.lost_steps,
             "goodput": history.ledger.goodput,

@@ -12,9 +12,14 @@ from types import TracebackType
 from typing import Any
 
 from polytrain.common.errors import RunOwnedError
-from polytrain.run.history import entries
+from polytrain.run.history import entries, read_history
 from polytrain.run.journal import JOURNAL
-from polytrain.run.tracker_delivery import TrackedFacts, TrackerDelivery, send_missing
+from polytrain.run.tracker_delivery import (
+    StoreBehindError,
+    TrackedFacts,
+    TrackerDelivery,
+    send_missing,
+)
 from polytrain.trackers.tracker import Tracker
 
 logger = logging.getLogger(__name__)
@@ -129,15 +134,18 @@ class _Courier:
                 wait_s = _SEND_EVERY_S
             except RunOwnedError:
                 break
+            except StoreBehindError:
+                self._is_behind = True
             except Exception as error:
                 self._warn(error)
                 wait_s = min(max(2 * wait_s, _SEND_EVERY_S), _RETRY_AFTER_AT_MOST_S)
-        self._queue.clear()
-        self._release()
+        if self._is_behind or self._delivery is None:
+            self._queue.clear()
+            self._release()
         self._ending.wait()
         try:
             self._check_lease()
-            send_missing(self._tracker, self._facts.location, is_wanted=lambda: not self._given_up)
+            self._send_rest()
         except RunOwnedError as error:
             logger.warning(
                 "The tracker %s is left to another driver: %s", self._tracker.name, error
@@ -145,25 +153,46 @@ class _Courier:
         except Exception as error:
             if not self._given_up:
                 self._warn_of_the_rest(_text(error))
+        finally:
+            self._release()
 
     def _send(self) -> None:
         if self._delivery is None:
             self._delivery = self._opened()
-        missing = self._delivery.missing
-        with contextlib.suppress(IndexError):
-            while True:
-                missing.take(self._queue.popleft())
-        if len(missing) > _PENDING:
+        self._take_queued(self._delivery)
+        if len(self._delivery.missing) > _PENDING:
             self._is_behind = True
             return
         self._check_lease()
         self._delivery.send(is_wanted=lambda: not self._ending.is_set())
 
+    def _send_rest(self) -> None:
+        """Send what is missing: from the queue if that has had everything, or from the journal."""
+        location = self._facts.location
+        if self._delivery is not None and not self._is_behind:
+            self._take_queued(self._delivery)
+            with contextlib.suppress(StoreBehindError):
+                self._delivery.send(is_wanted=self._is_wanted)
+                history = read_history(location.open().read_log(JOURNAL))
+                if history is not None and self._is_wanted():
+                    self._delivery.finish(history)
+                return
+        self._release()
+        send_missing(self._tracker, location, is_wanted=self._is_wanted)
+
+    def _is_wanted(self) -> bool:
+        return not self._given_up
+
+    def _take_queued(self, delivery: TrackerDelivery) -> None:
+        with contextlib.suppress(IndexError):
+            while True:
+                delivery.take(self._queue.popleft())
+
     def _opened(self) -> TrackerDelivery:
         delivery = TrackerDelivery(self._tracker, self._facts)
         # Those of this driver are in the queue.
         for entry in self._entries_of_earlier_drivers():
-            delivery.missing.take(entry)
+            delivery.take(entry)
         return delivery
 
     def _entries_of_earlier_drivers(self) -> Iterator[Mapping[str, Any]]:

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from polytrain.trackers.json_lines import JSONLines
     from polytrain.trackers.mlflow import MLflow
     from polytrain.trackers.tensorboard import TensorBoard
+    from polytrain.trackers.wandb import WandB
 
-__all__ = ["CSV", "JSONLines", "MLflow", "TensorBoard"]
+__all__ = ["CSV", "JSONLines", "MLflow", "TensorBoard", "WandB"]
 
 _HOMES = {
     "CSV": "polytrain.trackers.csv_file",
     "JSONLines": "polytrain.trackers.json_lines",
     "MLflow": "polytrain.trackers.mlflow",
     "TensorBoard": "polytrain.trackers.tensorboard",
+    "WandB": "polytrain.trackers.wandb",
 }
 
 

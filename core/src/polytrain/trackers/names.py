@@ -15,6 +15,7 @@ NAMES = {
     "jsonl": "JSONLines",
     "mlflow": "MLflow",
     "tensorboard": "TensorBoard",
+    "wandb": "WandB",
 }
 
 

@@ -90,6 +90,11 @@ class Tracker(ABC):
     """Whether rows can be removed. If so, rows are sent as soon as they are reported; otherwise
     once no restart can undo them."""
 
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether a store that was closed can only be replaced by a complete one."""
+        return False
+
     @abstractmethod
     def open(self, run: TrackedRun) -> Sink:
         """Open the store. This imports its library."""

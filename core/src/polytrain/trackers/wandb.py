@@ -1,0 +1,254 @@
+"""A tracker that sends to Weights & Biases, or writes an offline run for `wandb sync`."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
+from polytrain_plugins import Problem
+
+_MODES = ("online", "offline")
+_RESERVED = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
+_CHECKPOINT_STEP = "checkpoint_step"
+"""Axis of what the validation of a checkpoint has returned."""
+
+_CONNECT_TIMEOUT_S = 10.0
+_INIT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class WandB(Tracker):
+    """Sends metrics, options and the ledger to a run of Weights & Biases.
+
+    W&B can't take a step back. So a step is sent once a checkpoint covers it, or the run is
+    finished: then no restart repeats it. An offline run can't be continued by a second process, so
+    every driver that resumes the run replaces it by a complete one of the same id:
+    `wandb sync DIRECTORY` sends it. Metrics are numbers and text; anything else is left out.
+
+    Args:
+        project: the project; by default `WANDB_PROJECT`, or W&B's own default.
+        entity: the user or team; by default `WANDB_ENTITY`, or that of the key.
+        group: a name under which W&B shows runs together.
+        mode: "online" or "offline"; by default `WANDB_MODE`, or "online".
+        directory: where W&B keeps its files, in a directory `wandb`; by default `WANDB_DIR`, or the
+            run's directory.
+        log_checkpoint: whether the newest checkpoint is logged at the end, as an artifact that
+            refers to its place: its files aren't copied.
+    """
+
+    name: ClassVar[str] = "wandb"
+    requires: ClassVar[tuple[str, ...]] = ("wandb",)
+
+    project: str | None = None
+    entity: str | None = None
+    group: str | None = None
+    mode: Literal["online", "offline"] | None = None
+    directory: str | None = None
+    log_checkpoint: bool = False
+
+    @property
+    def is_rewritten(self) -> bool:
+        return self._mode == "offline"
+
+    @property
+    def _mode(self) -> str:
+        given = self.mode or os.environ.get("WANDB_MODE") or "online"
+        return "offline" if given == "dryrun" else given
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        for field in ("project", "entity", "group", "directory"):
+            given: object = getattr(self, field)
+            is_path = field == "directory" and isinstance(given, Path)
+            if (not isinstance(given, str | None) and not is_path) or given == "":
+                yield Problem(
+                    field=f"WandB.{field}",
+                    what=f"{given!r} is not text",
+                    remedy='Give text, for example WandB(project="mine")',
+                )
+        log_checkpoint: object = self.log_checkpoint
+        if not isinstance(log_checkpoint, bool):
+            yield Problem(
+                field="WandB.log_checkpoint",
+                what=f"{log_checkpoint!r} is not a bool",
+                remedy="Give True or False",
+            )
+        if self._mode not in _MODES:
+            yield Problem(
+                field="WandB.mode" if self.mode else "WANDB_MODE",
+                what=f"{self._mode!r} is not a mode of this tracker",
+                remedy='Give "online" or "offline"; to track nothing, leave the tracker out',
+            )
+        elif self._mode == "online" and not _has_key():
+            yield Problem(
+                field="WandB.mode",
+                what=f"there is no key for {_server()}",
+                remedy='Run "wandb login", set WANDB_API_KEY, or use WandB(mode="offline")',
+            )
+
+    def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
+        if self.resolved().directory is None and not is_directory and self.is_rewritten:
+            yield Problem(
+                field="WandB.directory",
+                what=f"the run is stored in {address}, which isn't a directory",
+                remedy='Give a directory for the offline run, for example directory="."',
+            )
+
+    def resolved(self) -> WandB:
+        directory = self.directory or os.environ.get("WANDB_DIR")
+        if directory:
+            directory = str(Path(directory).expanduser().absolute())
+        return replace(
+            self,
+            project=self.project or os.environ.get("WANDB_PROJECT") or None,
+            entity=self.entity or os.environ.get("WANDB_ENTITY") or None,
+            mode="offline" if self._mode == "offline" else "online",
+            directory=directory or None,
+        )
+
+    def open(self, run: TrackedRun) -> WandBRun:
+        return WandBRun(self.resolved(), run)
+
+
+class WandBRun:
+    """A run of W&B, in this process. A row stays open until the next one: so wandb has it."""
+
+    def __init__(self, tracker: WandB, run: TrackedRun) -> None:
+        import wandb
+
+        self._wandb = wandb
+        self._log_checkpoint = tracker.log_checkpoint
+        self._name = run.name
+        self.run_id = run.run_id or run.key
+        directory = Path(tracker.directory or run.directory or Path.cwd())
+        directory.mkdir(parents=True, exist_ok=True)
+        if not tracker.is_rewritten:
+            _require_server()
+        else:
+            for earlier in directory.glob(f"wandb/offline-run-*-{self.run_id}"):
+                shutil.rmtree(earlier)
+        self._run: Any = wandb.init(
+            project=tracker.project,
+            entity=tracker.entity,
+            group=tracker.group,
+            mode=tracker.mode,
+            dir=str(directory),
+            id=self.run_id,
+            name=run.name,
+            config=dict(run.options),
+            # A run that the user's own program has open in this process stays the current one.
+            reinit="create_new",
+            resume=None if tracker.is_rewritten else "allow",
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                init_timeout=_INIT_TIMEOUT_S,
+                # They would be those of the driver.
+                x_disable_stats=True,
+            ),
+        )
+        self.sent: int | None = max(0, self._run.step - 1) if self._run.resumed else 0
+        self._last: int | None = None
+        """The last step of this process: its row is open."""
+
+        self._time = 0.0
+        """When that was reported."""
+
+        self._held: dict[str, Any] = {}
+        """What a validation has returned before there was an open row."""
+
+        self._validated: set[str] = set()
+        self._exit_code: int | None = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            values = {**_values(row.metrics), **self._held}
+            self._held = {}
+            self._log(values, row.step, row.time)
+
+    def rewind(self, step: int) -> None:
+        """Never called: steps stay."""
+        raise NotImplementedError
+
+    def amend(self, row: Row) -> None:
+        # W&B can't change an earlier step, so these metrics have an axis of their own.
+        values = _values(row.metrics)
+        for name in values.keys() - self._validated:
+            self._run.define_metric(name, step_metric=_CHECKPOINT_STEP)
+            self._validated.add(name)
+        values[_CHECKPOINT_STEP] = row.step
+        if self._last is not None:
+            self._log(values, self._last, self._time)
+            return
+        self._log_held()
+        self._held, self._time = values, row.time
+
+    def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
+        self._log_held()
+        self._run.summary.update({f"polytrain/{name}": value for name, value in summary.items()})
+        if self._log_checkpoint and summary["checkpoint"]:
+            self._refer(summary["checkpoint"])
+        self._exit_code = 0 if succeeded else 1
+
+    def close(self) -> None:
+        self._run.finish(exit_code=self._exit_code)
+
+    def _log_held(self) -> None:
+        if self._held:
+            held, self._held = self._held, {}
+            self._log(held, (self.sent or 0) + 1, self._time)
+
+    def _log(self, values: Mapping[str, Any], step: int, at: float) -> None:
+        self._run.log({**values, "_timestamp": at}, step=step)
+        self._last, self._time = step, at
+
+    def _refer(self, address: str) -> None:
+        artifact = self._wandb.Artifact(f"{_artifact_name(self._name)}-checkpoint", type="model")
+        uri = address if "://" in address else Path(address).as_uri()
+        artifact.add_reference(uri, checksum=False, name=Path(address).name)
+        self._run.log_artifact(artifact)
+
+
+def _values(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    text = {name: value for name, value in metrics.items() if isinstance(value, str)}
+    found: dict[str, Any] = {**numbers(metrics), **text}
+    return {f"x{name}" if name in _RESERVED else name: value for name, value in found.items()}
+
+
+def _artifact_name(name: str) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in name)[:100]
+
+
+def _server() -> str:
+    return os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+
+
+def _require_server() -> None:
+    """Raise OSError if the server can't be reached.
+
+    wandb itself can't use the id of a run a second time in a process once this has failed.
+    """
+    try:
+        urlopen(_server(), timeout=_CONNECT_TIMEOUT_S).close()
+    except HTTPError as error:
+        # It has answered.
+        error.close()
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    try:
+        return netrc.netrc(file).authenticators(urlsplit(_server()).hostname or "") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
