@@ -17,7 +17,7 @@ pytestmark = pytest.mark.on_ray
 class Tuner:
     """A user's actor."""
 
-    def fit(self, directory: str, *, waits: bool) -> int:
+    def fit(self, directory: str, num_workers: int | tuple[int, int], *, waits: bool) -> int:
         """Run with half of the cluster, to the end or for ever."""
 
         def train() -> None:
@@ -31,7 +31,7 @@ class Tuner:
         trainer = make_trainer(
             "reference",
             train,
-            scaling_config=ScalingConfig(num_workers=2, cluster="ray"),
+            scaling_config=ScalingConfig(num_workers=num_workers, cluster="ray"),
             run_config=RunConfig(storage_path=directory, name="run", progress=False),
         )
         return len(trainer.fit().history)
@@ -56,13 +56,25 @@ def is_all_free() -> bool:
     )
 
 
-def test_a_run_whose_actor_is_killed_leaves_nothing_reserved(tmp_path: Path) -> None:
-    """Ray keeps an actor's placement groups until the whole job ends."""
+def hosts() -> int:
+    """The hosts of agents that live."""
+    from ray._private.state import actors
+
+    alive = [actor["ActorClassName"] for actor in actors().values() if actor["State"] == "ALIVE"]
+    return alive.count("RayHost")
+
+
+@pytest.mark.parametrize("num_workers", [2, (2, 3)])
+def test_a_run_whose_actor_is_killed_leaves_nothing_reserved(
+    tmp_path: Path, num_workers: int | tuple[int, int]
+) -> None:
+    """Ray keeps an actor's placement groups until the whole job ends. Elastic runs have several."""
     import ray
 
     actor = tuner()
-    actor.fit.remote(str(tmp_path), waits=True)
+    actor.fit.remote(str(tmp_path), num_workers, waits=True)
     assert eventually(lambda: (tmp_path / "rank-1").exists(), seconds=60)
+    assert hosts() == 1
     ray.kill(actor)
     assert eventually(is_all_free, seconds=30)
 
@@ -71,6 +83,6 @@ def test_a_run_that_ends_in_an_actor_leaves_nothing(tmp_path: Path) -> None:
     import ray
 
     actor = tuner()
-    assert ray.get(actor.fit.remote(str(tmp_path), waits=False)) == 1
+    assert ray.get(actor.fit.remote(str(tmp_path), 2, waits=False)) == 1
     ray.kill(actor)
     assert eventually(is_all_free, seconds=30)

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from polytrain.common.ray_state import living_nodes
 from polytrain.policy.labels import without
-from polytrain.workers.ray_reservation import Reservation
+from polytrain.workers.ray_reservation import Guard, Reservation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +52,10 @@ class AgentBundles:
     """Groups of one bundle whose agents were lost, with their nodes."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _guard: Guard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._guard = Guard(self._name)
 
     def reserve(self, count: int, strategy: str) -> None:
         """Reserve the bundles of a run of a fixed size, all or nothing."""
@@ -152,3 +156,4 @@ class AgentBundles:
             group.free()
         if self._group is not None:
             self._group.free()
+        self._guard.close()

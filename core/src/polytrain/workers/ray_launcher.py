@@ -27,7 +27,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.common.errors import FailureKind
 from polytrain.common.placement import NodeAddress
-from polytrain.common.ray_state import is_worker_process
 from polytrain.common.runtime_env import named
 from polytrain.policy.autoscaling import Outlook, outlook
 from polytrain.workers.agent import AgentSpec
@@ -181,13 +180,19 @@ class RayAgentLauncher:
                 self._loop.submit(self._release_after(ended, number))
 
     def _is_served_by_host(self, bundle: int | None) -> bool:
-        """Whether an agent shares its node's host, with a bundle that Ray has placed."""
+        """Whether an agent shares its node's host, with a bundle that Ray has placed.
+
+        These have actors of their own:
+
+        - Agents with devices: only an actor in the bundle learns which.
+        - Agents outside of bundles, of a run with standbys. Which of its agents becomes the standby
+          isn't known before they have arrived, and it must survive the host of the others.
+        - Agents outside of bundles that are to be spread. Ray spreads actors over nodes, and the
+          bundles of one group, which are placed all or none, but not groups of one bundle.
+        """
         if not self.resources.keys() <= _SHARED:
             return False
-        # Ray spreads actors over nodes, but not groups of one bundle. And if this process may be
-        # killed while its job continues, each group would need a guard.
-        can_share = self.shares_hosts and not (self.spread or is_worker_process())
-        return bundle is not None or can_share
+        return bundle is not None or (self.shares_hosts and not self.spread)
 
     async def _release_after(self, ended: Any, number: int) -> None:
         """Free an agent's bundle once it has ended."""

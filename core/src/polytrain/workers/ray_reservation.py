@@ -1,7 +1,7 @@
-"""The placement group of a run, which is freed whatever becomes of the run's driver.
+"""The placement groups of a run, which are freed whatever becomes of the run's driver.
 
-Ray frees a placement group when its job ends. If `fit()` was called in an actor or a task, that may
-be killed while the job goes on: a guard, an actor that outlives it for a moment, frees the group.
+Ray frees placement groups when their job ends. If `fit()` was called in an actor or a task, that
+may be killed while the job continues: a guard, an actor that outlives it for a moment, frees them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
     placement_group,
+    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -68,14 +69,12 @@ class Reservation:
     ):
         """
         Args:
-            name: unique in the cluster.
+            name: unique in the cluster. A guard frees it if it begins with the guard's name.
             resources: those of one agent.
             count: number of agents.
             strategy: Ray's placement strategy.
             labels: the label selector of each agent's node; empty for any node.
         """
-        # Before there is a group: this process may be killed at any time.
-        self._guard = _started_guard(name) if is_worker_process() else None
         bundles = [dict(resources)] * count
         self.group: PlacementGroup = placement_group(
             bundles,
@@ -87,12 +86,29 @@ class Reservation:
     def free(self) -> None:
         """Free the group."""
         remove_placement_group(self.group)
-        if self._guard is not None:
-            ray.kill(self._guard)
+
+
+class Guard:
+    """Frees all groups of a run if this process is killed while its job continues.
+
+    Start it before there is a group: this process may be killed at any time.
+    """
+
+    def __init__(self, name: str) -> None:
+        """
+        Args:
+            name: the names of the groups begin with it, and no others do.
+        """
+        self._actor = _started_guard(name) if is_worker_process() else None
+
+    def close(self) -> None:
+        """End it: the groups are freed."""
+        if self._actor is not None:
+            ray.kill(self._actor)
 
 
 class ReservationGuard:
-    """The actor that frees a group when the process that has reserved it is gone.
+    """The actor that frees groups when the process that has reserved them is gone.
 
     If its node is lost, and with it the process, Ray starts it on another one.
     """
@@ -118,8 +134,10 @@ def _started_guard(name: str) -> Any:
 def _guard(name: str, owner: _Owner, this: Any) -> None:
     try:
         if owner.wait_for_end():
-            # There is none if its owner died before it made one.
-            with contextlib.suppress(ValueError):
-                remove_placement_group(get_placement_group(name))
+            for group in placement_group_table().values():
+                if group["name"].startswith(name) and group["state"] != "REMOVED":
+                    # It may have been freed in the meantime.
+                    with contextlib.suppress(ValueError):
+                        remove_placement_group(get_placement_group(group["name"]))
     finally:
         ray.kill(this)
