@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.dataset as pads
+import pyarrow.feather as feather
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
@@ -54,6 +55,24 @@ def test_tensors_and_arrow_arrays_are_arrays() -> None:
     [piece] = source.pieces
     assert column_to_numpy(piece.read(1, 2).column("image")).tolist() == [[2.0, 3.0]]
     assert piece.read(0, 3).column("label").to_pylist() == [1, None, 3]
+
+
+@pytest.mark.parametrize("form", ["table", "parquet", "feather"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_truth_values_of_8_bits_are_truth_values(tmp_path: Path, form: str, missing: bool) -> None:
+    expected = [True, None if missing else False, True]
+    stored = pa.array(expected, pa.bool_()).cast(pa.int8())
+    data: Any = pa.table({"t": pa.ExtensionArray.from_storage(pa.bool8(), stored)})
+    if form == "parquet":
+        pq.write_table(data, tmp_path / "rows.parquet")
+        data = tmp_path
+    elif form == "feather":
+        feather.write_feather(data, tmp_path / "rows.feather")
+        data = tmp_path
+    [batch] = shard_of(data).iter_batches()
+    assert batch["t"].tolist() == expected
+    assert batch["t"].dtype == (object if missing else bool)
+    assert shard_of(data).schema.field("t").type == pa.bool_()
 
 
 VIEWS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -66,7 +67,27 @@ def arrays(directory: Path) -> dict[str, Any]:
     return {name: column.to_numpy() for name, column in zip("ab", TABLE.columns, strict=False)}
 
 
-SOURCES = [parquet, row_group, csv, feather_file, table, arrays]
+def chunks(directory: Path) -> pa.Table:
+    return pa.concat_tables([TABLE.slice(start, 9) for start in range(0, ROWS, 9)])
+
+
+class Items:
+    """Items that share their arrays."""
+
+    image = np.arange(6, dtype=np.int16).reshape(2, 3)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"id": index, "half": index / 2, "image": self.image, "word": f"word {index}"}
+
+
+def items(directory: Path) -> Items:
+    return Items()
+
+
+SOURCES = [parquet, row_group, csv, feather_file, table, chunks, arrays, items]
 
 
 def read(data: Any, *, epochs: int = 1, write: bool = False, **config: Any) -> list[Any]:
@@ -115,12 +136,43 @@ def test_batches_can_be_written_to_and_share_no_memory(
 
 @pytest.mark.parametrize("shuffle", [False, "window"])
 def test_batches_that_are_kept_keep_no_large_column_in_memory(tmp_path: Path, shuffle: Any) -> None:
-    # One row group of 20 MB, of which a batch is a hundredth.
+    # One row group of 40 MB, of which a batch is a hundredth.
     rows = 20_000
-    images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((rows, 128), np.float64))
+    images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((rows, 256), np.float64))
     pq.write_table(pa.table({"image": images}), tmp_path / "rows.parquet")
     shard = shard_of(str(tmp_path), shuffle=shuffle)
     before = pa.total_allocated_bytes()
     kept = [batch for batch in shard.iter_batches(batch_size=200)][::50]
     assert pa.total_allocated_bytes() - before < 4e6
     assert len(kept) == 2
+
+
+def test_chunks_become_one_once_where_rows_come_from_anywhere() -> None:
+    rows = 10_000
+    table = pa.table({"id": np.arange(rows), "word": [f"word {row}" for row in range(rows)]})
+    chunked = pa.concat_tables([table.slice(start, 10) for start in range(0, rows, 10)])
+    shard = shard_of(chunked, shuffle=True)
+    before = pa.total_allocated_bytes()
+    first, second = (
+        [pair for batch in shard.iter_batches() for pair in zip(*batch.values(), strict=True)]
+        for _ in range(2)
+    )
+    # The table is copied in the first epoch, and no part of it in the second.
+    assert 0.9 * table.nbytes < pa.total_allocated_bytes() - before < 1.5 * table.nbytes
+    assert first != second
+    assert sorted(first) == sorted(second) == [(row, f"word {row}") for row in range(rows)]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", [pa.time32("s"), pa.date32()])
+def test_no_batch_converts_a_whole_column_of_times(kind: pa.DataType, shuffle: Any) -> None:
+    rows = 80_000
+    shard = shard_of(pa.table({"t": pa.array(range(rows), pa.int32()).cast(kind)}), shuffle=shuffle)
+    tracemalloc.start()
+    try:
+        batch = next(iter(shard.iter_batches(batch_size=10)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(batch["t"]) == 10
+    assert peak < 500_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import numpy as np
@@ -97,3 +98,46 @@ def test_times_are_exact_or_refused(kind: str, unit: str, step: int, number: int
     given_length = number * step * units[unit]
     assert int(found.view(np.int64)[0]) * units[np.datetime_data(found.dtype)[0]] == given_length
     assert pa.array(found).to_numpy(zero_copy_only=False)[0] == found[0]
+
+
+@pytest.mark.parametrize(
+    "kind", ["datetime64[D]", "datetime64[h]", "datetime64[us]", "timedelta64[s]"]
+)
+@pytest.mark.parametrize("lengths", [(2, 1), (2, 2), (0, 2)])
+def test_lists_of_times_arrive_as_they_are(kind: str, lengths: tuple[int, int]) -> None:
+    rows = [np.arange(length).astype(kind) for length in lengths]
+    objects = np.empty(2, dtype=object)
+    objects[:] = rows
+    for data in ({"t": rows}, {"t": objects}, [{"t": row} for row in rows]):
+        for row, found in zip(rows, batch_of(data), strict=True):
+            np.testing.assert_array_equal(found, row)
+            assert found.dtype.kind == row.dtype.kind
+
+
+def test_lists_of_times_get_the_finest_unit() -> None:
+    rows = [np.array(["2020-01-01", "NaT"], "datetime64[D]"), np.array([5], "datetime64[us]")]
+    found = batch_of({"t": [*rows, None]})
+    assert [row.dtype for row in found[:2]] == [np.dtype("datetime64[us]")] * 2
+    np.testing.assert_array_equal(found[0], rows[0])
+    assert found[2] is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([np.array([1, 2], "timedelta64[M]"), np.array([1], "timedelta64[M]")], "of M, which have"),
+        ([np.array([2**60], "datetime64[s]"), np.zeros(2, "datetime64[ns]")], "one unit"),
+        ([np.zeros(2, "datetime64[s]"), np.zeros(1)], r"rows of datetime64\[s\] and float64"),
+        ([np.zeros(2, "datetime64[s]"), np.zeros(1, "timedelta64[s]")], "Give all rows one type"),
+    ],
+)
+def test_lists_of_times_that_do_not_go_together_are_refused(rows: Any, told: str) -> None:
+    with pytest.raises(SourceError, match=rf"'t' has .*{told}"):
+        shard_of({"t": rows})
+
+
+def test_lists_of_python_times_and_of_texts() -> None:
+    day = datetime.datetime(2020, 1, 1)  # without a zone, as many are
+    assert batch_of({"t": [[day], [day, day]]})[1].tolist() == [day, day]
+    for rows in ([["a"], ["b", "c"]], [["a"], ["b"]], [["a"], ["b", None]]):
+        assert [row.tolist() for row in batch_of({"t": rows})] == rows

@@ -56,7 +56,8 @@ class DataPosition:
 
     def moved(self, epoch: int, start: int) -> DataPosition:
         """Another place in the same order."""
-        return replace(self, epoch=epoch, start=start)
+        # For each batch: `replace` takes twice as long.
+        return DataPosition(epoch=epoch, start=start, plan=self.plan, data=self.data)
 
     def to_plain(self) -> dict[str, Any]:
         """The position as JSON and msgpack know it."""

@@ -16,7 +16,7 @@ from polytrain.data.plan.position import DataPosition
 from polytrain.data.plan.row_plan import EpochOrder, Plan, Remainder
 from polytrain.data.shards.batched import Batch, BatchedShard
 from polytrain.data.shards.formats import empty_table
-from polytrain.data.shards.regions import RowSlice, excerpts_to_format
+from polytrain.data.shards.regions import Excerpt, RowSlice, excerpts_to_format
 from polytrain.data.shards.rows import Rows, Stream
 from polytrain.data.shards.spec import ShardSpec
 
@@ -97,9 +97,7 @@ class RowsShard(BatchedShard):
                     weight=rows.of_share(share) * self._world_size / rows.of_batch(positions),
                 )
 
-    def _content(
-        self, excerpts: list[RowSlice], epoch: int, positions: range
-    ) -> Sequence[RowSlice]:
+    def _content(self, excerpts: list[Excerpt], epoch: int, positions: range) -> Sequence[Excerpt]:
         if self._spec.transform is None:
             return excerpts
         table = excerpts_to_format(excerpts, "arrow")
@@ -132,7 +130,7 @@ class _RowCount:
     def of_share(self, share: Iterable[tuple[int, range]]) -> int:
         """At these places of these canonical shards."""
         if self._sizes is None:
-            return sum(len(indices) for _, indices in share)
+            return sum([len(indices) for _, indices in share])
         count = 0
         for shard, indices in share:
             for picked in self._order.of_shard(shard).pick(indices):
@@ -161,13 +159,18 @@ class _Sources:
         self._open: dict[int, tuple[Order, Stream]] = {}
         self._open_stream = open_stream
 
-    def take(self, share: list[tuple[int, range]]) -> list[RowSlice]:
+    def take(self, share: list[tuple[int, range]]) -> list[Excerpt]:
         """These places of these shards, one after another."""
-        excerpts: list[RowSlice] = []
-        opened = ((self._source(shard, indices), indices) for shard, indices in share)
-        for stream, parts in groupby(opened, key=lambda part: part[0][1]):
-            picked = (order.pick(indices) for (order, _), indices in parts)
-            excerpts += stream.take_all([*chain.from_iterable(picked)])
+        opened = [(self._source(shard, indices), indices) for shard, indices in share]
+        excerpts: list[Excerpt] = []
+        if len(opened) == 1:
+            # Most workers have one shard: without what several need.
+            [((order, stream), indices)] = opened
+            excerpts = stream.take_all([*order.pick(indices)])
+        else:
+            for stream, parts in groupby(opened, key=lambda part: part[0][1]):
+                picked = (order.pick(indices) for (order, _), indices in parts)
+                excerpts += stream.take_all([*chain.from_iterable(picked)])
         return excerpts or [RowSlice.of(empty_table(self._spec.schema))]
 
     def _source(self, shard: int, indices: range) -> tuple[Order, Stream]:

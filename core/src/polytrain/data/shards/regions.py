@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,8 +17,15 @@ from polytrain.data.sources.missing import may_be_missing
 _AT_ONCE = 1 << 13
 """Rows whose values are converted at once where that takes memory."""
 
+_AS_IN_NUMPY = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
+)
+"""Dates are wider there, and times of the day are objects."""
 
-_MOST_LENT_BYTES = 1 << 24
+_MOST_LENT_BYTES = 1 << 25
 """Of a column whose memory batches are parts of: a batch that is kept keeps all of it."""
 
 
@@ -44,14 +52,23 @@ class Region:
             for index, field in enumerate(self.table.schema)
         )
 
+    @cached_property
+    def whole(self) -> tuple[np.ndarray[Any, Any] | None, ...]:
+        """Of each column all of its rows, if that takes no memory."""
+        return tuple(
+            column_to_numpy(column, field) if _converts_for_free(column, field) else None
+            for field, column in zip(self.table.schema, self.table.columns, strict=True)
+        )
+
     def array(self, index: int, start: int, stop: int) -> np.ndarray[Any, Any]:
         """Rows start … stop - 1 of a column, which have to be copied."""
+        whole = self.whole[index]
+        if whole is not None:
+            return whole[start:stop]
         rows, array = self._converted.get(index, (range(0), None))
         if array is None or start < rows.start or stop > rows.stop:
             field, column = self.table.schema.field(index), self.table.column(index)
-            rows = range(self.table.num_rows)
-            if not _converts_for_free(column, field):
-                rows = range(start, max(stop, min(start + _AT_ONCE, rows.stop)))
+            rows = range(start, max(stop, min(start + _AT_ONCE, self.table.num_rows)))
             array = column_to_numpy(column.slice(rows.start, len(rows)), field)
             self._converted[index] = rows, array
         return array[start - rows.start : stop - rows.start]
@@ -63,11 +80,20 @@ class Region:
             for index, (name, combine, lent) in enumerate(self.columns)
         }
 
+    def gathered(self, index: int, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """These rows of a column, from anywhere, in memory of their own."""
+        whole = self.whole[index]
+        if whole is not None:
+            return whole.take(rows, axis=0)
+        _, combine, _ = self.columns[index]
+        column = self.table.column(index).take(pa.array(rows))
+        return combine([column_to_numpy(column, self.table.schema.field(index))])
+
     def _lent(self, index: int) -> np.ndarray[Any, Any] | None:
-        field, column = self.table.schema.field(index), self.table.column(index)
-        if not _converts_for_free(column, field):
+        whole = self.whole[index]
+        if whole is None:
             return None
-        return _writable(column_to_numpy(column, field), column.chunk(0).buffers()[-1])
+        return _writable(whole, self.table.column(index).chunk(0).buffers()[-1])
 
 
 def _writable(array: np.ndarray[Any, Any], memory: pa.Buffer) -> np.ndarray[Any, Any] | None:
@@ -82,19 +108,42 @@ def _writable(array: np.ndarray[Any, Any], memory: pa.Buffer) -> np.ndarray[Any,
 
 def _converts_for_free(column: pa.ChunkedArray, field: pa.Field) -> bool:
     """Whether a column's memory is that of the array. All others may be many times as large."""
-    kind = column.type.value_type if _is_tensor(column.type) else column.type
-    is_number = pa.types.is_primitive(kind) and not pa.types.is_boolean(kind)
+    kind = column.type
+    if isinstance(kind, pa.FixedShapeTensorType):
+        kind = kind.value_type
     return (
-        is_number and column.num_chunks == 1 and not column.null_count and not may_be_missing(field)
+        any(is_such(kind) for is_such in _AS_IN_NUMPY)
+        and column.num_chunks == 1
+        and not column.null_count
+        and not may_be_missing(field)
     )
 
 
-def _is_tensor(kind: pa.DataType) -> bool:
-    return isinstance(kind, pa.FixedShapeTensorType)
+class Excerpt(ABC):
+    """Some rows of a region."""
+
+    region: Region
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @property
+    @abstractmethod
+    def table(self) -> pa.Table:
+        """The rows."""
+
+    @abstractmethod
+    def array(self, index: int) -> np.ndarray[Any, Any]:
+        """A column, which may be memory that others use."""
+
+    @abstractmethod
+    def batch(self) -> dict[str, np.ndarray[Any, Any]]:
+        """All columns, in memory of their own."""
 
 
 @dataclass(frozen=True, slots=True)
-class RowSlice:
+class RowSlice(Excerpt):
     """Rows start … stop - 1 of a region."""
 
     region: Region
@@ -105,25 +154,57 @@ class RowSlice:
         return self.stop - self.start
 
     @classmethod
-    def of(cls, table: pa.Table) -> RowSlice:
-        """All rows of a table."""
-        return cls(Region(table), 0, table.num_rows)
+    def of(cls, table: pa.Table, *, lends: bool = False) -> RowSlice:
+        """All rows of a table; see `Region`."""
+        return cls(Region(table, lends=lends), 0, table.num_rows)
+
+    @property
+    def table(self) -> pa.Table:
+        return self.region.table.slice(self.start, len(self))
+
+    def array(self, index: int) -> np.ndarray[Any, Any]:
+        return self.region.array(index, self.start, self.stop)
+
+    def batch(self) -> dict[str, np.ndarray[Any, Any]]:
+        return self.region.batch(self.start, self.stop)
 
 
-def excerpts_to_format(excerpts: Sequence[RowSlice], batch_format: str) -> Any:
+@dataclass(frozen=True, slots=True)
+class ScatteredRows(Excerpt):
+    """Rows from anywhere in a region, by their numbers in it."""
+
+    region: Region
+    rows: np.ndarray[Any, Any]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def table(self) -> pa.Table:
+        return self.region.table.take(pa.array(self.rows))
+
+    def array(self, index: int) -> np.ndarray[Any, Any]:
+        return self.region.gathered(index, self.rows)
+
+    def batch(self) -> dict[str, np.ndarray[Any, Any]]:
+        names = self.region.table.column_names
+        return {name: self.array(index) for index, name in enumerate(names)}
+
+
+def excerpts_to_format(excerpts: Sequence[Excerpt], batch_format: str) -> Any:
     """Rows of one or more regions, one after another, in the format that is asked for.
 
     Arrays may be written to, and share no memory with those of other batches.
     """
     if batch_format != "numpy":
-        tables = [part.region.table.slice(part.start, len(part)) for part in excerpts]
+        tables = [part.table for part in excerpts]
         if len(tables) == 1:
             return to_format(tables[0], batch_format)
         # Of two regions one may have been so large that it got wider types.
         return to_format(pa.concat_tables(tables, promote_options="permissive"), batch_format)
     if len(excerpts) == 1:
-        return excerpts[0].region.batch(excerpts[0].start, excerpts[0].stop)
+        return excerpts[0].batch()
     return {
-        name: combine([part.region.array(index, part.start, part.stop) for part in excerpts])
+        name: combine([part.array(index) for part in excerpts])
         for index, (name, combine, _) in enumerate(excerpts[0].region.columns)
     }

@@ -7,19 +7,23 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 from polytrain.data.plan.order import Order, RowSelection
 from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.kept_pieces import KeptPieces
-from polytrain.data.shards.regions import Region, RowSlice
+from polytrain.data.shards.regions import Excerpt, Region, RowSlice, ScatteredRows
 from polytrain.data.shards.wide_types import in_one_piece
 from polytrain.data.sources.pieces import Piece
+
+_SPARE_MEMORY = 4
+"""One part in so many of the free memory may be taken for a table in one piece."""
 
 _READERS = 4
 """Threads that read ahead, however many canonical shards a rank reads from."""
@@ -29,10 +33,10 @@ class Stream(ABC):
     """One pass over rows, mostly forwards."""
 
     @abstractmethod
-    def take(self, picked: RowSelection) -> list[RowSlice]:
+    def take(self, picked: RowSelection) -> Sequence[Excerpt]:
         """These rows, one after another."""
 
-    def take_all(self, parts: Sequence[RowSelection]) -> list[RowSlice]:
+    def take_all(self, parts: Sequence[RowSelection]) -> list[Excerpt]:
         """The rows of several selections, one after another."""
         return [rows for picked in parts for rows in self.take(picked)]
 
@@ -77,8 +81,23 @@ class MappedRows(Rows):
     @contextmanager
     def streams(self) -> Iterator[Callable[[Order, int], Stream]]:
         # One for all shards: rows of several of them are gathered at once.
-        stream = _TableStream(self._table, self._held.start)
+        stream = _TableStream(self, self._held.start)
         yield lambda order, first: stream
+
+    @cached_property
+    def region(self) -> Region:
+        """All rows, where they lie."""
+        return Region(self._table)
+
+    @cached_property
+    def scattered(self) -> Region:
+        """The same, to take rows from anywhere: Arrow looks for each in all chunks of a column, so
+        that these become one, if there is memory for a copy."""
+        chunked = [column for column in self._table.columns if column.num_chunks > 1]
+        size = sum(column.nbytes for column in chunked)
+        if not chunked or size > psutil.virtual_memory().available // _SPARE_MEMORY:
+            return self.region
+        return Region(in_one_piece(self._table))
 
 
 class PieceRows(Rows):
@@ -117,7 +136,8 @@ class PieceRows(Rows):
     @contextmanager
     def streams(self) -> Iterator[Callable[[Order, int], Stream]]:
         if all(piece.seekable(scattered=True) for piece in self._pieces):
-            yield lambda order, first: _ItemStream(self)
+            lends = all(piece.reads_into_own_memory for piece in self._pieces)
+            yield lambda order, first: _ItemStream(self, lends=lends)
             return
         kept = KeptPieces(self._pieces, self.schema.names)
         with ThreadPoolExecutor(_READERS, thread_name_prefix="polytrain-read") as readers:
@@ -175,37 +195,41 @@ class PieceRows(Rows):
 
 
 class _TableStream(Stream):
-    def __init__(self, table: pa.Table, first_row: int) -> None:
-        self._region = Region(table)
+    def __init__(self, rows: MappedRows, first_row: int) -> None:
+        self._rows = rows
         self._first = first_row
 
-    def take(self, picked: RowSelection) -> list[RowSlice]:
+    def take(self, picked: RowSelection) -> list[Excerpt]:
         rows = picked.rows
         if isinstance(rows, range):
-            return [RowSlice(self._region, rows.start - self._first, rows.stop - self._first)]
+            start, stop = rows.start - self._first, rows.stop - self._first
+            return [RowSlice(self._rows.region, start, stop)]
         return [self._gathered(rows)]
 
-    def take_all(self, parts: Sequence[RowSelection]) -> list[RowSlice]:
+    def take_all(self, parts: Sequence[RowSelection]) -> list[Excerpt]:
         rows = [picked.rows for picked in parts]
         arrays = [some for some in rows if not isinstance(some, range)]
         if len(arrays) < max(2, len(rows)):
             return super().take_all(parts)
         return [self._gathered(np.concatenate(arrays))]
 
-    def _gathered(self, rows: np.ndarray[Any, Any]) -> RowSlice:
-        return RowSlice.of(self._region.table.take(pa.array(rows - self._first)))
+    def _gathered(self, rows: np.ndarray[Any, Any]) -> Excerpt:
+        return ScatteredRows(self._rows.scattered, rows - self._first)
 
 
 class _ItemStream(Stream):
     """Rows that can be read one by one, such as items of a map-style data set."""
 
-    def __init__(self, rows: PieceRows) -> None:
+    def __init__(self, rows: PieceRows, *, lends: bool) -> None:
         self._rows = rows
+        self._lends = lends
 
     def take(self, picked: RowSelection) -> list[RowSlice]:
-        if isinstance(picked.rows, range):
-            return [RowSlice.of(self._rows.read(picked.rows))]
-        return [RowSlice.of(table) for table in self._rows.take(picked.rows.tolist())]
+        rows = picked.rows
+        if isinstance(rows, range):
+            return [RowSlice.of(self._rows.read(rows), lends=self._lends)]
+        tables = self._rows.take(rows.tolist())
+        return [RowSlice.of(table, lends=self._lends) for table in tables]
 
 
 class _ReadAhead(Stream):

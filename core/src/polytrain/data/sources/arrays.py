@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError, one_line
-from polytrain.data.sources.times import in_unit_of_arrow, is_time
+from polytrain.data.sources.times import in_one_unit, in_unit_of_arrow, is_time
 from polytrain.data.sources.views import without_view
 
 _EXACT = 2**53
@@ -111,12 +111,16 @@ def _of_one_dimension(name: str, value: Any) -> pa.Array | pa.ChunkedArray | Non
         return pa.array(value, from_pandas=True)
     if library == "polars" and type(value).__name__ == "Series":
         return without_view(pa.chunked_array(value))
-    ragged = _ragged(value)
+    ragged = _ragged(name, value)
     if ragged is not None:
         return ragged
     if isinstance(value, list | tuple) and any(isinstance(row, str | bytes) for row in value):
         return pa.array(value)
     return None
+
+
+_FAMILIES = dict.fromkeys("iufb", "number")
+"""Kinds of NumPy's types that go together in a column."""
 
 
 def check_exact(value: Any, array: np.ndarray[Any, Any]) -> None:
@@ -132,10 +136,14 @@ def check_exact(value: Any, array: np.ndarray[Any, Any]) -> None:
             raise ValueError(f"float64, which its fractions need, would round {number}")
 
 
-def _ragged(value: Any) -> pa.Array | None:
+def _ragged(name: str, value: Any) -> pa.Array | None:
     """Lists or arrays of numbers whose shapes differ, as a column; None if it is anything else.
 
-    An array of arrays is taken for that, whatever their shapes are.
+    An array of arrays is taken for that, whatever their shapes are; so are lists of times or texts,
+    which no tensor has a place for.
+
+    Raises:
+        SourceError: rows have types that have none in common, or times that Arrow can't hold.
     """
     is_array = isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1
     if not is_array and not isinstance(value, list | tuple):
@@ -148,18 +156,39 @@ def _ragged(value: Any) -> pa.Array | None:
         return pa.array(value)
     there = [row for row in rows if row is not None]
     dimensions = {row.ndim for row in there}
-    differ = len(there) < len(rows) or len({row.shape for row in there}) > 1
-    if not (is_array or differ) or len(dimensions) > 1 or 0 in dimensions:
+    if len(dimensions) > 1 or 0 in dimensions:
         return None
     # Empty lists have numbers of no type.
-    kind = np.result_type(*(row.dtype for row in there if row.size or is_array))
-    if kind.kind not in "iufb":
+    kinds = dict.fromkeys(row.dtype for row in there if row.size or is_array)
+    if any(kind.kind not in "iufb" for kind in kinds):
+        return _lists(name, rows, list(kinds))
+    differ = len(there) < len(rows) or len({row.shape for row in there}) > 1
+    if not (is_array or differ):
         return None
+    kind = np.result_type(*kinds)
     if kind.kind == "f":
         for given, row in zip(value, rows, strict=True):
             if row is not None:
                 check_exact(given, row)
     return nested_lists(rows, dimensions.pop(), pa.from_numpy_dtype(kind))
+
+
+def _lists(
+    name: str, rows: Sequence[np.ndarray[Any, Any] | None], kinds: Sequence[np.dtype[Any]]
+) -> pa.Array:
+    """Rows of these types, not all of which are numbers, as a column of lists."""
+    families = {_FAMILIES.get(kind.kind, kind.kind) for kind in kinds}
+    # Objects are values among which some are missing, or times of Python.
+    if len(families) > 1 and families not in ({"O", "number"}, {"O", "U"}):
+        listed = " and ".join(dict.fromkeys(map(str, kinds)))
+        raise SourceError(f"{name!r} has rows of {listed}", "Give all rows one type")
+    if kinds[0].kind not in "mM":
+        return pa.array([None if row is None else row.tolist() for row in rows])
+    times = in_one_unit(name, [row for row in rows if row is not None and is_time(row)])
+    there = iter(times)
+    # Empty lists without a type stay as they are.
+    found = [next(there) if is_time(row) else row for row in rows]
+    return nested_lists(found, times[0].ndim, pa.from_numpy_dtype(times[0].dtype))
 
 
 def tensors_of(array: np.ndarray[Any, Any]) -> pa.FixedShapeTensorArray:
@@ -186,7 +215,7 @@ def nested_lists(
     arrays = [nothing if row is None else row for row in rows]
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(-1, dimensions)
     flat = [np.ravel(array) for array in arrays if array.size]
-    column = pa.array(np.concatenate(flat) if flat else nothing.ravel(), values)
+    column = pa.array(np.concatenate(flat) if flat else [], values)
     missing = pa.array([row is None for row in rows], pa.bool_())
     for dimension in reversed(range(dimensions)):
         # A list for each row of the dimensions outside of this one.

@@ -10,9 +10,9 @@ import pyarrow.fs as pafs
 
 from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources import parquet_files
+from polytrain.data.sources.extension_types import plain_schema
 from polytrain.data.sources.missing import Missing, noted
 from polytrain.data.sources.pieces import Pieces
-from polytrain.data.sources.ray_tensors import plain_schema
 from polytrain.data.sources.schemas import bare, chosen, own_columns, subschema, unified_type
 from polytrain.data.sources.tables import from_table
 

@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line
+from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
 from polytrain.data.sources.missing import Missing, found_missing
 from polytrain.data.sources.pieces import Piece, in_steps
-from polytrain.data.sources.ray_tensors import plain_columns
 from polytrain.data.sources.schemas import (
     bare,
     columns_to_count,

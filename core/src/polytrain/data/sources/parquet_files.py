@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line
+from polytrain.data.sources.extension_types import plain_columns, plain_schema
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
 from polytrain.data.sources.missing import InLists, Missing, decides_type, is_list
 from polytrain.data.sources.pieces import Piece, rows_of_scan
-from polytrain.data.sources.ray_tensors import plain_columns, plain_schema
 from polytrain.data.sources.schemas import (
     bare,
     conformed,

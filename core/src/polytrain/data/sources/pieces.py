@@ -91,8 +91,8 @@ class Piece(ABC):
 
     @property
     def reads_into_own_memory(self) -> bool:
-        """Whether nothing else uses the memory of the tables that `read` gives: no mapped file, no
-        cache, and no array of the user's."""
+        """Whether nothing else uses the memory of the tables that `read` and `take` give: no mapped
+        file, no cache, and no array of the user's."""
         return False
 
 

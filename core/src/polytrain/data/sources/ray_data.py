@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError
+from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.missing import Missing, found_missing, noted
 from polytrain.data.sources.pieces import Piece, Pieces, selected
-from polytrain.data.sources.ray_tensors import plain_columns
 from polytrain.data.sources.schemas import bare, chosen, conformed, subschema, unified_type
 from polytrain.data.sources.unreadable import refuse_unreadable
 

@@ -12,9 +12,9 @@ from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.shards.lists import lists_to_numpy
 from polytrain.data.shards.wide_types import widened
 from polytrain.data.sources.arrays import table_of, tensors_of
+from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.missing import found_missing, noted
 from polytrain.data.sources.pieces import Pieces, TablePiece
-from polytrain.data.sources.ray_tensors import plain_columns
 from polytrain.data.sources.schemas import chosen, own_columns, refuse_repeated
 from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain.data.sources.views import without_views

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,29 @@ def in_unit_of_arrow(name: str, times: Any) -> Any:
             f"{name!r} has dates millions of years away, which Arrow can't hold",
             'Replace them by a date, or by np.datetime64("NaT")',
         )
+    return found
+
+
+def in_one_unit(name: str, rows: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    """Several arrays of times, or of durations, in one unit that Arrow has: the finest of theirs.
+
+    Args:
+        name: of the column.
+        rows: of which there is at least one.
+
+    Raises:
+        SourceError: there is none that holds all of them exactly.
+    """
+    rows = [in_unit_of_arrow(name, row) for row in rows]
+    wanted = np.result_type(*{row.dtype for row in rows})
+    found = [row.astype(wanted) for row in rows]
+    for times, row in zip(found, rows, strict=True):
+        if not _same(times, row):
+            raise SourceError(
+                f"{name!r} has {_NAMES[wanted.kind]} of type {row.dtype} beside others of type "
+                f"{wanted}, which can't hold them exactly",
+                "Give all rows one unit",
+            )
     return found
 
 

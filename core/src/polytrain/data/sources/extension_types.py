@@ -1,7 +1,8 @@
-"""Ray Data's columns of tensors as types that need no Ray: also in files that it has written.
+"""Columns of extension types as types that every reader knows.
 
-Where Ray Data is imported, they have types of its own; otherwise Arrow shows the lists in which
-they are stored, with the types' names and parameters as notes.
+Ray Data's tensors, also in files that it has written: where Ray Data is imported, they have types
+of its own; otherwise Arrow shows the lists in which they are stored, with the types' names and
+parameters as notes. And Arrow's truth values of 8 bits, which would be numbers.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from polytrain.data.sources.unreadable import extension_name
 
 _FIXED = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 _VARIABLE = "ray.data.arrow_variable_shaped_tensor"
+_BOOL8 = "arrow.bool8"
 
 
 def plain_columns(table: pa.Table) -> pa.Table:
-    """The table with tensors as Arrow has them, or as nested lists if they differ in shape."""
+    """The table with truth values, and with tensors as Arrow has them, or as nested lists if they
+    differ in shape."""
     for index, field in enumerate(table.schema):
         kind = plain_type(field)
         if kind != field.type:
@@ -37,6 +40,8 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 def plain_type(field: pa.Field) -> pa.DataType:
     """The type of such a column; of any other, its own."""
+    if extension_name(field) == _BOOL8:
+        return pa.bool_()
     name, parameter, stored = _extension_of(field)
     if name in _FIXED:
         return pa.fixed_shape_tensor(stored.value_type, parameter)
@@ -66,6 +71,8 @@ def _plain(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
     stored = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.ExtensionArray.from_storage(kind, stored.cast(kind.storage_type))
+    if pa.types.is_boolean(kind):
+        return stored.cast(kind)
     return nested_lists(_rows(stored), *_dimensions(kind))
 
 
