@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo lint fix unit test sweep conformance crash chaos bench-script bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
-	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal \
+	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal bench-page \
 	bench-boosters bench-torch reference screenshot booster-table clean
 
 help: ## list the targets
@@ -114,6 +114,9 @@ bench-index: install ## time to find the newest of ten thousand checkpoints
 
 bench-journal: install ## memory and time of up to five million reports, and of a resume after them
 	@$(BIN)/python tests/benchmarks/bench_journal.py $(ARGS)
+
+bench-page: install ## start of the command line, pages of up to a million reports, progress bars in the driver
+	@$(BIN)/python tests/benchmarks/bench_page.py $(ARGS)
 
 bench-boosters: $(VENV)/.stamp-bench ## from Parquet files to a booster, against one process, dask and Ray Train
 	@$(BIN)/python tests/benchmarks/bench_boosters.py $(ARGS)

@@ -1,7 +1,12 @@
-"""Takes the picture in docs/report.md: of a run that lost a worker process. Needs Chromium."""
+"""Takes the picture in docs/report.md: of a run that lost a worker process. Needs Chromium.
+
+Beside the picture it writes the SHA-256 of what draws this part of a page, by which a test sees
+that the picture is of today's page. With an argument, both are written into that directory.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import random
@@ -16,7 +21,14 @@ from pathlib import Path
 import polytrain
 from polytrain import Checkpoint, FailureConfig, RunConfig, ScalingConfig, make_trainer
 
-PICTURE = Path(__file__).parents[1] / "docs" / "images" / "report.png"
+ROOT = Path(__file__).parents[1]
+IMAGES = ROOT / "docs" / "images"
+PICTURE = "report.png"
+DRAWN_BY = "report.sha256"
+
+ASSETS = Path("core/src/polytrain/page/assets")
+SHOWN = ("base.html", "ledger.html", "page.css", "page.html", "timeline.html")
+"""What draws the part that the picture has."""
 
 SIZE = "1000,645"
 
@@ -39,11 +51,20 @@ def train() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> int:
+def drawn_by() -> str:
+    """Return the SHA-256 of each file that draws what the picture has, as sha256sum prints it."""
+    digests = ((ASSETS / name, (ROOT / ASSETS / name).read_bytes()) for name in SHOWN)
+    return "".join(f"{hashlib.sha256(data).hexdigest()}  {path}\n" for path, data in digests)
+
+
+def main(images: Path) -> int:
+    """Take the picture, and write it and what it was drawn by into a directory."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         print("Install Chromium: apt-get install chromium", file=sys.stderr)
         return 1
+    # The ranks sleep: they share what CPUs there are.
+    os.environ.setdefault("POLYTRAIN_LOCAL_CPUS", "4")
     with tempfile.TemporaryDirectory() as directory:
         result = make_trainer(
             "reference",
@@ -56,7 +77,8 @@ def main() -> int:
             ),
         ).fit()
         page = result.report(Path(directory) / "run.html")
-        PICTURE.parent.mkdir(exist_ok=True)
+        images.mkdir(exist_ok=True)
+        picture = images / PICTURE
         subprocess.run(
             [
                 browser,
@@ -65,15 +87,16 @@ def main() -> int:
                 "--disable-gpu",
                 "--hide-scrollbars",
                 f"--window-size={SIZE}",
-                f"--screenshot={PICTURE}",
+                f"--screenshot={picture}",
                 page.as_uri(),
             ],
             check=True,
             stderr=subprocess.DEVNULL,
         )
-    print(f"{PICTURE} is written ({PICTURE.stat().st_size / 1000:.0f} kB)")
+    (images / DRAWN_BY).write_text(drawn_by())
+    print(f"{picture} is written ({picture.stat().st_size / 1000:.0f} kB)")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES))

@@ -31,7 +31,8 @@ _THREE_SECONDS = Bound(factor=3.0)
 def write(directory: str, count: int) -> None:
     """As a driver does that is killed at the end."""
     journal = Journal(Location.of(directory).open(), token=1, ledger=Ledger())
-    journal.opened(anew=True, identity={}, world_size=2)
+    identity = {"backend": "reference", "options": {}, "datasets": {}}
+    journal.opened(anew=True, identity=identity, world_size=2)
     journal.launched(attempt=0, step=0, start=None, world_size=2)
     for step in range(1, count + 1):
         metrics = {"loss": 1 / step, "accuracy": 1 - 1 / step, "learning_rate": 1e-3 * step}

@@ -64,6 +64,13 @@ ROWS = {
             *("resume", "CPU time of a resume", "memory of a resume"),
         )
     ],
+    "page": [
+        "--help",
+        "runs, of 20: CPU",
+        "page of 100 reports: size",
+        "page of 10,000 reports",
+        "driver of 8 ranks with a bar",
+    ],
     "boosters": [
         f"{backend}: {what}"
         for backend in ("xgboost", "lightgbm")

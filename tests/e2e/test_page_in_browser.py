@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,21 @@ def opened(page: Path) -> tuple[str, str]:
     assert browser.returncode == 0, browser.stderr
     said = [line for line in browser.stderr.splitlines() if "CONSOLE" in line]
     return browser.stdout, "\n".join(said)
+
+
+@pytest.mark.only_in_sweep
+def test_the_picture_in_the_docs_can_be_taken(tmp_path: Path) -> None:
+    """`make screenshot`, into another directory."""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, root / ".ci" / "screenshot.py", tmp_path], check=True)
+    picture = (tmp_path / "report.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    # Its width and height, in its first chunk.
+    assert struct.unpack(">II", picture[16:24]) == (1000, 645)
+    # A blank one takes a few kilobytes.
+    assert len(picture) > 20_000
+    kept = root / "docs" / "images" / "report.sha256"
+    assert (tmp_path / "report.sha256").read_text() == kept.read_text()
 
 
 def test_curves_are_drawn_and_no_text_of_the_run_runs(written: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -123,6 +124,33 @@ def test_runs_are_listed_with_their_states(
     header, *lines = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["NAME", "STATE", "BACKEND"]
     assert [line.split()[0] for line in lines] == ["done", "mended", "failed", "dead"]
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(
+    storage: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(storage / "done", tmp_path / "done")
+    (tmp_path / "later").mkdir()
+    opened = {"time": 1.0, "token": 1, "event": "Opened", "format": 99}
+    (tmp_path / "later" / "journal.jsonl").write_text(json.dumps(opened) + "\n")
+    later, done = shown(capsys, "runs", str(tmp_path))
+    assert (later["name"], later["state"], later["metrics"]) == ("later", "unreadable", None)
+    assert "format 99" in later["reason"]
+    assert later.keys() == done.keys()
+    assert main(["runs", str(tmp_path)]) == 0
+    output, errors = capsys.readouterr()
+    assert [line.split()[:2] for line in output.splitlines()[1:]] == [
+        ["later", "unreadable"],
+        ["done", "finished"],
+    ]
+    assert "format 99" in errors
+
+
+@pytest.mark.parametrize("command", ["show", "report", "logs", "verify"])
+def test_a_file_is_no_run(command: str, storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = storage / "done" / "journal.jsonl"
+    assert main([command, str(journal)]) == 3
+    assert f"There is no run in {journal}: a run has a journal.jsonl" in capsys.readouterr().err
 
 
 def test_numbers_that_json_lacks_are_read_by_every_reader(

@@ -102,6 +102,9 @@ def read_run(location: Location) -> FoundRun | None:
         if history is None:
             return None
         return FoundRun(location=location, history=history, holder=holder(storage))
+    except NotADirectoryError:
+        # A file, such as the journal itself.
+        return None
     except (OSError, RunFormatError) as error:
         raise click.ClickException(f"{location.address} can't be read: {error}") from error
 

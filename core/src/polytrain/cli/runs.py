@@ -16,6 +16,14 @@ from polytrain.storage.location import Location
 
 _SHOWN_METRICS = 3
 
+UNREADABLE = "unreadable"
+"""The state of a run whose journal can't be read, for example because its version is another."""
+
+_COLUMNS = (
+    *("name", "state", "backend", "workers", "reports", "restarts", "launched", "metrics"),
+    *("goodput", "reason"),
+)
+
 
 @click.command("runs")
 @click.argument("storage", default=DEFAULT_STORAGE)
@@ -27,8 +35,7 @@ def command(storage: str, as_json: bool) -> None:
         names = list(_names(location))
     except OSError as error:
         raise click.ClickException(f"{location.address} can't be read: {error}") from error
-    found = [(name, read_run(location.below(name))) for name in names]
-    rows = [_row(name, run) for name, run in found if run is not None]
+    rows = [row for name in names if (row := _row_of(name, location.below(name))) is not None]
     rows.sort(key=lambda row: row["launched"] or 0.0)
     if as_json:
         print_json("runs", rows)
@@ -48,6 +55,15 @@ def _names(location: Location) -> Iterator[str]:
     yield from {first for first, *rest in paths if rest and rest[0].startswith(JOURNAL)}
 
 
+def _row_of(name: str, location: Location) -> dict[str, Any] | None:
+    """The row of a run; None if there is none. One that can't be read doesn't hide the others."""
+    try:
+        run = read_run(location)
+    except click.ClickException as error:
+        return {**dict.fromkeys(_COLUMNS), "name": name, "state": UNREADABLE, "reason": str(error)}
+    return None if run is None else _row(name, run)
+
+
 def _row(name: str, run: FoundRun) -> dict[str, Any]:
     begun = attempts(run.entries())
     return {
@@ -60,6 +76,7 @@ def _row(name: str, run: FoundRun) -> dict[str, Any]:
         "launched": begun[0].launched if begun else None,
         "metrics": dict(run.history.metrics),
         "goodput": run.history.ledger.goodput,
+        "reason": run.history.reason,
     }
 
 
@@ -71,17 +88,25 @@ def _print(rows: list[dict[str, Any]]) -> None:
             (
                 row["name"],
                 row["state"],
-                row["backend"],
+                row["backend"] or "",
                 f"{datetime.fromtimestamp(launched):%Y-%m-%d %H:%M}" if launched else "",
-                str(row["reports"]),
-                str(row["restarts"]),
-                in_short(row["metrics"]),
+                _number(row["reports"]),
+                _number(row["restarts"]),
+                in_short(row["metrics"] or {}),
             )
         )
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         click.echo("  ".join(cells).rstrip())
+
+    for row in rows:
+        if row["state"] == UNREADABLE:
+            click.echo(row["reason"], err=True)
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
 
 
 def in_short(metrics: Mapping[str, Any]) -> str:
