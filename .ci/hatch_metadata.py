@@ -36,6 +36,12 @@ EXTRAS = {
         ("mlflow-skinny>=3.0", "sqlalchemy>=2.0", "alembic>=1.13"),
     ),
     "wandb": ("polytrain-core", "core", ("wandb>=0.31",)),
+    "otel": (
+        "polytrain-core",
+        "core",
+        ("opentelemetry-sdk>=1.30", "opentelemetry-exporter-otlp-proto-http>=1.30"),
+    ),
+    "prometheus": ("polytrain-core", "core", ("prometheus-client>=0.20",)),
 }
 
 # Spelt out: `polytrain[torch]` in here would send pip to an index for the umbrella itself.

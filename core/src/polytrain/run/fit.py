@@ -18,6 +18,7 @@ from polytrain.run.assembly import controller_of
 from polytrain.run.conditions import function_fingerprint, unreported
 from polytrain.run.configuration import Configuration, datasets_of, options_of
 from polytrain.run.controller import Controller
+from polytrain.run.exposed_figures import exposed_figures
 from polytrain.run.history import RunHistory
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.journal import Journal
@@ -87,10 +88,11 @@ def run_to_end(run: Run, held: contextlib.ExitStack) -> RunOutcome:
         held: resources to release last.
     """
     past = RunHistory() if run.past is None else run.past
+    expose = exposed_figures(run.config.observers, run.info, past.ledger)
     with (
         _tracking(run) as tracking,
         shown_progress(run.info, run.config.progress, past.ledger) as show,
-        _journal(run, past, (show, tracking.follow)) as journal,
+        _journal(run, past, (show, tracking.follow, expose)) as journal,
     ):
         try:
             return _run_to_end(run, journal)

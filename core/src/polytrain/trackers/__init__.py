@@ -1,5 +1,7 @@
 """Trackers: stores of experiments to which a run's reports are sent while it lasts.
 
+`OpenTelemetry` and `Prometheus` observe a run for monitoring: they are no stores of every step.
+
 Importing this package imports no tracker's library.
 """
 
@@ -12,15 +14,19 @@ if TYPE_CHECKING:
     from polytrain.trackers.csv_file import CSV
     from polytrain.trackers.json_lines import JSONLines
     from polytrain.trackers.mlflow import MLflow
+    from polytrain.trackers.opentelemetry import OpenTelemetry
+    from polytrain.trackers.prometheus import Prometheus
     from polytrain.trackers.tensorboard import TensorBoard
     from polytrain.trackers.wandb import WandB
 
-__all__ = ["CSV", "JSONLines", "MLflow", "TensorBoard", "WandB"]
+__all__ = ["CSV", "JSONLines", "MLflow", "OpenTelemetry", "Prometheus", "TensorBoard", "WandB"]
 
 _HOMES = {
     "CSV": "polytrain.trackers.csv_file",
     "JSONLines": "polytrain.trackers.json_lines",
     "MLflow": "polytrain.trackers.mlflow",
+    "OpenTelemetry": "polytrain.trackers.opentelemetry",
+    "Prometheus": "polytrain.trackers.prometheus",
     "TensorBoard": "polytrain.trackers.tensorboard",
     "WandB": "polytrain.trackers.wandb",
 }

@@ -1,0 +1,143 @@
+"""Figures of a run for Prometheus: the newest values, in a registry that a server exposes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from polytrain.trackers.tracker import flat, numbers
+from polytrain_plugins import Outcome, RunInfo, hookimpl
+from polytrain_plugins.installation import install_command
+
+_LABEL = "run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """A run as it is now."""
+
+    step: int
+    steps_per_s: float | None
+    """New steps per second of training, lately; None if there are too few."""
+
+    goodput: float
+    """The fraction of time with new training progress, between 0 and 1."""
+
+    restarts: int
+    committed_step: int | None
+    """Step of the newest checkpoint; None if there is none."""
+
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """What rank 0 has reported last."""
+
+
+_HELP = {
+    "step": "Last step of rank 0",
+    "steps_per_second": "New steps per second of training",
+    "goodput_ratio": "Fraction of time with new training progress",
+    "restarts": "Attempts after the first",
+    "committed_step": "Step of the newest committed checkpoint",
+}
+
+
+class Prometheus:
+    """Exposes a run's newest figures, and metrics as `polytrain_metric{run, metric}`.
+
+    Give it in `RunConfig(observers=[…])`. The figures are collected when the registry is read, so
+    it costs training almost nothing. They stay after the run's end, with `polytrain_running` 0.
+    Prometheus keeps what it sees when it asks: this is no store of every step.
+
+    Args:
+        registry: a `prometheus_client.CollectorRegistry`, by default the one that
+            `prometheus_client.start_http_server` exposes.
+        port: a port of 127.0.0.1 at which this process serves the registry; by default none is
+            opened, and the program's own server exposes it.
+
+    Raises:
+        ImportError: `prometheus_client` isn't installed.
+        ValueError: the port isn't one.
+        OSError: the port is taken.
+    """
+
+    def __init__(self, registry: Any = None, port: int | None = None) -> None:
+        if find_spec("prometheus_client") is None:
+            remedy = install_command("pip install 'polytrain[prometheus]'")
+            raise ImportError(f"Prometheus needs prometheus_client, not installed here. {remedy}")
+        given: object = port
+        if port is not None and (type(given) is not int or not 0 < port < 65536):
+            raise ValueError(f"port must be a number from 1 to 65535; got {port!r}")
+        import prometheus_client
+
+        self._lock = threading.Lock()
+        self._runs: dict[str, Callable[[], Figures]] = {}
+        self._running: dict[str, bool] = {}
+        registry = prometheus_client.REGISTRY if registry is None else registry
+        if port is not None:
+            prometheus_client.start_http_server(port, addr="127.0.0.1", registry=registry)
+        registry.register(self)
+
+    def expose(self, run: RunInfo, figures: Callable[[], Figures]) -> None:
+        """Expose a run; one of the same name before it is replaced.
+
+        Args:
+            run: the run.
+            figures: what it does now; called from a server's threads.
+        """
+        with self._lock:
+            self._runs[run.name] = figures
+
+    @hookimpl
+    def polytrain_run_started(self, run: RunInfo) -> None:
+        """Show the run as running."""
+        self._set_running(run, True)
+
+    @hookimpl
+    def polytrain_run_ended(self, run: RunInfo, outcome: Outcome) -> None:
+        """Show the run as ended."""
+        self._set_running(run, False)
+
+    def describe(self) -> list[Any]:
+        """Return nothing: a registry then collects nothing while this is registered."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield families of gauges, as a registry wants them."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        with self._lock:
+            running = dict(self._running)
+            now = {name: figures() for name, figures in self._runs.items()}
+        gauges = {
+            name: GaugeMetricFamily(f"polytrain_{name}", text, labels=[_LABEL])
+            for name, text in {"running": "1 while the run lasts", **_HELP}.items()
+        }
+        metric = GaugeMetricFamily(
+            "polytrain_metric", "Metrics that rank 0 has reported last", labels=[_LABEL, "metric"]
+        )
+        for name, is_running in running.items():
+            gauges["running"].add_metric([name], float(is_running))
+        for name, figures in now.items():
+            for gauge, value in _values(figures).items():
+                gauges[gauge].add_metric([name], value)
+            for key, value in numbers(flat(figures.metrics)).items():
+                metric.add_metric([name, key], value)
+        yield from gauges.values()
+        yield metric
+
+    def _set_running(self, run: RunInfo, is_running: bool) -> None:
+        with self._lock:
+            self._running[run.name] = is_running
+
+
+def _values(figures: Figures) -> dict[str, float]:
+    found = {
+        "step": figures.step,
+        "steps_per_second": figures.steps_per_s,
+        "goodput_ratio": figures.goodput,
+        "restarts": figures.restarts,
+        "committed_step": figures.committed_step,
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
