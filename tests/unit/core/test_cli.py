@@ -274,6 +274,11 @@ def test_of_a_progress_bar_in_a_log_the_last_state_is_printed(
     assert capsys.readouterr().out.splitlines() == ["begin", "100%", "next", "20%"]
 
 
+def test_logs_without_a_line_are_told(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(storage / "done")]) == 0
+    assert capsys.readouterr() == ("", "The ranks have printed nothing.\n")
+
+
 def test_a_rank_without_a_log_is_named(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", str(storage / "done"), "--rank", "3"]) == 1
     assert "rank 3 has no log" in capsys.readouterr().err

@@ -34,6 +34,8 @@ def command(run: str, rank: int | None, follow: bool) -> None:
                 click.echo(f"{prefix}{line}")
             seen[path] = end
         if not is_running:
+            if not any(seen.values()):
+                click.echo("The ranks have printed nothing.", err=True)
             return
         time.sleep(_LOOK_EVERY_S)
         found = named_run(run)

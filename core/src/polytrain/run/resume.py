@@ -108,7 +108,9 @@ def versions_of(backend: Backend, *others: str) -> dict[str, str]:
         others: more distributions, if they are installed.
     """
     found = {"python": platform.python_version()}
-    for distribution in ("polytrain-core", *backend.requires, *others):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[distribution] = metadata.version(distribution)
+    for name in ("polytrain-core", *backend.requires, *others):
+        # `xgboost` and `tensorflow` are also modules of distributions without support for GPUs.
+        for distribution in (f"{name}-cpu", name):
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                found[name] = metadata.version(distribution)
     return found
