@@ -196,7 +196,7 @@ def test_a_transform_that_fails_is_told_with_its_rows(quiet: RunConfig, tmp_path
         run_config=quiet,
     )
     line = picky.__code__.co_firstlineno + 2
-    told = rf"^rank \d: ValueError: no 65 here \({re.escape(__file__)}, line {line}, in picky\)"
+    told = rf"^rank \d( on \S+)?: ValueError: no 65 here \({re.escape(__file__)}, line {line}, in picky\)"
     with pytest.raises(TrainingFailedError, match=told) as caught:
         trainer.fit()
     assert "of 'train'" in str(caught.value)
@@ -340,7 +340,9 @@ def test_a_stream_that_fails_says_why(quiet: RunConfig, tmp_path: Path) -> None:
     )
     line = explode.__code__.co_firstlineno + 2
     told = rf"ValueError: row 50 is bad \({re.escape(__file__)}, line {line}, in explode\): the "
-    with pytest.raises(TrainingFailedError, match=rf"^rank \d: {told}pipeline of .* 'train'"):
+    with pytest.raises(
+        TrainingFailedError, match=rf"^rank \d( on \S+)?: {told}pipeline of .* 'train'"
+    ):
         trainer.fit()
 
 
