@@ -196,7 +196,8 @@ def test_a_transform_that_fails_is_told_with_its_rows(quiet: RunConfig, tmp_path
         run_config=quiet,
     )
     line = picky.__code__.co_firstlineno + 2
-    told = rf"^rank \d( on \S+)?: ValueError: no 65 here \({re.escape(__file__)}, line {line}, in picky\)"
+    place = rf"{re.escape(__file__)}, line {line}, in picky"
+    told = rf"^rank \d( on \S+)?: ValueError: no 65 here \({place}\)"
     with pytest.raises(TrainingFailedError, match=told) as caught:
         trainer.fit()
     assert "of 'train'" in str(caught.value)
