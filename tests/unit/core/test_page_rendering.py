@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from array import array
 from collections.abc import Callable
 from html.parser import HTMLParser
 from importlib.resources import files
@@ -22,6 +23,7 @@ from polytrain.page.facts import Facts, Source, facts_of
 from polytrain.page.record import RunRecord
 from polytrain.page.rendering import page
 from polytrain.run.overview import RunState
+from polytrain.run.reports import Reports, encoded
 
 HOSTILE = """</script><script>alert("1")</script>'"&amp;/\u2028<!--"""
 
@@ -183,6 +185,24 @@ def test_the_page_of_a_usual_run_is_small(count: int) -> None:
     text = page(facts(fill_with_reports(count)))
     assert len(text.encode()) < 200_000
     assert ("the lowest and the highest of each stretch" in text) == (count > 1000)
+
+
+@pytest.mark.only_in_sweep
+def test_ten_million_points_are_decimated_and_the_page_says_so() -> None:
+    count = 10_000_000
+    values = array("d", [1.0]) * count
+    # One value that nobody must miss.
+    values[7_654_321] = 9.0
+    column = {"name": "loss", "kind": "float64", "runs": [[0, 0]], "values": encoded(values)}
+    written = {"count": count, "steps": [[0, 1]], "columns": [column]}
+    text = page(facts(lambda record: record.history.extend(Reports.from_json(written))))
+    assert len(text.encode()) < 200_000
+    assert "the lowest and the highest of each stretch" in text
+    [metric] = json.loads(Parsed(text).facts)["metrics"]
+    assert (metric["reports"], metric["highest"]) == (count, 9.0)
+    drawn = dict(zip(metric["curve"]["steps"], metric["curve"]["values"], strict=True))
+    assert drawn[7_654_322] == 9.0
+    assert len(drawn) <= 1002
 
 
 def test_ten_thousand_metrics() -> None:
