@@ -6,6 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
+from polytrain_plugins import InvalidJobError
+
 ray = pytest.importorskip("ray")
 
 
@@ -42,3 +44,30 @@ def test_the_users_own_ray_stays(calls: list[str]) -> None:
     with running_ray(), running_ray():
         pass
     assert calls == ["init"]
+
+
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.60.0
+    Python: 3.11.7
+This process on node 192.0.2.2 was started with:
+    Ray: 2.60.0
+    Python: 3.13.0
+"""
+
+
+def test_a_cluster_with_a_different_python_is_told_with_the_way_out(
+    calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polytrain.workers.ray_runtime import running_ray
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError(MISMATCH)
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(InvalidJobError) as caught, running_ray():
+        pass
+    [problem] = caught.value.problems
+    assert problem.field == "RAY_ADDRESS"
+    assert "Python: 3.11.7 This process" in problem.what
+    assert "set RAY_ADDRESS=local" in problem.remedy
+    assert calls == ["shutdown"]

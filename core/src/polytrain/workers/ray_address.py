@@ -61,6 +61,22 @@ def client_problem(address: str) -> Problem | None:
     )
 
 
+def mismatch_problem(message: str) -> Problem | None:
+    """Return the problem if Ray refuses a cluster that runs with different versions, else None.
+
+    Args:
+        message: of the exception that `ray.init` has raised.
+    """
+    if not message.startswith("Version mismatch"):
+        return None
+    versions = " ".join(message.partition(":")[2].split())
+    return Problem(
+        field="RAY_ADDRESS",
+        what=f"the Ray cluster has different versions. {versions}",
+        remedy="Use the cluster's versions, or set RAY_ADDRESS=local to train without this cluster",
+    )
+
+
 def cluster_address(environment: Mapping[str, str]) -> str | None:
     """Return the cluster that is named, or that runs on this machine and answers.
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import ray
 
-from polytrain.workers.ray_address import address_to_join
+from polytrain.workers.ray_address import address_to_join, mismatch_problem
+from polytrain_plugins import InvalidJobError
 
 
 def is_running() -> bool:
@@ -58,9 +59,17 @@ def _start() -> None:
     # Ray announces a change of this default at every start.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Like `ray.init()`, this joins a cluster that RAY_ADDRESS or `ray start` names.
-    ray.init(
-        address_to_join(os.environ),
-        configure_logging=True,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
+    try:
+        ray.init(
+            address_to_join(os.environ),
+            configure_logging=True,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    except RuntimeError as error:
+        problem = mismatch_problem(str(error))
+        if problem is None:
+            raise
+        # It is half connected.
+        ray.shutdown()
+        raise InvalidJobError((problem,)) from error
