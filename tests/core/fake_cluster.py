@@ -42,6 +42,9 @@ class FakeCluster:
         self.says: Outlook | None = None
         """What its autoscaler says."""
 
+        self.sets_up: str | None = None
+        """What it sets up for agents that have their room."""
+
         self._bundles: list[str | None] = []
         """Where room is held; what was held on a node that is gone is to be held elsewhere."""
 
@@ -72,7 +75,7 @@ class FakeCluster:
         return agent_handle
 
     def setup(self) -> str | None:
-        return None
+        return self.sets_up
 
     def outlook(self) -> Outlook | None:
         return self.says

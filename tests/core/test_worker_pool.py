@@ -459,6 +459,25 @@ def test_a_crew_that_is_complete_waits_for_nothing() -> None:
     assert cluster.sizes() == [2]
 
 
+def test_a_slow_setup_is_told_instead_of_missing_resources(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = FakeCluster(a=1)
+    cluster.sets_up = "RunConfig.worker_runtime_env ('pip')"
+    pool = cluster.pool(2, start_timeout_s=60.0)
+    begin(pool, cluster)
+    cluster.now = 10.0
+    pool.look_at_the_clock()
+    sentence = "Waiting for workers, up to 60 s: Ray sets up RunConfig.worker_runtime_env ('pip')."
+    assert sentence in caplog.text
+    assert "free" not in caplog.text
+    cluster.now = 60.0
+    pool.look_at_the_clock()
+    [reason] = cluster.failures()
+    assert "Ray has not set up RunConfig.worker_runtime_env ('pip') within 60 s" in reason
+    assert "start_timeout_s" in reason
+
+
 REFUSED = Outlook(says="its autoscaler has no nodes to add that could hold them", refused=2)
 
 
