@@ -22,6 +22,7 @@ from polytrain.monitoring.progress_page import Page, Stage
 from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually
 from polytrain.testing.reference import Reference
+from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import Message, settled_message
@@ -130,7 +131,8 @@ def test_a_wait_for_a_commit_shows(page: Page, tmp_path: Path) -> None:
     progress_page.enter(Stage.TRAINING)
     channel = Answering(page)
     uploader = CheckpointUploader(job=JOB, order=ORDER, rank=0, channel=channel, scratch=tmp_path)
-    uploader.give(lambda directory: {}, step=1, metrics={}, positions={}, with_it=list, waits=True)
+    files = CheckpointFiles(write=lambda directory: {})
+    uploader.give(files, step=1, metrics={}, positions={}, with_it=list, waits=True)
     assert channel.seen == [Stage.TRAINING, Stage.WAITING_FOR_COMMIT]
     assert uploader.stalled_s > 0
     assert page.stage is Stage.TRAINING
