@@ -310,6 +310,18 @@ def test_validations_are_finished_and_their_metrics_count(quiet: RunConfig) -> N
     assert (validated.stopped.step, validated.stopped.value) == (2, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("last_step", "condition", "step"), [(100, "loss <= 0.2", 5), (3, "training_iteration >= 3", 3)]
+)
+def test_the_first_of_several_limits_ends_the_run(
+    last_step: int, condition: str, step: int, quiet: RunConfig
+) -> None:
+    limits = {"loss": 0.2, "training_iteration": last_step}
+    stopped = run_reference(quiet, workers=0, stop=limits).stopped
+    assert stopped is not None
+    assert (stopped.condition, stopped.step) == (condition, step)
+
+
 def test_a_metric_that_never_comes_is_told_at_the_end(
     quiet: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:

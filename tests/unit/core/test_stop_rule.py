@@ -77,6 +77,11 @@ def test_steps_are_counted_over_the_whole_run(limit: int, start: int) -> None:
         ({"loss": "<= 1e-3"}, {"loss": None}, False),
         ({"loss": "<= 1e-3"}, {}, False),
         ({"a": 1, "b": 1}, {"a": 0, "b": 1}, True),
+        ({"loss": 0.1}, {"loss": 0.05}, True),
+        ({"loss": 0.1}, {"loss": 0.5}, False),
+        ({"valid/rmse": 0.1}, {"valid": {"rmse": 0.1}}, True),
+        ({"accuracy": 0.9}, {"accuracy": 0.95}, True),
+        ({"accuracy": 0.9}, {"accuracy": 0.5}, False),
         ({"training_iteration": 9}, {"training_iteration": 100}, False),
     ],
 )

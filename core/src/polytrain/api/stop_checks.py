@@ -82,14 +82,11 @@ def _limit_problems(name: Any, limit: Any, checkpoints: Any) -> Iterator[Problem
         )
         return
     if not isinstance(limit, str) and meant.comparison == ">=" and is_good_when_small(name):
-        is_ranked = name == ranks.checkpoint_score_attribute
-        order = ', with CheckpointConfig(checkpoint_score_order="min")' if is_ranked else ""
         yield Problem(
             field=field,
-            what=f"{limit!r} alone means that the run ends once {name!r} is {limit:g} or more, as "
-            "in Ray Tune, which a loss or an error is at the first report",
-            remedy=f'Write "<= {limit:g}" to end it once the value is that small{order}, or '
-            f'">= {limit:g}" to end it when it is that large',
+            what=f"{limit!r} alone is the value to reach, and {name!r} has none: by its name it "
+            'becomes smaller, and by CheckpointConfig(checkpoint_score_order="max") larger',
+            remedy=f'Use checkpoint_score_order="min", or write "<= {limit:g}" or ">= {limit:g}"',
         )
 
 

@@ -297,14 +297,15 @@ class RunConfig(_PlainNumbers):
         default=None, repr=False
     )
     """Conditions on the reports of rank 0; the first that is met finishes the run. Either limits:
-    `{"training_iteration": 100, "loss": "<= 0.1"}` ends it at step 100, counted over all restarts,
-    or once the loss is small. `a/b` names a nested metric; metrics of a validation count too. A
-    number alone ends the run once the metric is that or more, as in Ray Tune, and is refused for a
-    loss; of `checkpoint_score_attribute` it is the value to reach. Or a function of a `Report` that
-    returns whether to end the run: it is called in rank 0's worker process, and what it keeps is
-    lost with an attempt. The run ends with the checkpoint of this report, or else with the next
-    one; `Result.stopped` says why. The next `fit()` returns the result, or resumes the run if the
-    conditions of that call aren't met."""
+    `{"training_iteration": 100, "loss": 0.1}` ends it at step 100, counted over all restarts, or
+    once the loss is 0.1 or less. A number alone is the value to reach: from above for a metric
+    whose name says loss or error, or by which checkpoints are ranked with "min"; from below for any
+    other, as in Ray Tune. `"<= 0.1"` and `">= 100"` say it themselves. `a/b` names a nested metric;
+    metrics of a validation count too. Or a function of a `Report` that returns whether to end the
+    run: it is called in rank 0's worker process, and what it keeps is lost with an attempt. The run
+    ends with the checkpoint of this report, or else with the next one; `Result.stopped` says why.
+    The next `fit()` returns the result, or resumes the run if the conditions of that call aren't
+    met."""
 
     time_budget_s: Annotated[float | None, Seconds(above=True, or_none="for no limit")] = None
     """Seconds of training, after which the run is finished with its next checkpoint: over all

@@ -160,7 +160,7 @@ def stop_rule(config: RunConfig) -> StopRule:
 
 
 def limit_of(name: str, given: Any, checkpoints: CheckpointConfig) -> Limit:
-    """Return a limit as the user means it.
+    """Return a limit as the user means it. A number alone is the value that training is to reach.
 
     Args:
         name: the metric.
@@ -170,18 +170,23 @@ def limit_of(name: str, given: Any, checkpoints: CheckpointConfig) -> Limit:
     Raises:
         ValueError: it is neither, or isn't finite.
     """
-    comparison: Comparison = ">="
+    comparison: Comparison = "<=" if _shrinks(name, checkpoints) else ">="
     value = given
     if isinstance(given, str):
         matched = _TEXT.fullmatch(given)
         if matched is None:
             raise ValueError(f"{given!r} is not a limit")
         comparison, value = matched[1], _number(matched[2])  # type: ignore[assignment]  # by the pattern
-    elif name == checkpoints.checkpoint_score_attribute:
-        comparison = ">=" if checkpoints.checkpoint_score_order == "max" else "<="
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{given!r} is not a limit")
     return Limit(metric=name, comparison=comparison, value=value)
+
+
+def _shrinks(name: str, checkpoints: CheckpointConfig) -> bool:
+    """Return whether training is to make a metric smaller."""
+    if name == checkpoints.checkpoint_score_attribute:
+        return checkpoints.checkpoint_score_order == "min"
+    return is_good_when_small(name)
 
 
 def _number(text: str) -> float | None:
