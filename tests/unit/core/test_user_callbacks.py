@@ -170,6 +170,40 @@ class OnlyReports:
         """It needs no other method."""
 
 
+class Loaded:
+    """What a framework's exception is made of: to load it imports the framework."""
+
+    times = 0
+
+    def __reduce__(self) -> Any:
+        return _load, ()
+
+
+def _load() -> Exception:
+    Loaded.times += 1
+    return ValueError("bad")
+
+
+class Nothing(UserCallback):
+    """Overrides nothing."""
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "times"),
+    [((), 0), ((OnlyReports(), Nothing()), 0), ((OnlyReports(), Noted()), 1)],
+)
+def test_exceptions_are_loaded_for_callbacks_that_take_them(
+    callbacks: tuple[Any, ...], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt waits meanwhile."""
+    monkeypatch.setattr(Loaded, "times", 0)
+    error = pickle.dumps(Loaded())
+    started(*callbacks).failed(
+        (Failure(kind=FailureKind.USER_ERROR, rank=1, message="bad", error=error),)
+    )
+    assert Loaded.times == times
+
+
 @pytest.mark.parametrize(
     ("given", "what"),
     [

@@ -159,9 +159,11 @@ class UserCallbacks:
 
     def failed(self, failures: Sequence[Failure]) -> None:
         """Note what has ended an attempt. The next one makes the reports that are left again."""
-        exceptions = _exceptions(failures)
-        if exceptions:
-            self._call("after_exception", exceptions)
+        # To load an exception may import a framework, and the next attempt waits meanwhile.
+        if any(_overrides(callback, "after_exception") for callback in self._callbacks):
+            exceptions = _exceptions(failures)
+            if exceptions:
+                self._call("after_exception", exceptions)
 
     def _complete(self) -> list[int]:
         """The steps of which all is known, up to the first one of which it isn't."""
@@ -196,6 +198,12 @@ class UserCallbacks:
                     method,
                 )
                 self._callbacks.remove(callback)
+
+
+def _overrides(callback: Any, method: str) -> bool:
+    """Whether a callback has a method of its own."""
+    own = getattr(type(callback), method, None)
+    return own is not None and own is not getattr(UserCallback, method)
 
 
 def _exceptions(failures: Sequence[Failure]) -> dict[int, Exception]:
