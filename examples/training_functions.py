@@ -85,7 +85,7 @@ def train_keras(config: dict[str, Any]) -> None:
 
     train = polytrain.get_dataset_shard("train")
     valid = polytrain.get_dataset_shard("valid")
-    features = [name for name in train.schema.names if name != "target"]
+    features = [name for name in train.schema().names if name != "target"]
     checkpoint = polytrain.get_checkpoint()
     first_epoch = 0
     with polytrain_tf.strategy().scope():

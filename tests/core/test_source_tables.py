@@ -72,7 +72,7 @@ def test_truth_values_of_8_bits_are_truth_values(tmp_path: Path, form: str, miss
     [batch] = shard_of(data).iter_batches()
     assert batch["t"].tolist() == expected
     assert batch["t"].dtype == (object if missing else bool)
-    assert shard_of(data).schema.field("t").type == pa.bool_()
+    assert shard_of(data).schema().field("t").type == pa.bool_()
 
 
 VIEWS = {
@@ -380,7 +380,7 @@ def test_columns_are_named_in_whatever_holds_names(columns: Any, tmp_path: Path)
 def test_categories_of_polars(kind: Any) -> None:
     data = pl.DataFrame({"x": pl.Series(["a", "b", None], dtype=kind)})
     shard = shard_of(data)
-    assert is_category(shard.schema.field("x").type)
+    assert is_category(shard.schema().field("x").type)
     categories = pa.array(["a", "b"])
     assert codes_of(shard.to_arrow().column("x"), categories).to_pylist() == [0, 1, None]
     [frame] = shard.iter_batches(format="pandas")
@@ -435,7 +435,7 @@ def test_an_index_of_pandas_is_the_same_in_memory_and_in_files(tmp_path: Path, i
     names = ["x"] if index.name is None else ["x", "key"]
     for data in (table, tmp_path, pads.dataset(tmp_path), pads.dataset(table)):
         shard = shard_of(data)
-        assert shard.schema.names == names
+        assert shard.schema().names == names
         [frame] = shard.iter_batches(format="pandas")
         assert frame.columns.tolist() == names
         assert frame.index.tolist() == [0, 1]

@@ -128,7 +128,7 @@ def test_a_torch_shard_is_a_shard() -> None:
     train = shard(**COLUMNS)
     assert (train.name, len(train), train.total_rows) == ("train", ROWS, ROWS)
     assert isinstance(train.to_arrow(), pa.Table)
-    assert train.schema.names == list(train.to_pandas().columns) == ["x", "n", "image"]
+    assert train.schema().names == list(train.to_pandas().columns) == ["x", "n", "image"]
     batches = list(train.iter_batches(batch_size=2, batch_format="arrow", drop_last=True))
     assert [batch.num_rows for batch in batches] == [2, 2]
 

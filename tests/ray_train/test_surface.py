@@ -174,6 +174,8 @@ def test_shards_have_the_methods_of_rays_iterator_or_say_what_to_use(tmp_path: P
 
     theirs = {name for name in dir(DataIterator) if not name.startswith("_")}
     assert theirs - set(dir(Shard)) == ABSENT_IN_SHARDS.keys()
+    called = {name for name in theirs if callable(getattr(DataIterator, name))}
+    assert {name for name in called if not callable(getattr(Shard, name, print))} == set()
     seen: list[str] = []
 
     def train() -> None:

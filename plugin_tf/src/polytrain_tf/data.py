@@ -124,10 +124,10 @@ class TensorFlowShard(ShardView):
 
     def _expect_columns(self, columns: Columns) -> None:
         for name in [columns] if isinstance(columns, str) else columns:
-            if name not in self.schema.names:
+            if name not in self.schema().names:
                 raise KeyError(
                     f"No column {name!r} in {self.name!r}. "
-                    f"{column_remedy(name, self.schema.names)}."
+                    f"{column_remedy(name, self.schema().names)}."
                 )
 
     def _distributed(self, dataset: Any) -> Any:
@@ -252,7 +252,7 @@ def _no_rows(shard: Shard) -> dict[str, Any]:
     """A batch without rows, with the columns' shapes and types."""
     from polytrain.extension import empty_table, to_format
 
-    batch: dict[str, Any] = to_format(empty_table(shard.schema), "numpy")
+    batch: dict[str, Any] = to_format(empty_table(shard.schema()), "numpy")
     return batch
 
 

@@ -33,7 +33,7 @@ class Fitting:
     ) -> None:
         self._options = options
         # All data sets have the same features, in the same order.
-        features = _features(options, shards["train"].schema.names)
+        features = _features(options, shards["train"].schema().names)
         self._feature_names = tuple(features)
         self._data = {
             name: TensorFlowShard(shard, strategy).to_tf(

@@ -228,7 +228,7 @@ class TorchShard(ShardView):
                 "Convert them in collate_fn"
             )
         if collate_fn is None:
-            refuse_texts(self.schema)
+            refuse_texts(self.schema())
         target = current_device() if device in (None, "auto") else torch.device(device)
         shapes = TensorShapes(self.name, _RAGGED_REMEDY)
         batch_format = format_for(collate_fn)

@@ -22,8 +22,8 @@ def spooled(shard: Shard, directory: Path) -> pa.Table:
         directory: directory for the file.
     """
     path = directory / f"{shard.name}.arrow"
-    at_once = _rows_at_once(shard.schema)
-    with pa.ipc.new_file(path, shard.schema) as file:
+    at_once = _rows_at_once(shard.schema())
+    with pa.ipc.new_file(path, shard.schema()) as file:
         for start in range(0, len(shard), at_once):
             file.write_table(shard.read(range(start, min(start + at_once, len(shard)))))
     return pa.ipc.open_file(pa.memory_map(str(path))).read_all()

@@ -89,10 +89,9 @@ class Shard(ABC):
             TypeError: for a stream of unknown length.
         """
 
-    @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """Names and types of the columns."""
+        """Names and types of the columns: `schema().names`, `schema().types`."""
 
     @abstractmethod
     def to_arrow(self) -> pa.Table:
@@ -271,9 +270,8 @@ class ShardView(Shard):
     def __len__(self) -> int:
         return len(self._shard)
 
-    @property
     def schema(self) -> pa.Schema:
-        return self._shard.schema
+        return self._shard.schema()
 
     def to_arrow(self) -> pa.Table:
         return self._shard.to_arrow()

@@ -50,7 +50,6 @@ class RowsShard(BatchedShard):
     def __len__(self) -> int:
         return len(self._share)
 
-    @property
     def schema(self) -> pa.Schema:
         transform = self._spec.transform
         return self._spec.schema if transform is None else transform.schema

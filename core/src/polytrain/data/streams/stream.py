@@ -85,7 +85,6 @@ class StreamShard(BatchedShard):
     def __len__(self) -> int:
         self._unknown("its length")
 
-    @property
     def schema(self) -> pa.Schema:
         return self._spec.schema
 
