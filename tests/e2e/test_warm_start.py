@@ -58,7 +58,7 @@ def test_scripts_fork_from_it_until_it_is_stopped(tmp_path: Path) -> None:
         assert driver.returncode == 0, errors
         assert int(output) == pid
     shown = command(tmp_path, "--status").stdout
-    assert re.search(rf"process {pid}: pandas.*; \d+ MB; ends in [45]\.\d minutes", shown)
+    assert re.search(rf"process {pid}: numpy, pandas; \d+ MB; ends in [45]\.\d minutes", shown)
     assert f"process {pid}: ended" in command(tmp_path, "--stop").stdout
     # The system's first process may reap it later.
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -104,3 +104,18 @@ def test_more_categories_than_8_bits_have_room_for(
     assert sorted(map(str, batch["x"])) == words
     held = from_shared_memory(to_shared_memory(shard.to_arrow()))
     assert held.column("x").to_pylist() == words
+
+
+def test_a_missing_category_is_a_missing_value() -> None:
+    """Arrow doesn't unify categories of which one is missing."""
+    first = pa.DictionaryArray.from_arrays(
+        pa.array([0, 1, 2, None], pa.int8()), pa.array(["a", None, "c"])
+    )
+    second = pa.DictionaryArray.from_arrays(pa.array([1, 0], pa.int8()), pa.array(["x", "c"]))
+    nothing = pa.DictionaryArray.from_arrays(
+        pa.array([0], pa.int8()), pa.array([None], pa.string())
+    )
+    column = in_one_piece(pa.table({"k": pa.chunked_array([first, second, nothing])})).column("k")
+    assert column.to_pylist() == ["a", None, "c", None, "c", "x", None]
+    assert column.num_chunks == 1
+    assert column.chunk(0).dictionary.null_count == 0

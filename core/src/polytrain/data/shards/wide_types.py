@@ -7,6 +7,7 @@ of 8 bits at 128. What is read in parts, or lies in chunks, may well be more.
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 LARGE = 1 << 28
 """Bytes of a column from which on its offsets get 64 bits: so many bits may be a list's items."""
@@ -28,7 +29,25 @@ def widened(table: pa.Table) -> pa.Table:
 
 def in_one_piece(table: pa.Table) -> pa.Table:
     """The table with each column in one chunk."""
+    for index, field in enumerate(table.schema):
+        column = table.column(index)
+        # Arrow doesn't unify categories of which one is missing.
+        if pa.types.is_dictionary(field.type) and column.num_chunks > 1:
+            chunks = [_without_missing_category(chunk) for chunk in column.chunks]
+            table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
     return widened(table).unify_dictionaries().combine_chunks()
+
+
+def _without_missing_category(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
+    """The same values; those whose category is missing are missing themselves."""
+    if not chunk.dictionary.null_count:
+        return chunk
+    known = chunk.dictionary.is_valid()
+    numbers = pc.subtract(pc.cumulative_sum(known.cast(pa.int64())), 1)
+    numbers = pc.if_else(known, numbers, None).cast(chunk.indices.type)
+    return pa.DictionaryArray.from_arrays(
+        numbers.take(chunk.indices), chunk.dictionary.drop_null(), ordered=chunk.type.ordered
+    )
 
 
 def with_wide_categories(kind: pa.DataType) -> pa.DataType:
