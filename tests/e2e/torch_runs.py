@@ -59,7 +59,7 @@ def fit(
         restore_from=restore_from,
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=dataclasses.replace(
-            quiet, failure_config=FailureConfig(max_failures=1), **changes
+            quiet, **{"failure_config": FailureConfig(max_failures=1), **changes}
         ),
     ).fit()
 

@@ -39,6 +39,8 @@ with needed("lightning"):
     from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
+    from polytrain_torch.lightning_loggers import KeptLogs, keep_version
+
 __all__ = ["Trainer", "WorkerEnvironment"]
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ _CHECKPOINT = "lightning.ckpt"
 _FIT_FILE = "fit"
 
 _fits = Calls("fit()")
+_trainers = Calls("Trainer()")
 
 
 class Trainer(lightning.Trainer):
@@ -96,6 +99,7 @@ class Trainer(lightning.Trainer):
             "callbacks": [self._reports, *callbacks],
         }
         super().__init__(**{**defaults, **options, **own})
+        keep_version(self.loggers, _trainers.next())
         self.strategy.process_dataloader = self._split
         self.fit_loop.setup_data = partial(self._replace_loaders, self.fit_loop.setup_data)
         batches = self.fit_loop.epoch_loop
@@ -124,6 +128,8 @@ class Trainer(lightning.Trainer):
         if checkpoint is not None:
             options["ckpt_path"] = str(checkpoint / _CHECKPOINT)
         self._reports.loads_anything = options.get("weights_only") is False
+        if checkpoint is not None or get_context().get_attempt():
+            self._keep_logs(is_fresh=options.get("ckpt_path") is None)
         super().fit(*args, **options)
         meet("the end of Lightning's fit")
 
@@ -160,6 +166,14 @@ class Trainer(lightning.Trainer):
             return super().predict(*args, **options)
         finally:
             self._accelerator_connector.use_distributed_sampler = False
+
+    def _keep_logs(self, *, is_fresh: bool) -> None:
+        logs = KeptLogs(self.loggers)
+        if is_fresh:
+            logs.drop_from(0)
+        else:
+            logs.resume()
+            self._reports.logs = logs
 
     def _split(self, loader: Any) -> Any:
         if not isinstance(loader, DataLoader):
@@ -267,6 +281,8 @@ class _Reports(Callback):
         """Whether the model has been validated since the last batch."""
         self.loads_anything = False
         """Whether the user trusts checkpoints that hold more than plain data."""
+        self.logs: KeptLogs | None = None
+        """Logs of earlier attempts, until what this one repeats is dropped from them."""
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
@@ -280,6 +296,9 @@ class _Reports(Callback):
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         self._report_epoch(trainer)
 
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        self._drop_repeated_logs(trainer)
+
     def on_validation_start(self, trainer: Any, module: Any) -> None:
         self.has_validated = True
 
@@ -287,6 +306,7 @@ class _Reports(Callback):
         trainer.end_epoch()
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
+        self._drop_repeated_logs(trainer)
         self._report_epoch(trainer)
 
     def teardown(self, trainer: Any, module: Any, stage: str) -> None:
@@ -308,6 +328,11 @@ class _Reports(Callback):
             if part is not None and dist.get_rank() == 0:
                 (part / _FIT_FILE).write_text(str(self.fit))
             report(_metrics(trainer), checkpoint_of(part))
+
+    def _drop_repeated_logs(self, trainer: Any) -> None:
+        logs, self.logs = self.logs, None
+        if logs is not None:
+            logs.drop_from(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def _report_epoch(self, trainer: Any) -> None:
         """Report the last epoch, unless a checkpoint at its end has reported it."""

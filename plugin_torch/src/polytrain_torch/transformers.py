@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from polytrain import Checkpoint, get_checkpoint, report
+from polytrain import Checkpoint, get_checkpoint, get_context, report
 from polytrain.extension import Calls
 from polytrain_plugins import Batches
 from polytrain_torch.checkpoint_parts import checkpoint_of, part_of
@@ -27,6 +27,8 @@ with needed("transformers"):
     from safetensors.torch import load_file
     from transformers import Trainer, TrainerCallback
     from transformers.utils import SAFE_WEIGHTS_NAME
+
+    from polytrain_torch.transformers_loggers import KeptEvents
 
 __all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
 
@@ -72,19 +74,25 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
     if reports is None:
         reports = ReportCallback()
         trainer.add_callback(reports)
+    events = KeptEvents()
+    events.keep_directory(trainer)
+    is_first_call = True
     own_train = trainer.train
     is_resumed = False
     take_batches(trainer, is_resumed=lambda: is_resumed)
 
     def train(resume_from_checkpoint: Any = None, *args: Any, **options: Any) -> Any:
-        nonlocal is_resumed
+        nonlocal is_resumed, is_first_call
         reports.call = _calls.next()
         reports.batches_per_epoch = epoch_of(trainer.train_dataset)
         checkpoint = get_checkpoint()
         is_resumed = False
+        events.are_repeated = is_first_call and get_context().get_attempt() > 0
+        is_first_call = False
         if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer):
             resume_from_checkpoint = str(_files_of(checkpoint))
             is_resumed = _made_by(checkpoint) is not None
+            events.are_repeated = True
         if wraps_in_ddp(trainer.accelerator):
             keep_frozen(trainer.model, wrapped_by="train()", remedy=_UNFREEZE_BEFORE)
         result = own_train(resume_from_checkpoint, *args, **options)

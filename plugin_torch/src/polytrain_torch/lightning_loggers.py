@@ -1,0 +1,144 @@
+"""Lightning's own loggers keep one version of a run over restarts, with each step once.
+
+The rows of a table and the events of a step that an attempt repeats are dropped just before its
+first batch: only then is the number known under which Lightning logs that batch. A checkpoint that
+is saved at the end of a batch has the number of this batch, and Lightning corrects it later.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from polytrain import get_context
+from polytrain_torch.event_writers import drop_events
+
+_Row = dict[str, str]
+
+
+def keep_version(loggers: Iterable[Any], number: int) -> None:
+    """Name the version after the run, for loggers that have none and would take the next number.
+
+    Args:
+        loggers: of a trainer.
+        number: which of the training function's trainers has them, from 1.
+    """
+    run = get_context().get_experiment_name()
+    taken = set()
+    for logger in loggers:
+        if not _is_local(logger) or logger._version is not None:
+            continue
+        count = number
+        # Two loggers of a kind may have the same name.
+        while (type(logger), directory := _named(logger, run, count)) in taken:
+            count += 1
+        taken.add((type(logger), directory))
+
+
+class KeptLogs:
+    """What earlier attempts have logged. Made on every rank, before Lightning opens the loggers."""
+
+    def __init__(self, loggers: Iterable[Any]) -> None:
+        self._tables: list[KeptTable] = []
+        self._events: list[Any] = []
+        for logger in loggers:
+            # A second call of fit() has the loggers of the first one, which are open.
+            if dist.get_rank() != 0 or not _is_local(logger) or logger._experiment is not None:
+                continue
+            if isinstance(logger, CSVLogger):
+                self._tables.append(KeptTable(logger))
+            elif any(Path(logger.log_dir).glob("events.out.tfevents.*")):
+                self._events.append(logger)
+
+    def resume(self) -> None:
+        """Don't log again what Lightning logs at each start, at step 0."""
+        for logger in self._events:
+            logger._default_hp_metric = False
+
+    def drop_from(self, step: int) -> None:
+        """Drop the rows and events of this step and later ones: they are logged again."""
+        for table in self._tables:
+            table.drop_from(step)
+        for logger in self._events:
+            drop_events(logger.experiment, step)
+
+
+class KeptTable:
+    """The table of a `CSVLogger`, which would delete one that exists."""
+
+    def __init__(self, logger: CSVLogger) -> None:
+        self._logger = logger
+        self._path = Path(logger.log_dir, "metrics.csv")
+        aside = self._path.with_name("metrics.csv.earlier")
+        # One that is aside already is of an attempt that was killed here.
+        if self._path.exists():
+            os.replace(self._path, aside)
+        self._earlier = 0
+        if aside.exists():
+            _cut_torn_line(aside)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Experiment logs directory .* not empty")
+                writer = logger.experiment
+            os.replace(aside, self._path)
+            writer.metrics_keys, rows = _read(self._path)
+            self._earlier = len(rows)
+
+    def drop_from(self, step: int) -> None:
+        """Drop earlier rows of this step and later ones, and rows that were logged again."""
+        if not self._earlier:
+            return
+        self._logger.save()
+        columns, rows = _read(self._path)
+        earlier, later = rows[: self._earlier], rows[self._earlier :]
+        again = {_place(row) for row in later}
+        kept = [row for row in earlier if _step(row) < step and _place(row) not in again]
+        new = self._path.with_name("metrics.csv.new")
+        with new.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows([*kept, *later])
+        os.replace(new, self._path)
+
+
+def _is_local(logger: Any) -> bool:
+    is_kind = isinstance(logger, CSVLogger | TensorBoardLogger)
+    return is_kind and "://" not in str(logger.save_dir)
+
+
+def _named(logger: Any, run: str, number: int) -> str:
+    """Set the version of a logger, and return its directory."""
+    logger._version = run if number == 1 else f"{run}-{number}"
+    return str(logger.log_dir)
+
+
+def _cut_torn_line(table: Path) -> None:
+    """Cut a last line that a killed process has written in part."""
+    with table.open("rb+") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _read(table: Path) -> tuple[list[str], list[_Row]]:
+    with table.open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = list(reader)
+        return list(reader.fieldnames or ()), rows
+
+
+def _step(row: _Row) -> float:
+    try:
+        return float(row["step"])
+    except ValueError:
+        # A training function may log with any object as the step. Such a row is kept.
+        return -1
+
+
+def _place(row: _Row) -> tuple[str, ...]:
+    """The step and the columns of a row: rows of a batch and of an epoch may have the same step."""
+    return (row["step"], *(name for name, value in row.items() if value))

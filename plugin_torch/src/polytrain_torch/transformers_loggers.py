@@ -1,0 +1,47 @@
+"""The TensorBoard callback of Transformers writes to one directory over restarts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from transformers import Trainer, TrainerCallback
+from transformers.integrations import TensorBoardCallback
+
+from polytrain import get_context
+from polytrain.extension import Calls
+from polytrain_torch.event_writers import drop_events
+
+_trainers = Calls("prepare_trainer()")
+
+
+class KeptEvents(TrainerCallback):
+    """Has TensorBoard drop what a restart repeats, before the trainer's callback writes."""
+
+    def __init__(self) -> None:
+        self.are_repeated = False
+        """Whether the upcoming training repeats steps that an earlier attempt has logged."""
+
+        self._boards: list[TensorBoardCallback] = []
+
+    def keep_directory(self, trainer: Trainer) -> None:
+        """Name the event files' directory after the run, unless the user has named one."""
+        run, number = get_context().get_experiment_name(), _trainers.next()
+        callbacks = trainer.callback_handler.callbacks
+        for each in callbacks:
+            if isinstance(each, TensorBoardCallback) and each.tb_writer is None:
+                name = run if number == 1 else f"{run}-{number}"
+                if each.logging_dir is None:
+                    each.logging_dir = os.path.join(trainer.args.output_dir, "runs", name)
+                self._boards.append(each)
+        callbacks.insert(0, self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mark where the training begins. A step's metrics are logged before it is saved."""
+        if not (self.are_repeated and state.is_world_process_zero) or state.is_hyper_param_search:
+            return
+        first = state.global_step + 1 if state.global_step else 0
+        for board in self._boards:
+            if board.tb_writer is None:
+                board._init_summary_writer(args)
+            drop_events(board.tb_writer, first)
