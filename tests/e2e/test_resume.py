@@ -215,7 +215,9 @@ def train(config):
             time.sleep(1000)
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "step").write_text(str(step))
-            polytrain.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
+            checkpoint = Checkpoint.from_directory(directory)
+            # Otherwise the next one may be committed first, and then replaces it.
+            polytrain.report({"step": step}, checkpoint=checkpoint, upload="sync")
 
 class Tell:
     @polytrain_plugins.hookimpl
