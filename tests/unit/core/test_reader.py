@@ -76,7 +76,7 @@ def test_a_shard_tells_its_rows_and_those_of_all() -> None:
     assert second.name == "train"
     assert second.total_rows == ROWS
     assert len(second) == second.to_arrow().num_rows == len(second.to_pandas())
-    assert second.schema == TABLE.schema
+    assert second.schema() == TABLE.schema
 
 
 @pytest.mark.parametrize("as_tables", [False, True])
