@@ -154,7 +154,7 @@ def test_a_clock_that_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_backend_whose_framework_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worlds, "find_spec", lambda _: None)
+    monkeypatch.setattr(worlds, "missing_modules", dict)
     finding = checked("backend", lambda: worlds.backend("torch"))
     assert (finding.verdict, finding.what) == (Verdict.FAILED, "torch isn't installed")
     assert "pip install" in finding.remedy

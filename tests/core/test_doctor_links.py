@@ -39,13 +39,13 @@ def measured(offers: Sequence[Offer | None] = (None, None)) -> list[Link]:
     ends = [End(Reference()) for _ in range(2)]
     pair = (HERE, THERE)
     made = [end.offer(world_of(pair, rank, (), gpus=0).me) for rank, end in enumerate(ends)]
-    told = [given or own for given, own in zip(offers, made, strict=True)]
+    final = [given or own for given, own in zip(offers, made, strict=True)]
     with ThreadPoolExecutor() as pool:
-        second = pool.submit(ends[1].measure, world_of(pair, 1, told, gpus=0))
+        second = pool.submit(ends[1].measure, world_of(pair, 1, final, gpus=0))
         if any(offers):
             # The first rank would wait for ever: its process is killed.
             return [second.result()]
-        first = ends[0].measure(world_of(pair, 0, told, gpus=0))
+        first = ends[0].measure(world_of(pair, 0, final, gpus=0))
         return [first, second.result()]
 
 
@@ -143,15 +143,15 @@ cluster.shutdown()
     ("name", "which"), [("reference", "few"), only_in_sweep("torch", "few"), ALL]
 )
 def test_two_nodes(name: str, which: str, tmp_path: Path) -> None:
-    """Actors on two raylets join each other, and what keeps them from it is told."""
+    """Actors on two raylets join each other, and what keeps them from it is shown."""
     script = tmp_path / "script.py"
     script.write_text(TWO_NODES)
     done = subprocess.run(
         [sys.executable, str(script), name, which], capture_output=True, text=True, check=False
     )
-    told = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert told, done.stdout + done.stderr
-    found = json.loads(told[0].removeprefix("FOUND "))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, done.stdout + done.stderr
+    found = json.loads(lines[0].removeprefix("FOUND "))
     [misnamed] = found.pop("Misnamed")
     assert misnamed["verdict"] == "failed"
     assert misnamed["what"].startswith("they didn't join: ConnectionRefusedError: ")

@@ -188,9 +188,22 @@ class Nothing(UserCallback):
     """Overrides nothing."""
 
 
+class Forwards:
+    """Has the methods of another callback, and none in its class."""
+
+    def __init__(self, callback: UserCallback) -> None:
+        self.after_exception = callback.after_exception
+
+
 @pytest.mark.parametrize(
     ("callbacks", "times"),
-    [((), 0), ((OnlyReports(), Nothing()), 0), ((OnlyReports(), Noted()), 1)],
+    [
+        ((), 0),
+        ((OnlyReports(), Nothing()), 0),
+        ((OnlyReports(), Noted()), 1),
+        ((Forwards(Noted()),), 1),
+        ((Forwards(Nothing()),), 0),
+    ],
 )
 def test_exceptions_are_loaded_for_callbacks_that_take_them(
     callbacks: tuple[Any, ...], times: int, monkeypatch: pytest.MonkeyPatch

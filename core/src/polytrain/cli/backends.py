@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from importlib.metadata import packages_distributions, version
-from importlib.util import find_spec
 from typing import Any
 
 import click
 
 from polytrain.cli.found import as_json, print_json
+from polytrain.common.installation import missing_modules
 from polytrain_plugins import RegistryError, backend_names, load_backend
 
 
@@ -32,7 +32,7 @@ def _row(name: str) -> dict[str, Any]:
     except RegistryError as error:
         return {"name": name, "frameworks": {}, "problem": str(error)}
     modules = backend.requires
-    missing = {name: remedy for name, remedy in modules.items() if find_spec(name) is None}
+    missing = missing_modules(modules)
     return {
         "name": name,
         "frameworks": {module: _version(module) for module in modules},

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
 
+from polytrain.common.installation import missing_modules
 from polytrain.common.placement import NodeAddress, members
 from polytrain.doctor.finding import CheckFailed, Finding, Verdict, checked
 from polytrain_plugins import Backend, Engine, Member, Offer, World, load_backend
@@ -85,7 +85,7 @@ def transport_of(names: Sequence[str]) -> Backend | None:
     """Return the backend whose transport is tried: torch, or else the first that is installed."""
     for name in sorted(names, key=lambda name: name != "torch"):
         cls = load_backend(name)
-        if all(find_spec(each) is not None for each in cls.requires):
+        if not missing_modules(cls.requires):
             return cls()
     return None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from importlib.util import find_spec
 
 import polytrain
 from polytrain.api.trainer import make_trainer
 from polytrain.common.config import RunConfig, ScalingConfig
 from polytrain.common.errors import TrainingFailedError
+from polytrain.common.installation import missing_modules
 from polytrain.doctor.finding import CheckFailed
 from polytrain_plugins import InvalidJobError, load_backend
 
@@ -22,7 +22,7 @@ def backend(name: str) -> str:
         CheckFailed: the backend can't be imported, or its ranks don't join.
     """
     cls = load_backend(name)
-    missing = {each: remedy for each, remedy in cls.requires.items() if find_spec(each) is None}
+    missing = missing_modules(cls.requires)
     if missing:
         raise CheckFailed(f"{', '.join(missing)} isn't installed", "; ".join(missing.values()))
     with tempfile.TemporaryDirectory(prefix="polytrain-doctor-") as directory:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
 
 _ELSEWHERE = frozenset({"name", "storage_path", "storage_filesystem"})
-"""A run's place: it is told apart from its configuration."""
+"""A run's place, which isn't part of its configuration."""
 
 _SECRET = frozenset({"worker_runtime_env", "ray_remote_kwargs"})
 """May have passwords and keys as values."""

@@ -469,5 +469,5 @@ def _place(event: Event | None) -> Mapping[str, Any]:
     """Return where a rank is that has joined, and its rows."""
     if not isinstance(event, Joined):
         return {}
-    told = {"rows": event.rows, "device": event.device, "node": event.node}
-    return {"rank": event.rank, **{name: value for name, value in told.items() if value}}
+    known = {"rows": event.rows, "device": event.device, "node": event.node}
+    return {"rank": event.rank, **{name: value for name, value in known.items() if value}}

@@ -189,7 +189,7 @@ class UserCallbacks:
     def _call(self, method: str, *arguments: Any) -> None:
         for callback in list(self._callbacks):
             try:
-                if hasattr(callback, method):
+                if _overrides(callback, method):
                     getattr(callback, method)(self._context, *arguments)
             except Exception:
                 logger.exception(
@@ -201,9 +201,9 @@ class UserCallbacks:
 
 
 def _overrides(callback: Any, method: str) -> bool:
-    """Whether a callback has a method of its own."""
-    own = getattr(type(callback), method, None)
-    return own is not None and own is not getattr(UserCallback, method)
+    """Whether a callback has a method that isn't the one of `UserCallback`, which does nothing."""
+    own = getattr(callback, method, None)
+    return own is not None and getattr(own, "__func__", own) is not getattr(UserCallback, method)
 
 
 def _exceptions(failures: Sequence[Failure]) -> dict[int, Exception]:

@@ -55,10 +55,10 @@ def _gpus_of(driver: Path) -> Iterator[_Gpu]:
             lines = file.read_text(errors="replace").splitlines()
         except OSError:
             continue
-        told = {
+        known = {
             name.strip(): value.strip() for name, _, value in (it.partition(":") for it in lines)
         }
-        yield _Gpu(told.get("Model") or _GPU, told.get("GPU UUID", ""))
+        yield _Gpu(known.get("Model") or _GPU, known.get("GPU UUID", ""))
 
 
 def _name(visible: str, there: Sequence[_Gpu], environment: Mapping[str, str]) -> str:
@@ -69,7 +69,7 @@ def _name(visible: str, there: Sequence[_Gpu], environment: Mapping[str, str]) -
     kinds = {each.name for each in there}
     if len(kinds) == 1:
         return kinds.pop()
-    # CUDA numbers GPUs by their speed unless it is told to number them by their places.
+    # By default CUDA numbers GPUs by their speed.
     by_place = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     if by_place and visible.isdigit() and int(visible) < len(there):
         return there[int(visible)].name
