@@ -332,10 +332,13 @@ def step_of(checkpoint):
         return int(open(f"{directory}/step").read())
 
 def train():
+    rank = polytrain.get_context().get_world_rank()
     for step in range(step_of(polytrain.get_checkpoint()) + 1, 4):
-        os.makedirs(f"step-{step}", exist_ok=True)
-        open(f"step-{step}/step", "w").write(str(step))
-        checkpoint = Checkpoint.from_directory(f"step-{step}")
+        directory = f"rank-{rank}-step-{step}"
+        os.makedirs(directory, exist_ok=True)
+        with open(f"{directory}/step", "w") as file:
+            file.write(str(step))
+        checkpoint = Checkpoint.from_directory(directory)
         polytrain.report({"step": step}, checkpoint=checkpoint, validation=True)
 
 def validate(checkpoint):
@@ -375,6 +378,7 @@ def test_a_driver_that_ends_leaves_its_validations_to_the_next(
     assert eventually(lambda: validating.exists() or driver.poll() is not None)
     driver.send_signal(end)
     output, errors = driver.communicate(timeout=120)
+    assert validating.exists(), output + errors
     running = int((tmp_path / "calls").read_text().split()[-1])
     # It dies with its driver, whatever that dies of.
     assert eventually(lambda: not Path(f"/proc/{running}").exists())

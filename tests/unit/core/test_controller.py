@@ -156,6 +156,45 @@ def test_ranks_that_add_no_file_may_report_fewer_than_rank_0(
     assert [manifest.written_by for manifest in run.manager.checkpoints] == ["rank_0"] * 3
 
 
+def test_every_checkpoint_is_committed_though_rank_0_is_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has stored its next part before rank 1's part of this one is compared."""
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.staged(1, 0),
+        run.stored(0, 0, model="0"),
+        run.staged(0, 1),
+        run.stored(0, 1, model="1"),
+        run.stored(1, 0),
+        run.staged(1, 1),
+        run.stored(1, 1),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.committed == [["model"]] * 2
+    # Otherwise rank 0 would wait for ever once `max_in_flight` is reached.
+    assert run.group.of("acknowledge") == [(0, [0, 1]), (1, [0]), (1, [1])]
+
+
+def test_a_part_that_has_changed_does_not_hold_up_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.staged(1, 0),
+        run.stored(0, 0, model="0"),
+        run.staged(0, 1),
+        run.stored(0, 1, model="1"),
+        PartVoid(attempt=0, rank=1, checkpoint=0, reason="model has changed"),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert [manifest.number for manifest in run.manager.checkpoints] == [1]
+
+
 def test_a_rank_that_reports_more_checkpoints_than_rank_0_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

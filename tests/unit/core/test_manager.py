@@ -65,7 +65,8 @@ class Kept:
 
     def take(self, part: PartStored) -> CheckpointInfo | None:
         """Add a part; if that makes a checkpoint, commit it and delete what may go."""
-        manifest = self.manager.add(part)
+        self.manager.add(part)
+        manifest = self.manager.next_complete()
         if manifest is None:
             return None
         info, doomed = self.manager.committed(self.manager.commit(manifest))
@@ -152,7 +153,8 @@ def test_only_the_best_and_the_newest_are_kept(tmp_path: Path) -> None:
 def test_the_older_is_there_until_the_newer_is_committed(tmp_path: Path) -> None:
     one = Kept(tmp_path, num_to_keep=1)
     older = one.save(0)
-    manifest = one.manager.add(one.part(1))
+    one.manager.add(one.part(1))
+    manifest = one.manager.next_complete()
     assert manifest is not None
     (Path(one.store.location_of(manifest.directory).address) / "model-0").unlink()
     with pytest.raises(OSError, match="model-0 is missing"):
@@ -252,6 +254,33 @@ def spoil(info: CheckpointInfo, how: str) -> str:
             manifest.write_text(manifest.read_text()[:100])
             return "its manifest can't be read"
     raise AssertionError(how)
+
+
+def test_a_part_that_is_being_stored_holds_up_the_later_checkpoints(tmp_path: Path) -> None:
+    """They would replace a checkpoint that both ranks have reported."""
+    one = Kept(tmp_path)
+    one.manager.merges_files = True
+    one.manager.expect(1, 0)
+    assert one.take(one.part(0)) is None
+    assert one.take(one.part(1)) is None
+    first = one.take(replace(one.part(0, rank=1), files=()))
+    assert first is not None
+    second = one.manager.next_complete()
+    assert second is not None
+    one.manager.committed(one.manager.commit(second))
+    assert [manifest.number for manifest in one.manager.checkpoints] == [0, 1]
+
+
+def test_a_dropped_checkpoint_no_longer_holds_up_the_later_ones(tmp_path: Path) -> None:
+    one = Kept(tmp_path)
+    one.manager.merges_files = True
+    one.manager.expect(1, 0)
+    assert one.take(one.part(0)) is None
+    assert one.take(one.part(1)) is None
+    one.manager.drop(0, attempt=0)
+    manifest = one.manager.next_complete()
+    assert manifest is not None
+    assert manifest.number == 1
 
 
 HOW = ["missing", "short", "changed", "torn"]

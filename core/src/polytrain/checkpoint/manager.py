@@ -55,7 +55,7 @@ class CheckpointManager:
     """Ranks whose parts a checkpoint of this attempt needs."""
 
     _parts: dict[int, dict[int, PartStored]] = field(default_factory=dict)
-    """Number → rank → part, of incomplete checkpoints and of the last complete one."""
+    """Number → rank → part, of the checkpoints from the last committed one on."""
 
     _staged: dict[int, set[int]] = field(default_factory=dict)
     """Number → ranks that have staged a part which isn't stored yet."""
@@ -67,6 +67,9 @@ class CheckpointManager:
     """Directory → how the checkpoint is to be validated."""
 
     _last_complete: int = -1
+    _has_grown: bool = False
+    """Whether a part with files has come for the last complete checkpoint since then."""
+
     _stamps: dict[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     """Directory → stamps that show whether its files have changed since they were verified."""
 
@@ -92,7 +95,7 @@ class CheckpointManager:
         self._parts.clear()
         self._staged.clear()
         self._files_of_rank_0.clear()
-        self._last_complete = -1
+        self._last_complete, self._has_grown = -1, False
         everybody = set(range(world_size))
         self._writers = {0}
         if self.kind is CheckpointKind.EVERY_RANK:
@@ -111,14 +114,10 @@ class CheckpointManager:
         if number > self._last_complete:
             self._staged.setdefault(number, set()).add(rank)
 
-    def give_up(self, rank: int) -> list[Manifest]:
-        """Expect nothing more of a rank; return the manifests of what is complete without it."""
-        manifests = []
-        for number in sorted(each for each, ranks in self._staged.items() if rank in ranks):
-            self._staged[number].discard(rank)
-            if number in self._parts and (manifest := self._completed(number)) is not None:
-                manifests.append(manifest)
-        return manifests
+    def give_up(self, rank: int) -> None:
+        """Expect nothing more of a rank."""
+        for ranks in self._staged.values():
+            ranks.discard(rank)
 
     def stored_files(self, number: int) -> Mapping[str, str] | None:
         """Name → SHA-256 of the files that rank 0 has stored for a checkpoint; None if unknown."""
@@ -134,9 +133,11 @@ class CheckpointManager:
         return frozenset(rank for rank, part in parts.items() if not part.files)
 
     def is_committed(self, number: int, attempt: int) -> bool:
-        """Whether a checkpoint of an attempt was committed."""
+        """Whether a checkpoint of an attempt was committed with all the parts stored for it."""
         if number < self._last_complete:
             return True
+        if number == self._last_complete and self._has_grown:
+            return False
         directory = directory_name(number, AttemptId(token=self.token, attempt=attempt))
         return any(manifest.directory == directory for manifest in self.checkpoints)
 
@@ -155,14 +156,11 @@ class CheckpointManager:
                 return manifest.directory
         return None
 
-    def add(self, part: PartStored) -> Manifest | None:
-        """Take one rank's part; return the manifest to commit if it was the last missing part.
-
-        If files are merged, the same checkpoint may be returned again: another rank's part of the
-        first checkpoint may arrive after rank 0's part is committed.
+    def add(self, part: PartStored) -> None:
+        """Take one rank's part.
 
         Raises:
-            ValueError: the ranks' parts don't fit into one directory; the message says why.
+            ValueError: the part comes too late for its files to be added; the message says why.
         """
         number = part.checkpoint
         self._next_number = max(self._next_number, number + 1)
@@ -181,29 +179,45 @@ class CheckpointManager:
                     "waits for the files of all ranks, or written_by='rank_0' to keep rank 0's "
                     "alone"
                 )
-            return None
+            return
         if adds_files:
             self._writers.add(part.rank)
+            self._has_grown = self._has_grown or number == self._last_complete
         self._parts.setdefault(number, {})[part.rank] = part
-        if number == self._last_complete and not adds_files:
-            return None
-        return self._completed(number)
 
-    def _completed(self, number: int) -> Manifest | None:
-        """The manifest of a checkpoint, if it has all its parts."""
-        parts = self._parts[number]
-        if not self._writers <= parts.keys() or self._staged.get(number):
-            return None
+    def next_complete(self) -> Manifest | None:
+        """Return the manifest of the oldest checkpoint that can be committed now.
+
+        A checkpoint of which a rank is storing its part holds up the later ones, which would
+        replace it. If files are merged, the same checkpoint may be returned again: another rank's
+        part of the first checkpoint may arrive after rank 0's part is committed.
+
+        Raises:
+            ValueError: the ranks' parts don't fit into one directory; the message says why.
+        """
+        for number in sorted(self._parts):
+            if number > self._last_complete or (number == self._last_complete and self._has_grown):
+                if self._staged.get(number):
+                    return None
+                if self._writers <= self._parts[number].keys():
+                    return self._completed(number)
+        return None
+
+    def _completed(self, number: int) -> Manifest:
+        """Return the manifest of a checkpoint that has all its parts, and drop incomplete ones."""
+        # What doesn't fit together never will, and is reported once.
+        parts = self._parts.pop(number)
         manifest = self._manifest(parts)
+        self._parts[number] = parts
         wanted = (parts[rank].validation for rank in sorted(parts))
         # As the first rank says that asks for it.
         validation = next((each for each in wanted if each is not None), None)
         if validation is not None:
             self._wanted_validations[manifest.directory] = validation
         for known in (self._parts, self._staged):
-            for older in [earlier for earlier in known if earlier < number]:
+            for older in [each for each in known if self._last_complete < each < number]:
                 del known[older]
-        self._last_complete = number
+        self._last_complete, self._has_grown = number, False
         return manifest
 
     def commit(self, manifest: Manifest) -> Committed:
@@ -221,6 +235,9 @@ class CheckpointManager:
         Older checkpoints are kept until a newer one is committed.
         """
         manifest = committed.manifest
+        for known in (self._parts, self._staged):
+            for older in [each for each in known if each < manifest.number]:
+                del known[older]
         if self.checkpoints and self.checkpoints[-1].directory == manifest.directory:
             self.checkpoints.pop()
         self.checkpoints.append(manifest)

@@ -94,7 +94,7 @@ class CheckpointCoordinator:
             case PartStored():
                 return self._stored(event)
             case PartVoid():
-                self._void(event)
+                return self._void(event)
             case Committed():
                 self._committed(event)
             case _:
@@ -119,14 +119,18 @@ class CheckpointCoordinator:
         self._tracker.done(rank, now=time.monotonic())
         return self.overdue()
 
-    def gone(self, rank: int) -> None:
-        """Note that a rank's process is gone, and that its staged parts are stored or lost."""
+    def gone(self, rank: int) -> Failed | None:
+        """Note that a rank's process is gone, and that its staged parts are stored or lost.
+
+        Returns:
+            The failure if this ends the attempt.
+        """
         if rank == 0:
             self._rank_0_is_gone = True
             for number in list(self._waiting):
                 self._release(number)
-        for manifest in self.manager.give_up(rank):
-            self._give_commit(manifest)
+        self.manager.give_up(rank)
+        return self._commit_complete(rank)
 
     def overdue(self) -> Failed | None:
         """Return the failure if a rank doesn't report checkpoints that the others wait for."""
@@ -150,17 +154,28 @@ class CheckpointCoordinator:
 
     def _stored(self, part: PartStored) -> Failed | None:
         try:
-            manifest = self.manager.add(part)
+            self.manager.add(part)
         except ValueError as error:
             return _mismatch(str(error), rank=part.rank, attempt=part.attempt)
         if self._tracker is not None and part.files:
             self._tracker.expect(part.rank)
-        if manifest is not None:
-            self._give_commit(manifest)
-        elif self.manager.is_committed(part.checkpoint, part.attempt):
+        if self.manager.is_committed(part.checkpoint, part.attempt):
             # It adds nothing to the commit.
             self.group.acknowledge(part.attempt, part.checkpoint, (part.rank,))
         self._release(part.checkpoint)
+        return self._commit_complete(part.rank)
+
+    def _commit_complete(self, rank: int) -> Failed | None:
+        """Commit what is complete, now that a rank's part is stored, dropped or given up.
+
+        Returns:
+            The failure if the parts don't fit together.
+        """
+        try:
+            while (manifest := self.manager.next_complete()) is not None:
+                self._give_commit(manifest)
+        except ValueError as error:
+            return _mismatch(str(error), rank=rank, attempt=self._attempt)
         return None
 
     def _give_commit(self, manifest: Manifest) -> None:
@@ -245,7 +260,7 @@ class CheckpointCoordinator:
             attempt,
         )
 
-    def _void(self, part: PartVoid) -> None:
+    def _void(self, part: PartVoid) -> Failed | None:
         self.journal.void(part)
         logger.warning(
             "Checkpoint %d of this run is left out: in rank %d's part, %s.",
@@ -259,6 +274,7 @@ class CheckpointCoordinator:
             self.background_tasks.give(partial(self._delete, directory))
         everybody = range(self.manager.world_size)
         self.group.acknowledge(part.attempt, part.checkpoint, everybody)
+        return self._commit_complete(part.rank)
 
     def _delete(self, directory: str) -> None:
         try:

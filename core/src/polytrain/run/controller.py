@@ -205,7 +205,7 @@ class Controller:
             self.background_tasks.finish()
             self._take_results()
         if isinstance(happening, Exited | AgentLost):
-            self.checkpoints.gone(happening.rank)
+            self._fail_if(self.checkpoints.gone(happening.rank))
         if isinstance(happening, Done):
             self._take_returned(happening)
             self._fail_if(self.checkpoints.done(happening.rank))
