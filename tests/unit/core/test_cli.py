@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ from polytrain import (
     make_trainer,
 )
 from polytrain.cli import group, main
+from polytrain.run.journal import FORMAT
+from polytrain.run.lease import leased
+from polytrain.storage.location import Location
 
 DIES = """
 import os, sys
@@ -202,6 +206,66 @@ def test_a_run_that_can_be_resumed_has_an_exit_code_of_its_own(
 ) -> None:
     assert main(["show", str(storage / "dead")]) == 75
     assert "fit() resumes it" in capsys.readouterr().out
+
+
+def test_the_exit_code_of_show_says_how_the_run_ended(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = {name: main(["show", str(storage / name)]) for name in ("done", "failed", "dead")}
+    assert codes == {"done": 0, "failed": 1, "dead": 75}
+    assert "failed: " in capsys.readouterr().out
+    assert main(["show", str(storage / "failed"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["data"]["state"] == "failed"
+    assert main(["show", str(storage / "failed"), "-f"]) == 1
+
+
+@pytest.fixture
+def stalled(tmp_path: Path) -> Iterator[Path]:
+    """A run whose driver, this process, has written nothing for an hour."""
+    times = [time.time() - 3600 - each for each in (40, 30, 20, 10, 0)]
+    storage = Location.of(tmp_path).open()
+    identity = {"backend": "reference", "options": {}, "datasets": {}}
+    lines = (
+        {"event": "Opened", "format": FORMAT, "anew": True, "identity": identity, "world_size": 1},
+        {"event": "Launched", "attempt": 0, "step": 0, "start": None, "world_size": 1},
+        {"event": "Offered", "phase": "Training", "attempt": 0},
+        {"event": "Joined", "phase": "Training", "attempt": 0},
+        {"event": "Reported", "n": 0, "step": 1, "metrics": {"loss": 0.5}},
+    )
+    with leased(storage, storage) as lease:
+        written = [
+            json.dumps({"time": at, "token": lease.token, **line}) + "\n"
+            for at, line in zip(times, lines, strict=True)
+        ]
+        (tmp_path / "journal.jsonl").write_text("".join(written))
+        yield tmp_path
+
+
+def test_of_a_run_that_stalls_time_is_counted_until_now(
+    stalled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = shown(capsys, "show", str(stalled))
+    assert facts["state"] == "running"
+    assert facts["seconds"]["train"] == pytest.approx(3610, abs=60)
+    assert time.time() - facts["last_report"] == pytest.approx(3600, abs=60)
+    assert main(["show", str(stalled)]) == 0
+    assert "reports    1: loss=0.5, 60 min ago" in capsys.readouterr().out
+    page = shown(capsys, "report", str(stalled))
+    assert page["seconds"]["train"] == pytest.approx(3610, abs=60)
+    assert sum(each["seconds"] for each in page["spans"]) == pytest.approx(page["wall_s"])
+
+
+def test_of_a_driver_elsewhere_time_is_counted_until_its_last_heartbeat(
+    stalled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (lease,) = (stalled / "leases").iterdir()
+    owner = json.loads(lease.read_text())
+    lease.write_text(json.dumps({**owner, "machine": "elsewhere", "beat_at": time.time() - 600}))
+    facts = shown(capsys, "show", str(stalled))
+    assert facts["state"] == "running"
+    assert facts["seconds"]["train"] == pytest.approx(3010, abs=60)
+    assert main(["show", str(stalled)]) == 0
+    assert "last sign of life 10 min ago" in capsys.readouterr().out
 
 
 def report_own_state(config: Mapping[str, Any]) -> None:

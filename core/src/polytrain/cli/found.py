@@ -13,14 +13,16 @@ import click
 
 from polytrain.common import strict_json
 from polytrain.common.errors import RunFormatError
-from polytrain.run.history import RunHistory, entries, read_history
+from polytrain.run.history import RunHistory, entries
 from polytrain.run.journal import JOURNAL
-from polytrain.run.lease import Holder, holder
+from polytrain.run.lease import Holder
 from polytrain.run.overview import RunState, state_of
+from polytrain.run.present import read_present
 from polytrain.storage.location import Location, is_address
 
 DEFAULT_STORAGE = "~/polytrain_results"
 
+FAILED = 1
 NOT_FOUND = 3
 CAN_RESUME = 75
 
@@ -63,7 +65,9 @@ class FoundRun:
     @property
     def exit_code(self) -> int:
         """That of a command which was asked for the run's state."""
-        return CAN_RESUME if self.state.can_resume else 0
+        if self.state.can_resume:
+            return CAN_RESUME
+        return FAILED if self.state is RunState.FAILED else 0
 
     def entries(self) -> Iterator[Mapping[str, Any]]:
         """Yield what its journal holds."""
@@ -97,16 +101,16 @@ def read_run(location: Location) -> FoundRun | None:
         click.ClickException: it can't be read.
     """
     try:
-        storage = location.open()
-        history = read_history(storage.read_log(JOURNAL))
-        if history is None:
-            return None
-        return FoundRun(location=location, history=history, holder=holder(storage))
+        present = read_present(RunHistory, location.open())
     except NotADirectoryError:
         # A file, such as the journal itself.
         return None
     except (OSError, RunFormatError) as error:
         raise click.ClickException(f"{location.address} can't be read: {error}") from error
+    if present is None:
+        return None
+    history, owner = present
+    return FoundRun(location=location, history=history, holder=owner)
 
 
 def print_json(command: str, data: Any) -> None:

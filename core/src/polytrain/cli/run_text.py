@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -11,7 +12,9 @@ from typing import Any
 from polytrain.cli.found import FoundRun
 from polytrain.cli.runs import in_short
 from polytrain.run.configuration import chosen
+from polytrain.run.lease import Holder
 from polytrain.run.overview import AttemptOverview, RunState, attempts
+from polytrain.run.progress_text import duration
 from polytrain.run.rank_overview import RankOverview, ranks_of
 
 _RANKS = 16
@@ -33,6 +36,7 @@ def facts(run: FoundRun) -> dict[str, Any]:
         "backend": history.identity["backend"],
         "workers": history.world_size,
         "reports": len(history.history),
+        "last_report": history.ledger.last_report,
         "metrics": dict(history.metrics),
         "attempts": [
             {
@@ -70,14 +74,15 @@ def _lines(run: FoundRun) -> Iterator[str]:
     where = f" {configuration.cluster}" if configuration.cluster else ""
     yield f"{run.location.name}: {_verdict(run)}"
     yield f"  in         {run.location.address}"
-    yield f"  backend    {history.identity['backend']}, {history.world_size} workers{where}"
+    workers = _numbered(history.world_size, "worker")
+    yield f"  backend    {history.identity['backend']}, {workers}{where}"
     for name, known in configuration.datasets.items():
         rows = "an unknown number of" if known.get("rows") is None else known["rows"]
         yield f"  data set   {name}: {rows} rows, {known.get('num_columns', '?')} columns"
     versions = [f"{name} {version}" for name, version in configuration.versions.items()]
     if versions:
         yield f"  versions   {', '.join(versions)}"
-    yield f"  reports    {len(history.history)}: {in_short(history.metrics) or 'none'}"
+    yield f"  reports    {len(history.history)}: {in_short(history.metrics) or 'none'}{_age(run)}"
     yield ""
     if configuration.options:
         yield from _settings(chosen(configuration.options))
@@ -126,7 +131,7 @@ def _verdict(run: FoundRun) -> str:
     who = run.holder.description if run.holder is not None else "nobody"
     match run.state:
         case RunState.RUNNING:
-            return f"running: {who}"
+            return f"running: {who}{_last_sign(run.holder)}"
         case RunState.INTERRUPTED:
             return f"interrupted ({who} has died): fit() resumes it"
         case RunState.STOPPED:
@@ -137,10 +142,32 @@ def _verdict(run: FoundRun) -> str:
             return f"finished ({run.history.reason})" if run.history.stopped else "finished"
 
 
+def _age(run: FoundRun) -> str:
+    """How long ago the last report of an active run was made: a run that stalls is seen by it."""
+    last = run.history.ledger.last_report
+    if last is None or run.state is not RunState.RUNNING:
+        return ""
+    return f", {_ago(last)}"
+
+
+def _last_sign(owner: Holder | None) -> str:
+    if owner is None or owner.is_held is not None or not owner.beat_at:
+        return ""
+    return f", last sign of life {_ago(owner.beat_at)}"
+
+
+def _ago(then: float) -> str:
+    return f"{duration(max(0.0, time.time() - then))} ago"
+
+
 def _attempt(attempt: AttemptOverview) -> str:
     launched = datetime.fromtimestamp(attempt.launched)
     took = "" if attempt.ended is None else f", {attempt.ended - attempt.launched:.1f} s"
     return (
         f"{attempt.driver}.{attempt.number}  {launched:%Y-%m-%d %H:%M:%S}{took}, "
-        f"{attempt.num_workers} workers, after {attempt.first_step} steps"
+        f"{_numbered(attempt.num_workers, 'worker')}, after {_numbered(attempt.first_step, 'step')}"
     )
+
+
+def _numbered(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

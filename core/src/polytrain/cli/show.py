@@ -21,7 +21,8 @@ def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool
     """Show RUN: its state, its attempts, where its time went.
 
     With --follow and --json, JSON Lines are printed, as by RunConfig(progress="json"). The exit
-    code is 0, or 75 if the run was stopped or interrupted and fit() resumes it.
+    code is 0 if the run is active or finished, 1 if it failed, and 75 if it was stopped or
+    interrupted and fit() resumes it.
     """
     if port is not None and not serve:
         raise click.UsageError("--port is for --serve")

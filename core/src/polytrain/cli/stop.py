@@ -22,8 +22,8 @@ _LOOK_EVERY_S = 0.5
 def command(run: str, reason: str, no_wait: bool, as_json: bool) -> int:
     """End RUN at its next checkpoint; `fit()` resumes it later.
 
-    Waits until it has ended. The exit code is 75 if it can be resumed, and 0 if it was finished
-    before it stopped.
+    Waits until it has ended. The exit code is 75 if it can be resumed, 0 if it was finished before
+    it stopped, and 1 if it failed.
     """
     found = named_run(run)
     ask_driver(found, RequestKind.STOP, reason=reason)

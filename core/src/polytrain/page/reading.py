@@ -9,10 +9,9 @@ from polytrain.checkpoint.store import CheckpointStore
 from polytrain.common.errors import RunNotFoundError
 from polytrain.page.facts import Facts, Source, facts_of
 from polytrain.page.record import RunRecord
-from polytrain.run.history import read_as
 from polytrain.run.journal import JOURNAL
-from polytrain.run.lease import holder
 from polytrain.run.overview import state_of
+from polytrain.run.present import read_present
 from polytrain.storage.location import Location
 
 
@@ -25,14 +24,14 @@ def read_facts(location: Location) -> Facts:
         OSError: the storage can't be read.
     """
     storage = location.open()
-    record = read_as(RunRecord, storage.read_log(JOURNAL))
-    if record is None:
+    present = read_present(RunRecord, storage)
+    if present is None:
         raise RunNotFoundError(
             f"There is no run in {location.address}: it has no {JOURNAL}. Pass the run's own "
             "directory, storage_path/name."
         )
+    record, owner = present
     found = CheckpointStore(location=location).find(since_token=record.since_token)
-    owner = holder(storage)
     source = Source(
         name=location.name,
         path=location.address,

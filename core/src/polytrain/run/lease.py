@@ -15,6 +15,7 @@ import random
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -56,6 +57,9 @@ class _Owner:
 
     since: str
     beats: int = 0
+    beat_at: float = 0.0
+    """When it was written, in seconds since the epoch on its own clock."""
+
     released: bool = False
 
     @classmethod
@@ -67,6 +71,7 @@ class _Owner:
             nonce=secrets.token_hex(8),
             machine=_this_machine(),
             since=datetime.now(UTC).isoformat(timespec="seconds"),
+            beat_at=time.time(),
         )
 
     def lives(self) -> bool | None:
@@ -144,7 +149,8 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_EVERY_S):
-            self._owner = replace(self._owner, beats=self._owner.beats + 1)
+            beats = self._owner.beats + 1
+            self._owner = replace(self._owner, beats=beats, beat_at=time.time())
             self._write(self._owner)
             try:
                 self._check(self._no_retry)
@@ -176,6 +182,9 @@ class Holder:
     is_held: bool | None
     """Whether it still holds the run; None if this machine can't know."""
 
+    beat_at: float = 0.0
+    """When it renewed its lease last, in seconds since the epoch on its own clock; 0 if unknown."""
+
 
 def holder(storage: Storage) -> Holder | None:
     """Return who holds the run in a storage; None if nobody ever did.
@@ -187,7 +196,7 @@ def holder(storage: Storage) -> Holder | None:
     if owner is None:
         return None
     is_held = False if owner.released else owner.lives()
-    return Holder(description=str(owner), token=token, is_held=is_held)
+    return Holder(description=str(owner), token=token, is_held=is_held, beat_at=owner.beat_at)
 
 
 @contextmanager

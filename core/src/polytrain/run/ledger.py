@@ -65,6 +65,9 @@ class Ledger:
     launches: int = 0
     """Number of attempts."""
 
+    last_report: float | None = None
+    """When rank 0 reported last, in seconds since the epoch; None if it hasn't."""
+
     _account: str | None = field(default=None, repr=False)
     """The current account; None while no driver lives."""
 
@@ -123,6 +126,15 @@ class Ledger:
     def restarts(self) -> int:
         """Attempts after the first."""
         return max(0, self.launches - 1)
+
+    def count_until(self, now: float) -> None:
+        """Count time without lines: the driver lives, and does what it did at its last line.
+
+        Args:
+            now: seconds since the epoch.
+        """
+        if now > self._now:
+            self._book(now)
 
     def take(self, entry: Mapping[str, Any]) -> None:
         """Take the next line of the journal."""
@@ -247,7 +259,7 @@ class Ledger:
         self._failed = None
 
     def _reported(self, step: int) -> None:
-        self._step = step
+        self._step, self.last_report = step, self._now
         if self._account == "replayed_work" and step >= self._highest_step:
             self._account = "train"
         self._highest_step = max(self._highest_step, step)
