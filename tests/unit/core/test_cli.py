@@ -361,13 +361,42 @@ def test_other_distributions_add_commands(
         EntryPoint(name="hello", value=f"{__name__}:hello", group=group.PLUGINS),
         EntryPoint(name="broken", value="json:dumps", group=group.PLUGINS),
     ]
-    monkeypatch.setattr(group, "entry_points", lambda group: points)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
     assert main(["hello"]) == 4
     assert capsys.readouterr().out == "hello\n"
     assert main(["broken"]) == 1
     assert "name a click.Command" in capsys.readouterr().err
     assert main(["--help"]) == 0
     assert "hello" in capsys.readouterr().out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"polytrain {version('polytrain-core')}\n"
+
+
+IMPORTS_OF_HELP = """
+import sys
+from polytrain.cli import main
+from polytrain.cli.group import COMMANDS
+
+slow = {"cloudpickle", "importlib.metadata", "numpy", "polytrain_plugins", "pyarrow", "ray"}
+wrong = {command: [command, "--no-such-option"] for command in COMMANDS}
+# Its unknown options are pytest's.
+wrong["conformance"] = ["conformance"]
+for command in COMMANDS:
+    for arguments, code in (([command, "--help"], 0), (wrong[command], 2)):
+        assert main(arguments) == code, arguments
+        found = slow & sys.modules.keys()
+        assert not found, (arguments, found)
+"""
+
+
+def test_the_help_of_a_command_and_a_wrong_option_import_nothing_that_reads_a_run() -> None:
+    asked = subprocess.run(
+        [sys.executable, "-c", IMPORTS_OF_HELP], capture_output=True, text=True, check=False
+    )
+    assert asked.returncode == 0, asked.stderr
 
 
 def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -418,6 +447,7 @@ def test_a_trainer_of_a_module_is_run(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["--wrokers", "2", "train.py"], "No such option"),
         (["missing.py"], "there is no file 'missing.py'"),
         (["missing.toml"], "No such file or directory"),
         (["nowhere:trainer"], "No module named 'nowhere'"),

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from importlib.metadata import packages_distributions, version
 from typing import Any
 
 import click
 
 from polytrain.cli.found import as_json, print_json
-from polytrain.common.installation import missing_modules
-from polytrain_plugins import RegistryError, backend_names, load_backend
 
 
 @click.command("backends")
 @as_json
 def command(as_json: bool) -> int:
     """List the installed backends. The exit code is 1 if one can't be used."""
+    from polytrain_plugins import backend_names
+
     rows = [_row(name) for name in backend_names()]
     if as_json:
         print_json("backends", rows)
@@ -27,6 +26,9 @@ def command(as_json: bool) -> int:
 
 
 def _row(name: str) -> dict[str, Any]:
+    from polytrain.common.installation import missing_modules
+    from polytrain_plugins import RegistryError, load_backend
+
     try:
         backend = load_backend(name)
     except RegistryError as error:
@@ -41,6 +43,8 @@ def _row(name: str) -> dict[str, Any]:
 
 
 def _version(module: str) -> str | None:
+    from importlib.metadata import packages_distributions, version
+
     # The module xgboost may be of the distribution xgboost-cpu.
     of = packages_distributions().get(module)
     return version(of[0]) if of else None

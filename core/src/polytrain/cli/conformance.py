@@ -8,8 +8,6 @@ from pathlib import Path
 
 import click
 
-from polytrain.cli.job_file import JobFileError, job_of
-
 _TESTS = """\
 from polytrain.testing import BackendConformance
 from polytrain_plugins import load_backend
@@ -35,6 +33,7 @@ def command(name: str, settings: tuple[str, ...], arguments: tuple[str, ...]) ->
 
     A test file of your own can list known failures: see the page "Write a backend".
     """
+    from polytrain.cli.job_file import JobFileError, job_of
     from polytrain_plugins import RegistryError, load_backend
 
     if find_spec("pytest") is None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from polytrain.cli.found import as_json, print_json
 from polytrain.cli.report import facts_of_named, write_file
-from polytrain.page.comparison import Comparison, Difference, comparison
+
+if TYPE_CHECKING:
+    from polytrain.page.comparison import Comparison, Difference
 
 _LONGEST = 40
 
@@ -23,6 +25,8 @@ _LONGEST = 40
 @as_json
 def command(first: str, second: str, output: str | None, as_json: bool) -> None:
     """Compare the runs FIRST and SECOND: what was configured, outcome, times and last metrics."""
+    from polytrain.page.comparison import comparison
+
     runs = facts_of_named(first), facts_of_named(second)
     found = comparison(*runs)
     if output is not None:

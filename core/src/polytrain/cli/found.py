@@ -1,4 +1,8 @@
-"""The run that a command line names, and how what is found is printed."""
+"""The run that a command line names, and how what is found is printed.
+
+Commands import this at once. What reads a run is imported when one is read: `--help` and a wrong
+command line need none of it.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,16 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from polytrain.common import strict_json
-from polytrain.common.errors import RunFormatError
-from polytrain.run.history import RunHistory, entries
-from polytrain.run.journal import JOURNAL
-from polytrain.run.lease import Holder
 from polytrain.run.overview import RunState, state_of
-from polytrain.run.present import read_present
-from polytrain.storage.location import Location, is_address
+
+if TYPE_CHECKING:
+    from polytrain.run.history import RunHistory
+    from polytrain.run.lease import Holder
+    from polytrain.storage.location import Location
 
 DEFAULT_STORAGE = "~/polytrain_results"
 
@@ -34,6 +36,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for 
 
 def _run_names(context: click.Context, argument: click.Argument, begun: str) -> list[str]:
     """The runs in the usual place, for a shell that completes."""
+    from polytrain.run.journal import JOURNAL
+
     directory = Path(DEFAULT_STORAGE).expanduser()
     found = (path.parent.name for path in directory.glob(f"*/{JOURNAL}"))
     return sorted(name for name in found if name.startswith(begun))
@@ -71,6 +75,9 @@ class FoundRun:
 
     def entries(self) -> Iterator[Mapping[str, Any]]:
         """Yield what its journal holds."""
+        from polytrain.run.history import entries
+        from polytrain.run.journal import JOURNAL
+
         return entries(self.location.open().read_log(JOURNAL))
 
 
@@ -81,6 +88,9 @@ def named_run(name: str) -> FoundRun:
         RunNotFound: there is none.
         click.ClickException: it can't be read.
     """
+    from polytrain.run.journal import JOURNAL
+    from polytrain.storage.location import Location, is_address
+
     places = [name]
     if not is_address(name) and os.sep not in name:
         places.append(f"{DEFAULT_STORAGE}/{name}")
@@ -100,6 +110,10 @@ def read_run(location: Location) -> FoundRun | None:
     Raises:
         click.ClickException: it can't be read.
     """
+    from polytrain.common.errors import RunFormatError
+    from polytrain.run.history import RunHistory
+    from polytrain.run.present import read_present
+
     try:
         present = read_present(RunHistory, location.open())
     except NotADirectoryError:
@@ -115,5 +129,7 @@ def read_run(location: Location) -> FoundRun | None:
 
 def print_json(command: str, data: Any) -> None:
     """Print what a command has found, as JSON that every reader takes."""
+    from polytrain.common import strict_json
+
     answer = {"schema_version": SCHEMA_VERSION, "command": command, "data": data}
     click.echo(json.dumps(strict_json.plain(answer), indent=2))

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 PLUGINS = "polytrain.commands"
 """Entry-point group of commands that other distributions add: each is a `click.Command`."""
@@ -64,6 +67,9 @@ class LazyGroup(click.Group):
 
 
 def _plugins() -> dict[str, EntryPoint]:
+    # Commands of our own are found without it.
+    from importlib.metadata import entry_points
+
     return {found.name: found for found in entry_points(group=PLUGINS)}
 
 
@@ -77,9 +83,30 @@ def _loaded(plugin: EntryPoint) -> click.Command:
     )
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def _print_version(context: click.Context, option: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"polytrain {version('polytrain-core')}")
+        context.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong command line, 3 there is no such run, 75 stopped "
+    "or interrupted: fit() resumes it.",
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version.",
+)
 def polytrain() -> None:
-    """Look at runs, in any storage, and prepare this machine for them.
+    """Train, look at runs in any storage, and prepare this machine for them.
 
     A RUN is a run's directory or address, storage_path/name, or its name in ~/polytrain_results.
     """

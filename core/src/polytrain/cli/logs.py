@@ -9,7 +9,6 @@ import click
 
 from polytrain.cli.found import FoundRun, named_run, run_argument
 from polytrain.run.overview import RunState
-from polytrain.ui.lines import LineBuffer
 
 _LOGS = "logs"
 _LOOK_EVERY_S = 0.5
@@ -57,6 +56,8 @@ def _paths(run: FoundRun, rank: int | None) -> list[str]:
 
 def _lines(written: bytes) -> list[str]:
     """The lines of a log, as a terminal would have shown them: of a progress bar the last state."""
+    from polytrain.ui.lines import LineBuffer
+
     buffer = LineBuffer()
     lines = buffer.feed(written.decode(errors="replace"))
     rest = buffer.take_rest()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from polytrain.cli.found import as_json, named_run, print_json, run_argument
-from polytrain.common.errors import RunFormatError, RunNotFoundError
-from polytrain.page.facts import Facts
-from polytrain.page.reading import read_facts
+
+if TYPE_CHECKING:
+    from polytrain.page.facts import Facts
 
 
 @click.command("report")
@@ -44,6 +45,9 @@ def facts_of_named(run: str) -> Facts:
         RunNotFound: there is none.
         click.ClickException: it can't be read.
     """
+    from polytrain.common.errors import RunFormatError, RunNotFoundError
+    from polytrain.page.reading import read_facts
+
     location = named_run(run).location
     try:
         return read_facts(location)

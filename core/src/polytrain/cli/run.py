@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 @click.command(
     "run",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    # What comes behind WHAT is a script's own.
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option("-w", "--workers", type=int, default=1, help="Worker processes of a script (1).")
 @click.option("--gpu", is_flag=True, help="Give each worker of a script a GPU.")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from polytrain.cli.found import DEFAULT_STORAGE, FoundRun, as_json, print_json, read_run
-from polytrain.run.journal import JOURNAL
 from polytrain.run.overview import attempts
-from polytrain.storage.location import Location
+
+if TYPE_CHECKING:
+    from polytrain.storage.location import Location
 
 _SHOWN_METRICS = 3
 
@@ -30,6 +31,8 @@ _COLUMNS = (
 @as_json
 def command(storage: str, as_json: bool) -> None:
     """List the runs of STORAGE, a directory or an address (~/polytrain_results)."""
+    from polytrain.storage.location import Location
+
     location = Location.of(storage, retry_s=0)
     try:
         names = list(_names(location))
@@ -46,6 +49,8 @@ def command(storage: str, as_json: bool) -> None:
 
 
 def _names(location: Location) -> Iterator[str]:
+    from polytrain.run.journal import JOURNAL
+
     if location.is_local:
         # Not by the storage, which lists the files of all checkpoints.
         directory = Path(location.address)

@@ -8,7 +8,6 @@ import threading
 import click
 
 from polytrain.cli.found import FoundRun, as_json, named_run, print_json, run_argument
-from polytrain.cli.run_text import facts, run_text
 
 
 @click.command("show")
@@ -40,6 +39,8 @@ def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool
     if serve:
         _serve(found, port or 0)
         return 0
+    from polytrain.cli.run_text import facts, run_text
+
     if as_json:
         print_json("show", facts(found))
     else:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import click
 
-from polytrain.cli.asking import ask_driver
 from polytrain.cli.found import as_json, named_run, print_json, run_argument
-from polytrain.run.remote_requests import RequestKind
 
 
 @click.command("stacks")
@@ -15,6 +13,9 @@ from polytrain.run.remote_requests import RequestKind
 @as_json
 def command(run: str, rank: int | None, as_json: bool) -> None:
     """Print the stacks of all threads of RUN's worker processes, which aren't paused for it."""
+    from polytrain.cli.asking import ask_driver
+    from polytrain.run.remote_requests import RequestKind
+
     found = named_run(run)
     stacks = ask_driver(found, RequestKind.STACKS)["stacks"]
     if not stacks:

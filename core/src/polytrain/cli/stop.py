@@ -6,10 +6,8 @@ import time
 
 import click
 
-from polytrain.cli.asking import ask_driver
 from polytrain.cli.found import FoundRun, as_json, named_run, print_json, run_argument
 from polytrain.run.overview import RunState
-from polytrain.run.remote_requests import RequestKind
 
 _LOOK_EVERY_S = 0.5
 
@@ -25,6 +23,9 @@ def command(run: str, reason: str, no_wait: bool, as_json: bool) -> int:
     Waits until it has ended. The exit code is 75 if it can be resumed, 0 if it was finished before
     it stopped, and 1 if it failed.
     """
+    from polytrain.cli.asking import ask_driver
+    from polytrain.run.remote_requests import RequestKind
+
     found = named_run(run)
     ask_driver(found, RequestKind.STOP, reason=reason)
     if not no_wait:

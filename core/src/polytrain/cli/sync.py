@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
 from polytrain.cli.found import FoundRun, as_json, named_run, print_json, run_argument
-from polytrain.common.errors import RunOwnedError
-from polytrain.run.lease import leased
 from polytrain.run.overview import RunState
-from polytrain.run.tracker_delivery import send_missing
-from polytrain.run.tracker_state import kept_trackers
-from polytrain.trackers.names import NAMES, tracker_class
-from polytrain.trackers.tracker import Tracker
+from polytrain.trackers import NAMES
+
+if TYPE_CHECKING:
+    from polytrain.trackers.tracker import Tracker
 
 
 @click.command("sync")
@@ -31,6 +30,10 @@ def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> in
 
     A step that a tracker has isn't sent again. The exit code is 1 if a tracker can't be used.
     """
+    from polytrain.common.errors import RunOwnedError
+    from polytrain.run.lease import leased
+    from polytrain.run.tracker_delivery import send_missing
+
     found = named_run(run)
     if found.state is RunState.RUNNING:
         who = found.holder.description if found.holder is not None else "its driver"
@@ -63,6 +66,9 @@ def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> in
 
 
 def _trackers(found: FoundRun, to: Sequence[str]) -> list[Tracker]:
+    from polytrain.run.tracker_state import kept_trackers
+    from polytrain.trackers.names import tracker_class
+
     unknown = [name for name in to if name not in NAMES]
     if unknown:
         raise click.UsageError(f"There is no tracker {unknown[0]!r}. There are: {', '.join(NAMES)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from polytrain.checkpoint.store import CheckpointStore
 from polytrain.cli.found import as_json, named_run, print_json, run_argument
 
 
@@ -16,6 +15,8 @@ def command(run: str, as_json: bool) -> int:
 
     The exit code is 1 if one of them is damaged.
     """
+    from polytrain.checkpoint.store import CheckpointStore
+
     found = named_run(run)
     store = CheckpointStore(location=found.location)
     try:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from polytrain.run.history import RunHistory
-from polytrain.run.lease import Holder
+if TYPE_CHECKING:
+    from polytrain.run.history import RunHistory
+    from polytrain.run.lease import Holder
 
 
 class RunState(StrEnum):

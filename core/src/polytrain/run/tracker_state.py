@@ -11,7 +11,8 @@ from typing import Any
 
 from polytrain.run.tracked_rows import Position
 from polytrain.storage.protocol import Storage
-from polytrain.trackers.names import NAMES, tracker_class
+from polytrain.trackers import NAMES
+from polytrain.trackers.names import tracker_class
 from polytrain.trackers.tracker import Tracker
 
 _DIRECTORY = "trackers"

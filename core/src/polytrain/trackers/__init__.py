@@ -21,6 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["CSV", "JSONLines", "MLflow", "OpenTelemetry", "Prometheus", "TensorBoard", "WandB"]
 
+NAMES = {
+    "csv": "CSV",
+    "jsonl": "JSONLines",
+    "mlflow": "MLflow",
+    "tensorboard": "TensorBoard",
+    "wandb": "WandB",
+}
+"""Short name, as `RunConfig.track` takes it → class."""
+
 _HOMES = {
     "CSV": "polytrain.trackers.csv_file",
     "JSONLines": "polytrain.trackers.json_lines",

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
+import polytrain.trackers
 from polytrain.common.close_names import close_to
+from polytrain.trackers import NAMES
 from polytrain.trackers.tracker import Tracker
 from polytrain_plugins import Problem
-
-NAMES = {
-    "csv": "CSV",
-    "jsonl": "JSONLines",
-    "mlflow": "MLflow",
-    "tensorboard": "TensorBoard",
-    "wandb": "WandB",
-}
 
 
 def tracker_class(name: str) -> type[Tracker]:
@@ -25,7 +18,7 @@ def tracker_class(name: str) -> type[Tracker]:
     Raises:
         KeyError: there is none of this name.
     """
-    found: type[Tracker] = getattr(import_module("polytrain.trackers"), NAMES[name])
+    found: type[Tracker] = getattr(polytrain.trackers, NAMES[name])
     return found
 
 
