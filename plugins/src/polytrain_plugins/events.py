@@ -152,7 +152,7 @@ class Outcome:
     succeeded: bool
     reason: str
     restarts: int
-    """Restarts of the run so far."""
+    """Restarts of the run so far, over all its drivers: attempts after the first."""
 
     planned: bool = False
     """Whether this is a planned end: to continue with different workers, or because the user stops

@@ -314,7 +314,7 @@ class Controller:
                     succeeded=False,
                     planned=root is None,
                     reason=why,
-                    restarts=self.state.restarts,
+                    restarts=self.journal.ledger.restarts,
                     failures=action.failures,
                 )
             case Conclude():
@@ -325,7 +325,7 @@ class Controller:
                         succeeded=True,
                         planned=True,
                         reason=action.reason,
-                        restarts=self.state.restarts,
+                        restarts=self.journal.ledger.restarts,
                     )
                 self._conclusion = action
             case _:

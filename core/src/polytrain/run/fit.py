@@ -112,7 +112,7 @@ def _run_to_end(run: Run, journal: Journal) -> RunOutcome:
             outcome = Outcome(
                 succeeded=conclusion.succeeded,
                 reason=conclusion.reason,
-                restarts=controller.state.restarts,
+                restarts=controller.journal.ledger.restarts,
                 planned=conclusion.succeeded or conclusion.stopped is not None,
                 failures=controller.publisher.failure_infos(conclusion.failures),
                 stopped=conclusion.stopped,

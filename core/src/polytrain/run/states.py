@@ -149,8 +149,3 @@ class State:
             case _:
                 return None
         return AttemptStatus(attempt=self.attempt, offered=offered, done=done, steps=self.steps)
-
-    @property
-    def restarts(self) -> int:
-        """Number of attempts after the first."""
-        return max(0, self.launches - 1)

@@ -18,7 +18,14 @@ from polytrain_plugins import (
 from polytrain_plugins.installation import install_command
 
 _EXPORT_TIMEOUT_S = 5.0
-_SHUTDOWN_WITHIN_S = 10.0
+_SEND_EVERY_MS = 1000
+_END_WITHIN_S = 10.0
+"""Seconds that the end of a run waits for a receiver that has answered."""
+
+_FIRST_ANSWER_WITHIN_S = 2.0
+"""Seconds that it waits for one that hasn't answered yet, or not the last time."""
+
+_UNKNOWN_SERVICE = "unknown_service"
 
 
 class OpenTelemetry:
@@ -63,6 +70,7 @@ class OpenTelemetry:
         self._given = tracer_provider
         self._endpoint = endpoint
         self._provider: Any = None
+        self._receiver: _Receiver | None = None
         self._tracer: Any = None
         self._run: Any = None
         self._attempt: Any = None
@@ -127,7 +135,8 @@ class OpenTelemetry:
         if self._provider is not None:
             sends = threading.Thread(target=self._provider.shutdown, daemon=True)
             sends.start()
-            sends.join(_SHUTDOWN_WITHIN_S)
+            answers = self._receiver is not None and self._receiver.answers
+            sends.join(_END_WITHIN_S if answers else _FIRST_ANSWER_WITHIN_S)
 
     def _child(self, name: str, attributes: dict[str, Any]) -> Any:
         from opentelemetry import trace
@@ -146,14 +155,37 @@ class OpenTelemetry:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        provider = TracerProvider(
-            # OTEL_SERVICE_NAME goes first.
-            resource=Resource({"service.name": "polytrain"}).merge(Resource.create()),
-            shutdown_on_exit=False,
-        )
+        resource = Resource.create()
+        if str(resource.attributes["service.name"]).startswith(_UNKNOWN_SERVICE):
+            # Neither OTEL_SERVICE_NAME nor OTEL_RESOURCE_ATTRIBUTES has a name.
+            resource = resource.merge(Resource({"service.name": "polytrain"}))
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=self._endpoint, timeout=_EXPORT_TIMEOUT_S)
-        provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._receiver = _Receiver(exporter)
+        provider.add_span_processor(
+            # A driver that is killed loses what it hasn't sent.
+            BatchSpanProcessor(self._receiver, schedule_delay_millis=_SEND_EVERY_MS)
+        )
         return provider
+
+
+class _Receiver:
+    """An exporter that remembers whether its receiver took the last spans."""
+
+    def __init__(self, exporter: Any) -> None:
+        self._exporter = exporter
+        self.answers = False
+
+    def export(self, spans: Any) -> Any:
+        result = self._exporter.export(spans)
+        self.answers = result.name == "SUCCESS"
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> Any:
+        return self._exporter.force_flush(timeout_millis)
 
 
 def _end(span: Any, outcome: Outcome) -> None:
