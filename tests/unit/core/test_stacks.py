@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +86,27 @@ def test_what_has_called_run_worker_is_left_out(waiting: subprocess.Popen[str], 
 
 def test_frames_are_told_without_a_pause_too(waiting: subprocess.Popen[str], page: Page) -> None:
     assert "waits_for_ever" in stacks_of(waiting.pid, page.descriptor, pausing=False)
+
+
+@pytest.fixture
+def torn_at_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A py-spy that has no frames of a thread the first time, as of one that calls and returns."""
+    program = tmp_path / "py-spy"
+    program.write_text(
+        "#!/bin/sh\n"
+        f"if mkdir {tmp_path}/called 2> /dev/null\n"
+        "then printf 'Python v3\\n\\nThread 1 (active)\\nThread 2 (idle)\\n    waits (a.py:1)\\n'\n"
+        "else printf 'Python v3\\n\\nThread 1 (active)\\n    works (a.py:9)\\n'\n"
+        "fi\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: str(program))
+
+
+@pytest.mark.usefixtures("torn_at_first")
+def test_a_thread_that_had_no_frames_is_looked_at_again(page: Page) -> None:
+    stacks = stacks_of(os.getpid(), page.descriptor, pausing=False)
+    assert stacks == "Thread 1 (active)\n    works (a.py:9)"
 
 
 def test_a_stopped_process_is_told_and_stays_stopped(

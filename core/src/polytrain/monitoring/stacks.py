@@ -24,6 +24,8 @@ from polytrain.monitoring.progress_page import SIZE
 _OUR_FRAMES = re.compile(r"^( +run_worker \(.*\)\n)(?: +.*\n)+", re.MULTILINE)
 """The frames below `run_worker`, which are the same in all worker processes."""
 
+_THREAD_WITHOUT_FRAMES = re.compile(r"^Thread .*(?:\Z|\n(?! ))", re.MULTILINE)
+
 _PLAIN_TIMEOUT_S = 3.0
 _NATIVE_TIMEOUT_S = 5.0
 _HANDLER_TIMEOUT_S = 1.0
@@ -64,12 +66,13 @@ def stacks_of(pid: int, descriptor: int, *, pausing: bool) -> str:
 
 def _unpaused(pid: int) -> str:
     """Read the running process. Frames that change can't be read, so try several times."""
-    why = ""
+    found = ""
     for _ in range(_LOOKS_AT_WHAT_RUNS):
         stacks, why = _py_spy(pid, "--nonblocking", timeout=_PLAIN_TIMEOUT_S)
-        if stacks:
-            return stacks
-    return f"not known: {why}"
+        found = stacks or found
+        if stacks and not _THREAD_WITHOUT_FRAMES.search(stacks):
+            break
+    return found or f"not known: {why}"
 
 
 def _py_spy(pid: int, *options: str, timeout: float) -> tuple[str, str]:
