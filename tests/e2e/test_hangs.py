@@ -11,9 +11,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -69,6 +70,8 @@ def is_rank(rank: int, *, attempt: int = 0) -> bool:
 
 
 def is_stopped_once() -> None:
+    # A rank that is much later than the other would make it suspicious first.
+    polytrain.collective.barrier()
     polytrain.report({"attempt": polytrain.get_context().get_attempt()})
     if is_rank(1):
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -108,6 +111,7 @@ def test_a_rank_that_fails_while_it_is_looked_into_is_not_to_blame(quiet: RunCon
 
 
 def rank_0_waits_for_a_lock() -> None:
+    polytrain.collective.barrier()
     polytrain.report({"step": 1})
     lock = threading.Lock()
     if is_rank(0):
@@ -169,22 +173,39 @@ def test_a_deadlock_is_found_though_its_stacks_take_long_to_read(
     assert len(stacks_dumped(quiet)) == 1
 
 
-def rank_1_works_for_long() -> None:
+def is_noticed() -> bool:
+    """Whether the driver has noted in its journal that something is wrong with a rank."""
+    run = polytrain.get_context().get_storage().experiment_fs_path
+    # Its last line may be half written.
+    return "StacksDumped" in Path(run, "journal.jsonl").read_text()
+
+
+def rank_1_works_until_it_is_noticed() -> None:
     if is_rank(1):
-        works(WORK_S)
+        works(LONG_S, until=is_noticed)
+        # Long enough to be noticed once more.
+        works(1.5 * TIMEOUT_S)
     polytrain.report({"step": 1})
 
 
-def works(seconds: float) -> None:
+def rank_1_works_for_long() -> None:
+    if is_rank(1):
+        works(LONG_S)
+    polytrain.report({"step": 1})
+
+
+def works(seconds: float, until: Callable[[], bool] = lambda: False) -> None:
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
+    for turn in count(1):
+        # Seldom: a stack that changes all the time can't be read.
+        if time.monotonic() > end or (turn % 10_000 == 0 and until()):
+            return
 
 
 def test_a_rank_that_works_without_progress_is_warned_about_once(
     quiet: RunConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = fit(rank_1_works_for_long, quiet)
+    result = fit(rank_1_works_until_it_is_noticed, quiet)
     assert result.metrics == {"step": 1}
     assert result.restarts == 0
     [told] = warnings(caplog)
@@ -192,7 +213,7 @@ def test_a_rank_that_works_without_progress_is_warned_about_once(
     assert "polytrain.heartbeat()" in told
     assert "works (" in told
     [found] = stacks_dumped(quiet)
-    assert "rank_1_works_for_long" in found["stacks"]["1"]
+    assert "rank_1_works_until_it_is_noticed" in found["stacks"]["1"]
 
 
 def rank_1_works_and_says_so() -> None:
@@ -239,12 +260,25 @@ def both_wait_a_while() -> None:
     polytrain.report({"step": 1})
 
 
-@pytest.mark.parametrize("timeout_s", [TIMEOUT_S, None])
+def both_wait_until_it_is_noticed() -> None:
+    end = time.monotonic() + LONG_S
+    while time.monotonic() < end and not is_noticed():
+        threading.Event().wait(TIMEOUT_S / 10)
+    polytrain.report({"step": 1})
+
+
+@pytest.mark.parametrize(
+    ("function", "action", "timeout_s"),
+    [(both_wait_until_it_is_noticed, "warn", TIMEOUT_S), (both_wait_a_while, "kill", None)],
+)
 def test_nothing_is_killed_where_the_user_doesnt_want_that(
-    quiet: RunConfig, caplog: pytest.LogCaptureFixture, timeout_s: float | None
+    quiet: RunConfig,
+    caplog: pytest.LogCaptureFixture,
+    function: Callable[[], None],
+    action: Literal["warn", "kill"],
+    timeout_s: float | None,
 ) -> None:
-    action: Literal["warn", "kill"] = "warn" if timeout_s else "kill"
-    result = fit(both_wait_a_while, quiet, hang_action=action, hang_timeout_s=timeout_s)
+    result = fit(function, quiet, hang_action=action, hang_timeout_s=timeout_s)
     assert result.metrics == {"step": 1}
     assert bool(warnings(caplog)) == (timeout_s is not None)
 
