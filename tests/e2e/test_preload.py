@@ -46,6 +46,7 @@ def train():
     import large
     print("attempt", attempt, "had it:", had, large.colour, os.environ["SET_BY_LARGE"])
     polytrain.report({"attempt": attempt})
+    polytrain.collective.barrier()
     if attempt == 0:
         if rank == 1:
             assert eventually(lambda: len(importers()) == 3)
