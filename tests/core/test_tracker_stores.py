@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -182,6 +183,27 @@ def test_wandb_replaces_an_offline_run_by_a_complete_one(tmp_path: Path) -> None
     (artifact,) = [each.artifact for each in closed_records(path) if each.HasField("artifact")]
     assert artifact.name == "run-checkpoint"
     assert [entry.ref for entry in artifact.manifest.contents] == [weights.as_uri()]
+
+
+def test_wandb_has_an_offline_run_on_the_disk_once_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noting(number: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{number}"))
+        sync(number)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    sink = WandB(mode="offline").open(run_in(tmp_path))
+    # More than two blocks of its file.
+    sink.write(rows(1, 1500, 1.0))
+    sink.close()
+    assert len(wandb_rows(tmp_path)) == 1500
+    (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    assert path.stat().st_size > 2 * 32 * 1024
+    assert {str(path), str(path.parent)} <= set(synced)
 
 
 def test_wandb_names_a_server_that_is_unreachable(

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
+from polytrain.trackers.wandb_file import wait_until_complete
 from polytrain_plugins import Problem
 
 _MODES = ("online", "offline")
@@ -23,6 +24,8 @@ _CHECKPOINT_STEP = "checkpoint_step"
 
 _CONNECT_TIMEOUT_S = 10.0
 _INIT_TIMEOUT_S = 30.0
+_WRITTEN_WITHIN_S = 10.0
+"""Seconds that wandb's own process has for the rest of an offline run."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class WandBRun:
 
         self._wandb = wandb
         self._log_checkpoint = tracker.log_checkpoint
+        self._is_offline = tracker.is_rewritten
         self._name = run.name
         self.run_id = run.run_id or run.key
         directory = Path(tracker.directory or run.directory or Path.cwd())
@@ -201,6 +205,8 @@ class WandBRun:
 
     def close(self) -> None:
         self._run.finish(exit_code=self._exit_code)
+        if self._is_offline:
+            wait_until_complete(Path(self._run.settings.sync_file), within_s=_WRITTEN_WITHIN_S)
 
     def _log_held(self) -> None:
         if self._held:
