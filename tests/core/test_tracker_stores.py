@@ -36,19 +36,26 @@ def run_in(directory: Path, run_id: str = "") -> TrackedRun:
 
 
 def scalars(directory: Path) -> dict[str, dict[int, float]]:
-    """Read event files as TensorBoard does."""
+    """Read event files as TensorBoard does, by its library and by its server's reader."""
     # With this module, TensorBoard reads without TensorFlow, which takes long to import.
     sys.modules.setdefault("tensorboard.compat.notf", ModuleType("tensorboard.compat.notf"))
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.plugin_event_accumulator import (
+        EventAccumulator as Served,
+    )
 
-    events = EventAccumulator(str(directory / "tensorboard"), size_guidance={"scalars": 0})
+    path = str(directory / "tensorboard")
+    events, served = EventAccumulator(path, {"scalars": 0}), Served(path, {"tensors": 0})
     events.Reload()
+    served.Reload()
     found: dict[str, dict[int, float]] = {}
     for tag in events.Tags()["scalars"]:
-        for scalar in events.Scalars(tag):
-            steps = found.setdefault(tag, {})
-            assert scalar.step not in steps
-            steps[scalar.step] = scalar.value
+        points = [(each.step, each.value) for each in events.Scalars(tag)]
+        found[tag] = dict(points)
+        assert len(found[tag]) == len(points)
+        shown = [(each.step, each.tensor_proto.float_val[0]) for each in served.Tensors(tag)]
+        assert shown == points
+    assert set(served.Tags()["tensors"]) - {"polytrain/text_summary"} == found.keys()
     return found
 
 
@@ -69,6 +76,24 @@ def test_tensorboard_shows_each_step_as_it_was_done_last(tmp_path: Path) -> None
     second.close()
     values = [1.0] * 4 + [2.0] * 3 + [3.0] * 2
     assert scalars(tmp_path) == {"x": dict(enumerate(values, 1)), "accuracy": {4: 0.5}}
+
+
+def test_tensorboard_shows_nothing_of_a_run_that_was_started_over(tmp_path: Path) -> None:
+    first = TensorBoard().open(run_in(tmp_path))
+    first.write([Row(step=n, time=1.0, metrics={"x": 1.0, "old": 2.0}) for n in (1, 2, 3)])
+    first.finish({"state": "finished"}, succeeded=True)
+    first.close()
+    other = tmp_path / "tensorboard" / "events.out.tfevents.17.host.99.0"
+    other.write_bytes(b"")
+    again = TensorBoard().open(run_in(tmp_path))
+    again.rewind(0)
+    again.write(rows(1, 2, 5.0))
+    again.rewind(0)
+    again.write(rows(1, 1, 7.0))
+    again.close()
+    assert scalars(tmp_path) == {"x": {1: 7.0}}
+    # A file that somebody else has put there stays.
+    assert other.exists()
 
 
 def test_tensorboard_takes_any_name(tmp_path: Path) -> None:

@@ -15,6 +15,9 @@ from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
 from polytrain_plugins import Problem
 
 _PREFIX = "events.out.tfevents."
+_SUFFIX = ".polytrain"
+"""Marks the files of the tracker: others may be beside them."""
+
 _SUMMARY = "polytrain"
 """Tag of the text with options and figures of the run."""
 
@@ -24,7 +27,8 @@ class TensorBoard(Tracker):
     """Writes scalars that TensorBoard shows: `tensorboard --logdir DIRECTORY`.
 
     A restart undoes the steps after its checkpoint: TensorBoard shows them once, as they were done
-    last. Its numbers have 32 bits. Metrics that aren't numbers are left out.
+    last. A run that is started over replaces its files. Its numbers have 32 bits. Metrics that
+    aren't numbers are left out.
 
     Args:
         directory: its log directory, in which the run has a directory of its name; by default
@@ -85,19 +89,25 @@ class EventFiles:
         self._summary, self._metadata = summary_pb2.Summary, summary_pb2.SummaryMetadata
         self._record_writer = RecordWriter
         self._file: int | None = None
+        self._last_stamp = 0
+        """That of the files that were removed: TensorBoard may have read them."""
+
         directory.mkdir(parents=True, exist_ok=True)
 
     def write(self, rows: Sequence[Row]) -> None:
-        if self._file is None and self._names():
+        if self._file is None:
             # What an earlier process has written of them, and couldn't note, comes again.
             self.rewind(rows[0].step - 1)
         self._append(map(self._scalars, rows))
 
     def rewind(self, step: int) -> None:
-        if self._names():
-            # TensorBoard drops what it has read of these steps when it comes to a new start.
-            start = self._session(status=self._session.START)
-            self._append([self._event(wall_time=time.time(), step=step + 1, session_log=start)])
+        if step == 0:
+            self._remove_files()
+        # TensorBoard drops what it has read of these steps when it comes to a new start: its server
+        # to any but the first. So every file has one.
+        start = self._session(status=self._session.START)
+        first = step + 1 if step else 0
+        self._append([self._event(wall_time=time.time(), step=first, session_log=start)])
 
     def amend(self, row: Row) -> None:
         self._append([self._scalars(row)])
@@ -144,11 +154,20 @@ class EventFiles:
         while left:
             left = left[os.write(self._file, left) :]
 
-    def _names(self) -> list[str]:
-        return [path.name for path in self._directory.glob(f"{_PREFIX}*")]
+    def _remove_files(self) -> None:
+        """Remove the files of the tracker: the run was started over, or nothing of it stays."""
+        self._last_stamp = self._newest_stamp()
+        self.close()
+        for path in self._directory.glob(f"{_PREFIX}*{_SUFFIX}"):
+            path.unlink()
+
+    def _newest_stamp(self) -> int:
+        names = (path.name for path in self._directory.glob(f"{_PREFIX}*"))
+        stamps = (name.removeprefix(_PREFIX).partition(".")[0] for name in names)
+        known = (int(stamp) for stamp in stamps if stamp.isdigit())
+        return max(known, default=self._last_stamp)
 
     def _next_name(self) -> str:
         # They are read in the order of their names, whatever the clocks of machines are.
-        stamps = (name.removeprefix(_PREFIX).partition(".")[0] for name in self._names())
-        last = max((int(stamp) for stamp in stamps if stamp.isdigit()), default=0)
-        return f"{_PREFIX}{max(int(time.time()), last + 1):010d}.{socket.gethostname()}"
+        stamp = max(int(time.time()), self._newest_stamp() + 1)
+        return f"{_PREFIX}{stamp:010d}.{socket.gethostname()}{_SUFFIX}"
