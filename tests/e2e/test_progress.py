@@ -125,7 +125,7 @@ def test_two_lines_stay_at_the_bottom(session: Session) -> None:
     assert first.startswith("run · step ")
     assert " steps/s" in first
     assert "loss 0." in first
-    assert second.startswith("2 ranks · 1 restart(s), last: rank 1 on ")
+    assert second.startswith("2 ranks · 1 restart, last: rank 1 on ")
     assert "goodput" in second
     assert not any("steps/s" in row for row in session.training[:-2])
 
@@ -165,7 +165,7 @@ def test_at_the_end_the_terminal_is_as_it_was(session: Session) -> None:
     assert session.scrolls_whole
     assert session.end[session.cursor_row - 1] == "finished: True"
     assert not any(session.end[session.cursor_row :])
-    assert "run: finished, 1 restart(s)" in session.end
+    assert "run: finished, 1 restart" in session.end
 
 
 def test_standard_output_in_a_file_has_what_ranks_print_unwrapped(directory: Path) -> None:

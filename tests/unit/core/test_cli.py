@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -180,6 +181,52 @@ def test_a_run_is_shown_with_what_its_attempts_came_to(
     )
     assert main(["show", str(storage / "mended")]) == 0
     assert "the disk is away" in capsys.readouterr().out
+
+
+def test_a_run_that_failed_is_shown_with_the_next_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def talk_and_fail() -> None:
+        print("reading column x")
+        fail_always()
+
+    trainer = make_trainer(
+        "reference",
+        talk_and_fail,
+        scaling_config=ScalingConfig(num_workers=1, cluster="local"),
+        run_config=RunConfig(name="it's bad", storage_path=tmp_path, progress="none"),
+    )
+    with pytest.raises(TrainingFailedError):
+        trainer.fit()
+    run = tmp_path / "it's bad"
+    main(["show", str(run)])
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "to see more" in each]
+    program, *arguments = shlex.split(line.partition(": ")[2])
+    assert program == "polytrain"
+    assert main(arguments) == 0
+    assert "reading column x" in capsys.readouterr().out
+
+
+def test_nested_metrics_have_the_names_that_trackers_give_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, "run", polytrain.report, {"eval": {"accuracy": 0.25}, "loss": 1.0})
+    for arguments in (["runs", str(tmp_path)], ["show", str(tmp_path / "run")]):
+        assert main(arguments) == 0
+        assert "eval/accuracy=0.25 loss=1" in capsys.readouterr().out
+
+
+def test_a_storage_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path / "rnus")]) == 3
+    assert f"There is no directory {tmp_path}/rnus" in capsys.readouterr().err
+
+
+def test_before_the_first_run_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["runs"]) == 0
+    assert "There are no runs in" in capsys.readouterr().out
 
 
 def test_a_run_is_shown_with_its_configuration_and_ranks(

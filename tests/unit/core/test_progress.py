@@ -189,8 +189,8 @@ def test_restarts_and_their_last_cause_are_in_the_second_line() -> None:
     play.join(1)
     play.take("Load", attempt=1, window=0, busy=[0.93, 0.4])
     assert play.shown()[1] == (
-        "2 ranks █▄ · 1 restart(s), last: rank 1 on 10.0.0.3: killed by SIGKILL before its "
-        "training w… · goodput 77%"
+        "2 ranks █▄ · 1 restart, last: rank 1 on 10.0.0.3: killed by SIGKILL before its "
+        "training was … · goodput 77%"
     )
 
 
@@ -271,7 +271,7 @@ def test_where_lines_stay_there_is_one_for_each_event() -> None:
         "higgs: restart 1: resumes after step 40, from 000001",
         "higgs: training on 2 ranks",
     ]
-    assert ended(RUN, play.progress) == "higgs: finished, 1 restart(s)"
+    assert ended(RUN, play.progress) == "higgs: finished, 1 restart"
 
 
 def test_a_driver_that_ends_without_a_conclusion_was_interrupted() -> None:

@@ -10,7 +10,9 @@ import click
 from polytrain.cli.found import FoundRun, named_run, run_argument
 from polytrain.run.overview import RunState
 
-_LOGS = "logs"
+LOGS = "logs"
+"""Directory in the run's storage."""
+
 _LOOK_EVERY_S = 0.5
 
 
@@ -40,6 +42,11 @@ def command(run: str, rank: int | None, follow: bool) -> None:
         found = named_run(run)
 
 
+def log_of(rank: int) -> str:
+    """Return the path of a rank's log in the run's storage."""
+    return f"{LOGS}/rank_{rank}.log"
+
+
 def _paths(run: FoundRun, rank: int | None) -> list[str]:
     try:
         there = sorted(_logs(run))
@@ -47,7 +54,7 @@ def _paths(run: FoundRun, rank: int | None) -> list[str]:
         raise click.ClickException(f"{run.location.address} can't be read: {error}") from error
     if rank is None:
         return there
-    wanted = f"{_LOGS}/rank_{rank}.log"
+    wanted = log_of(rank)
     if wanted not in there:
         known = ", ".join(_label(path) for path in there) or "none"
         raise click.ClickException(f"--rank: rank {rank} has no log. There are: {known}")
@@ -65,7 +72,7 @@ def _lines(written: bytes) -> list[str]:
 
 
 def _logs(run: FoundRun) -> Iterator[str]:
-    return (path for path in run.location.open().list(_LOGS) if path.endswith(".log"))
+    return (path for path in run.location.open().list(LOGS) if path.endswith(".log"))
 
 
 def _label(path: str) -> str:

@@ -10,7 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from polytrain.cli.found import FoundRun
+from polytrain.cli.logs import LOGS, log_of
 from polytrain.cli.runs import in_short
+from polytrain.common.next_command import next_command
 from polytrain.run.configuration import chosen
 from polytrain.run.lease import Holder
 from polytrain.run.overview import AttemptOverview, RunState, attempts
@@ -92,12 +94,23 @@ def _lines(run: FoundRun) -> Iterator[str]:
         yield f"  {_attempt(each)}"
         if each.failure is not None:
             yield f"      {each.failure} ({each.reason})"
+    yield from _next_command(run, happenings)
     yield ""
     ranks = ranks_of(happenings)
     if ranks:
         yield from _ranks(ranks)
         yield ""
     yield str(history.ledger)
+
+
+def _next_command(run: FoundRun, happenings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    failures = [failure for each in happenings if (failure := each.get("failure"))]
+    if run.state is not RunState.FAILED or not failures:
+        return
+    rank = failures[-1]["rank"]
+    if log_of(rank) in run.location.open().list(LOGS):
+        command = next_command(run.location.address, rank, has_output=True)
+        yield f"      to see more: {command}"
 
 
 def _settings(options: Mapping[str, Any]) -> Iterator[str]:
@@ -135,7 +148,7 @@ def _verdict(run: FoundRun) -> str:
         case RunState.INTERRUPTED:
             return f"interrupted ({who} has died): fit() resumes it"
         case RunState.STOPPED:
-            return f"stopped ({run.history.reason}): fit() resumes it"
+            return f"{run.history.stopped}: fit() resumes it"
         case RunState.FAILED:
             return f"failed: {run.history.reason}"
         case RunState.FINISHED:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from polytrain.cli.found import DEFAULT_STORAGE, FoundRun, as_json, print_json, read_run
+from polytrain.cli.found import DEFAULT_STORAGE, NOT_FOUND, FoundRun, as_json, print_json, read_run
 from polytrain.run.overview import attempts
 
 if TYPE_CHECKING:
@@ -26,6 +26,12 @@ _COLUMNS = (
 )
 
 
+class StorageNotFound(click.ClickException):
+    """There is no storage where one was named."""
+
+    exit_code = NOT_FOUND
+
+
 @click.command("runs")
 @click.argument("storage", default=DEFAULT_STORAGE)
 @as_json
@@ -34,6 +40,8 @@ def command(storage: str, as_json: bool) -> None:
     from polytrain.storage.location import Location
 
     location = Location.of(storage, retry_s=0)
+    if location.is_local and storage != DEFAULT_STORAGE and not Path(location.address).is_dir():
+        raise StorageNotFound(f"There is no directory {location.address}.")
     try:
         names = list(_names(location))
     except OSError as error:
@@ -116,8 +124,11 @@ def _number(value: int | None) -> str:
 
 def in_short(metrics: Mapping[str, Any]) -> str:
     """The first few metrics in one line."""
+    from polytrain.run.progress_text import flat_metrics
+
+    known = list(flat_metrics(metrics))
     shown = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in list(metrics.items())[:_SHOWN_METRICS]
+        for name, value in known[:_SHOWN_METRICS]
     ]
-    return " ".join([*shown, *(["…"] if len(metrics) > _SHOWN_METRICS else [])])
+    return " ".join([*shown, *(["…"] if len(known) > _SHOWN_METRICS else [])])

@@ -117,14 +117,14 @@ def failure_lines(run: RunInfo, failure: LastFailure) -> Iterator[str]:
 
 def ended(run: RunInfo, progress: Progress) -> str:
     """Return the last line of a run, after its driver has released everything."""
-    restarts = f", {progress.restarts} restart(s)" if progress.restarts else ""
+    restarts = f", {_numbered(progress.restarts, 'restart')}" if progress.restarts else ""
     if progress.concluded is None:
         return f"{run.name}: interrupted{restarts}"
     if progress.concluded["succeeded"]:
         why = f" ({progress.concluded['reason']})" if progress.concluded["stopped"] else ""
-        return f"{run.name}: finished{why}{restarts}"
+        return f"{run.name}: finished{restarts}{why}"
     verdict = "stopped" if progress.concluded["stopped"] else "failed"
-    return f"{run.name}: {verdict}: {progress.concluded['reason']}{restarts}"
+    return f"{run.name}: {verdict}{restarts}: {progress.concluded['reason']}"
 
 
 def command(run: RunInfo, failure: LastFailure) -> str:
@@ -191,10 +191,10 @@ def _world(progress: Progress, signs: Signs) -> Iterator[Part]:
         why = f"stops after its next checkpoint: {printable(progress.stopping)}"
         yield Part(text=cut(why, _CAUSE_WIDTH, mark=signs.mark), weight=4, least=_LEAST_CAUSE)
     if progress.validations:
-        yield Part(text=f"{progress.validations} validation(s) left", weight=1)
+        yield Part(text=f"{_numbered(progress.validations, 'validation')} left", weight=1)
     if progress.restarts:
         last = "" if progress.failure is None else f", last: {printable(str(progress.failure))}"
-        text = f"{progress.restarts} restart(s){last}"
+        text = f"{_numbered(progress.restarts, 'restart')}{last}"
         text = cut(text, _CAUSE_WIDTH, mark=signs.mark)
         yield Part(text=text, weight=3, least=_LEAST_CAUSE)
     if progress.ledger.seconds["train"]:
@@ -247,7 +247,11 @@ def _busy(shares: Any, signs: Signs) -> str:
 
 
 def _ranks(world_size: int) -> str:
-    return "1 rank" if world_size == 1 else f"{world_size} ranks"
+    return _numbered(world_size, "rank")
+
+
+def _numbered(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _name(run: RunInfo, width: int) -> str:
