@@ -15,6 +15,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
+from polytrain.data.shards.rows import MappedRows
 from polytrain.testing.shards import shard_of
 
 ROWS = 90
@@ -161,6 +162,18 @@ def test_chunks_become_one_once_where_rows_come_from_anywhere() -> None:
     assert 0.9 * table.nbytes < pa.total_allocated_bytes() - before < 1.5 * table.nbytes
     assert first != second
     assert sorted(first) == sorted(second) == [(row, f"word {row}") for row in range(rows)]
+
+
+@pytest.mark.parametrize("copied", [True, False])
+@pytest.mark.parametrize("workers", [1, 8])
+def test_chunks_become_one_if_a_quarter_of_the_free_memory_has_room_for_all_workers(
+    workers: int, copied: bool
+) -> None:
+    table = pa.concat_tables([OF_CSV, OF_CSV])
+    room = 4 * workers * table.nbytes - (not copied)
+    rows = MappedRows(table, range(2 * ROWS), workers=workers, available=lambda: room)
+    assert (rows.scattered is not rows.region) == copied
+    assert rows.scattered.table.equals(table)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

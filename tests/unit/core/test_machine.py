@@ -8,18 +8,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from polytrain.common.control_groups import ControlGroups
 from polytrain.workers.machine_resources import machine_resources
 from polytrain_plugins import InvalidJobError
 
 AVAILABLE = len(os.sched_getaffinity(0))
 
 
-def group(directory: Path, **files: str) -> Path:
+def group(directory: Path, **files: str) -> ControlGroups:
     for name, content in files.items():
         path = directory / name.replace("__", "/").replace("_of_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content + "\n")
-    return directory
+    return ControlGroups(mounts=directory, membership=directory / "none")
 
 
 @pytest.mark.parametrize(
@@ -54,10 +55,10 @@ def test_memory(tmp_path: Path, files: dict[str, str], limit: int | None) -> Non
 
 
 def test_the_user_may_say_how_many_cpus_workers_share(tmp_path: Path) -> None:
-    assert machine_resources({"POLYTRAIN_LOCAL_CPUS": "64"}, tmp_path)["CPU"] == 64
+    assert machine_resources({"POLYTRAIN_LOCAL_CPUS": "64"}, group(tmp_path))["CPU"] == 64
 
 
 @pytest.mark.parametrize("given", ["many", "0", "-2", "nan", "inf"])
 def test_a_number_of_cpus_that_is_none(tmp_path: Path, given: str) -> None:
     with pytest.raises(InvalidJobError, match=f"POLYTRAIN_LOCAL_CPUS: it is '{given}'"):
-        machine_resources({"POLYTRAIN_LOCAL_CPUS": given}, tmp_path)
+        machine_resources({"POLYTRAIN_LOCAL_CPUS": given}, group(tmp_path))

@@ -1,4 +1,4 @@
-"""This machine's resources for workers, within the limits of a container."""
+"""This machine's resources for workers, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 
+from polytrain.common.control_groups import OWN_GROUPS, ControlGroups
 from polytrain_plugins import InvalidJobError, Problem
 
 _CPUS = "POLYTRAIN_LOCAL_CPUS"
-_CGROUP = Path("/sys/fs/cgroup")
 _NVIDIA_DEVICES = "nvidia[0-9]*"
 _BY_ID = ("GPU-", "MIG-")
 """Names of GPUs, or parts of them, that aren't numbers."""
@@ -21,20 +21,20 @@ _GPU_DEVICES = (_NVIDIA_DEVICES, "kfd", "dxg", "dri/renderD*")
 
 
 def machine_resources(
-    environment: Mapping[str, str], control_group: Path = _CGROUP
+    environment: Mapping[str, str], groups: ControlGroups = OWN_GROUPS
 ) -> dict[str, float]:
     """Return the CPUs, bytes of memory and GPUs that this process may use, by Ray's names.
 
     Args:
         environment: this process's variables. POLYTRAIN_LOCAL_CPUS replaces the number of CPUs.
-            control_group: directory with the kernel's limits.
+        groups: what limits this process.
 
     Raises:
         InvalidJobError: POLYTRAIN_LOCAL_CPUS isn't a number above 0.
     """
     return {
-        "CPU": _given_cpus(environment) or float(_cpus(control_group)),
-        "memory": float(_memory(control_group)),
+        "CPU": _given_cpus(environment) or float(_cpus(groups)),
+        "memory": float(_memory(groups)),
         "GPU": float(len(visible_gpus(environment))),
     }
 
@@ -80,32 +80,13 @@ def _given_cpus(environment: Mapping[str, str]) -> float | None:
     return cpus
 
 
-def _cpus(group: Path) -> int:
+def _cpus(groups: ControlGroups) -> int:
     available = len(os.sched_getaffinity(0))
-    quota = _quota(group)
+    quota = groups.cpus()
     return available if quota is None else max(1, min(available, math.floor(quota)))
 
 
-def _quota(group: Path) -> float | None:
-    """Return the CPUs that the control group may use on average; None without a limit."""
-    # Version 2, then version 1.
-    limit, _, period = _read(group / "cpu.max").partition(" ")
-    if not limit:
-        limit = _read(group / "cpu/cpu.cfs_quota_us")
-        period = _read(group / "cpu/cpu.cfs_period_us")
-    if not limit.isdigit() or not period.isdigit():
-        return None
-    return int(limit) / int(period)
-
-
-def _memory(group: Path) -> int:
+def _memory(groups: ControlGroups) -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _read(group / "memory.max") or _read(group / "memory/memory.limit_in_bytes")
-    return min(total, int(limit)) if limit.isdigit() else total
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
+    limit = groups.memory()
+    return total if limit is None else min(total, limit)

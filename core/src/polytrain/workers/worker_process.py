@@ -266,6 +266,7 @@ def _shards(
         order.start.positions,
         world_size=len(order.members),
         rank=rank,
+        local_world_size=order.members[rank].local_world_size,
         streams=[StreamConnection(socket.socket(fileno=line)) for line in lines_in],
     )
 

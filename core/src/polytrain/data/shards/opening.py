@@ -30,6 +30,7 @@ def open_shards(
     *,
     world_size: int,
     rank: int,
+    local_world_size: int = 1,
     streams: Iterable[PartSource] = (),
 ) -> dict[str, BatchedShard]:
     """Open a rank's shards.
@@ -41,6 +42,7 @@ def open_shards(
             is none.
         world_size: number of ranks.
         rank: this one.
+        local_world_size: number of ranks on this node.
         streams: where the parts of each streaming data set come from, in the order of the specs.
 
     Raises:
@@ -63,7 +65,8 @@ def open_shards(
         if spec.held is Held.NOTHING:
             rows = PieceRows(spec.pieces, spec.schema)
         else:
-            rows = MappedRows(next(tables), spec.held_rows(world_size, rank))
+            held = spec.held_rows(world_size, rank)
+            rows = MappedRows(next(tables), held, workers=local_world_size)
         cursor = Cursor(in_plan(spec.name, position, spec.plan, spec.data))
         shards[spec.name] = RowsShard(spec, rows, cursor, world_size=world_size, rank=rank)
     return shards

@@ -12,9 +12,9 @@ from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 
+from polytrain.common.control_groups import available_memory
 from polytrain.data.plan.order import Order, RowSelection
 from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.kept_pieces import KeptPieces
@@ -23,7 +23,7 @@ from polytrain.data.shards.wide_types import in_one_piece
 from polytrain.data.sources.pieces import Piece
 
 _SPARE_MEMORY = 4
-"""One part in so many of the free memory may be taken for a table in one piece."""
+"""The workers of a node may take one part in so many of its free memory for tables in one piece."""
 
 _READERS = 4
 """Threads that read ahead, however many canonical shards a rank reads from."""
@@ -62,15 +62,26 @@ class Rows(ABC):
 class MappedRows(Rows):
     """Rows that lie in one table."""
 
-    def __init__(self, table: pa.Table, held: range) -> None:
+    def __init__(
+        self,
+        table: pa.Table,
+        held: range,
+        *,
+        workers: int = 1,
+        available: Callable[[], int] = available_memory,
+    ) -> None:
         """
         Args:
             table: in this process, or mapped.
             held: which rows of the data set these are.
+            workers: of this node, each of which has such rows.
+            available: returns the free memory that they share, in bytes.
         """
         self.schema = table.schema
         self._table = table
         self._held = held
+        self._workers = workers
+        self._available = available
 
     def read(self, rows: range) -> pa.Table:
         return self._table.slice(rows.start - self._held.start, len(rows))
@@ -95,7 +106,7 @@ class MappedRows(Rows):
         that these become one, if there is memory for a copy."""
         chunked = [column for column in self._table.columns if column.num_chunks > 1]
         size = sum(column.nbytes for column in chunked)
-        if not chunked or size > psutil.virtual_memory().available // _SPARE_MEMORY:
+        if not chunked or size * self._workers * _SPARE_MEMORY > self._available():
             return self.region
         return Region(in_one_piece(self._table))
 
