@@ -67,7 +67,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--bucket", type=int, default=200, help="inline cases in a bucket")
     parser.add_argument("--ray", type=int, default=60, help="cases with workers")
     parser.add_argument("--visits", type=int, default=1, help="of each line that are tried inline")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="inline cases at a time")
+    parser.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="inline cases at a time"
+    )
     parser.add_argument("--directory", type=Path, help="where the runs are kept meanwhile")
     return parser.parse_args()
 
