@@ -198,7 +198,7 @@ def conclude(title: str, figures: Sequence[Figure], *, notes: Sequence[str] = ()
                 name,
                 figure.show(figure.medians[name]),
                 figure.show(min(samples), max(samples)) if len(samples) > 1 else "",
-                "" if name == OURS else f"{figure.medians[OURS] / figure.medians[name]:.2g}",
+                "" if name == OURS else _ratio(figure.medians[OURS], figure.medians[name]),
                 _judgement(figure, name),
             )
         table.add_section()
@@ -320,6 +320,11 @@ def _judgement(figure: Figure, name: str) -> str:
         for bound in figure.bounds
         if name == (bound.of or OURS)
     )
+
+
+def _ratio(ours: float, its: float) -> str:
+    """Ours divided by the peer's; "–" if the peer's is nothing, as a growth of memory may be."""
+    return f"{ours / its:.2g}" if its else "–"
 
 
 def _scaled(values: Sequence[float], units: Mapping[str, float]) -> str:
