@@ -83,9 +83,8 @@ def test_the_second_signal_releases_everything_at_once(
     started: Starter, tmp_path: Path, number: signal.Signals
 ) -> None:
     driver = started(OURS + SCRIPT)
-    assert driver.stdout is not None
+    _wait_until_training(driver)
     assert driver.stderr is not None
-    assert driver.stdout.readline() == "training\n"
     driver.send_signal(number)
     told = next(line for line in driver.stderr if "ends after its next checkpoint" in line)
     assert f"stopped by a signal: {number.name}" in told
@@ -99,8 +98,7 @@ def test_the_second_signal_releases_everything_at_once(
 @pytest.mark.parametrize("victim", ["driver", "zygote"])
 def test_killed_process_leaves_none_behind(started: Starter, victim: str) -> None:
     driver = started(OURS + SCRIPT)
-    assert driver.stdout is not None
-    assert driver.stdout.readline() == "training\n"
+    _wait_until_training(driver)
     assert eventually(lambda: len(_ours(driver.pid, "sleep 1000")) == 2)
     ours = _ours(driver.pid)
     if victim == "driver":
@@ -109,6 +107,13 @@ def test_killed_process_leaves_none_behind(started: Starter, victim: str) -> Non
         next(p for p in ours if "polytrain.workers.processes.zygote" in title(p)).kill()
     driver.communicate(timeout=60)
     assert eventually(lambda: not [p for p in ours if is_alive(p)]), [str(p) for p in ours]
+
+
+def _wait_until_training(driver: subprocess.Popen[str]) -> None:
+    """Wait for the first checkpoint; if the driver has ended before, show why."""
+    assert driver.stdout is not None
+    line = driver.stdout.readline()
+    assert line == "training\n", driver.communicate(timeout=60)[1]
 
 
 def _ours(driver: int, *titles: str) -> list[psutil.Process]:
