@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -34,8 +33,9 @@ from polytrain.common.return_values import Returned, to_bytes
 from polytrain.policy.validation import Validation
 from polytrain.run.actions import Conclude, EndAttempt
 from polytrain.run.configuration import Configuration
+from polytrain.run.draft_reports import DraftReports
 from polytrain.run.ledger import Ledger
-from polytrain.run.reports import Reports, encoded
+from polytrain.run.reports import Reports
 from polytrain.run.transition import Transition
 from polytrain.storage.failure import storage_errors
 from polytrain.storage.protocol import Log, Storage
@@ -48,12 +48,8 @@ JOURNAL = "journal.jsonl"
 FORMAT = 4
 """Format of the lines: a journal of another format isn't read."""
 
-
 _FULL = 4096
 """Reports that make a line."""
-
-_FEW = 16
-"""Reports that take less room as lines of their own."""
 
 _UNSYNCED = 4 << 20
 """Bytes in memory alone that are worth a sync."""
@@ -90,8 +86,8 @@ class Journal:
         self._log: Log = storage.open_log(JOURNAL, series=f"{token:06d}")
         self._token = token
         self._lock = threading.Lock()
-        self._drafts = _Drafts()
-        self._drafts_of_ranks: dict[int, _Drafts] = {}
+        self._drafts = DraftReports()
+        self._drafts_of_ranks: dict[int, DraftReports] = {}
 
     def __enter__(self) -> Journal:
         return self
@@ -283,7 +279,7 @@ class Journal:
         rank, step, metrics = report.rank, report.step, report.metrics
         self.of_other_ranks[rank].add(step, metrics)
         with self._lock, storage_errors():
-            drafts = self._drafts_of_ranks.setdefault(rank, _Drafts(rank=rank))
+            drafts = self._drafts_of_ranks.setdefault(rank, DraftReports(rank=rank))
             entry = self._entry(
                 "RankReported", rank=rank, n=drafts.written, step=step, metrics=metrics
             )
@@ -387,61 +383,6 @@ class Journal:
         text = "".join(each.text(self._token) for each in drafts) + line
         if text:
             self._log.write(text)
-
-
-class _Drafts:
-    """Reports that aren't in the journal for good."""
-
-    def __init__(self, first: int = 0, *, rank: int = 0) -> None:
-        """
-        Args:
-            first: number of this driver's reports before.
-            rank: the rank that makes them.
-        """
-        self._first = first
-        self._rank = rank
-        self._lines: list[str] = []
-        self._reports = Reports()
-        self._times = array("d")
-        self._stalled: list[tuple[int, float]] = []
-        """Position and value, where it has changed."""
-
-    @property
-    def written(self) -> int:
-        """Number of this driver's reports, these included."""
-        return self._first + len(self._lines)
-
-    def next(self) -> _Drafts:
-        """The drafts that follow these."""
-        return _Drafts(self.written, rank=self._rank)
-
-    def add(self, entry: Mapping[str, Any], line: str) -> None:
-        stalled_s = entry.get("stalled_s", 0.0)
-        if stalled_s != (self._stalled[-1][1] if self._stalled else 0.0):
-            self._stalled.append((len(self), stalled_s))
-        self._lines.append(line)
-        self._times.append(entry["time"])
-        self._reports.add(entry["step"], entry["metrics"])
-
-    def text(self, token: int) -> str:
-        """Return them as lines."""
-        if len(self) < _FEW:
-            return "".join(self._lines)
-        entry = {
-            "time": self._times[-1],
-            "token": token,
-            **(
-                {"event": "RankReports", "rank": self._rank} if self._rank else {"event": "Reports"}
-            ),
-            "n": self._first,
-            "times": encoded(self._times),
-            "stalled_s": self._stalled,
-            **self._reports.to_json(),
-        }
-        return strict_json.dumps(entry) + "\n"
-
-    def __len__(self) -> int:
-        return len(self._lines)
 
 
 def _name(event: Event | None) -> str:
