@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import keras
 import pytest
+import tensorflow as tf
+from keras.src.backend.tensorflow import trainer
 
 from polytrain_tf.keras_fit import CHECKED_KERAS, keras_trainer_patched, patch_keras_trainer
 
 
 def patched_functions() -> tuple[object, ...]:
-    from keras.src.backend.tensorflow import trainer
     from keras.src.losses import loss
     from keras.src.optimizers.base_optimizer import BaseOptimizer
 
@@ -56,3 +59,27 @@ def test_an_unchecked_keras_is_refused_by_its_version(monkeypatch: pytest.Monkey
 
 def test_the_installed_keras_has_been_checked() -> None:
     assert keras.__version__.startswith(CHECKED_KERAS)
+
+
+def test_a_model_that_is_built_needs_no_batch_to_be_built_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    passes = []
+
+    def rows() -> Iterator[tuple[list[float], float]]:
+        passes.append("begun")
+        yield from [([1.0, 2.0], 3.0), ([4.0, 5.0], 6.0)]
+
+    signature = tf.TensorSpec((2,)), tf.TensorSpec(())
+    data = tf.data.Dataset.from_generator(rows, output_signature=signature).batch(1)
+    monkeypatch.setattr(trainer, "_collective_all_reduce_multi_worker", lambda strategy: True)
+    with keras_trainer_patched():
+        with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile(optimizer="sgd", loss="mse", metrics=["mae"])
+        model.fit(data, verbose=0)
+        assert model.built
+        passes.clear()
+        model.fit(data, verbose=0)
+        model.evaluate(data, verbose=0)
+    assert passes == ["begun", "begun"], "one for each, and none to build from"

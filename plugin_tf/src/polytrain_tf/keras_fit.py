@@ -7,7 +7,8 @@ else in three others. In a sixth it expects what a restart doesn't give:
   ``strategy.reduce("MEAN", batch, axis=None)`` on the whole ``(x, y)`` structure.  The multi-worker
   strategy accepts a single value there, not a structure, and raises "Attempt to convert a value
   (PerReplica...) to a Tensor".  Shapes and dtypes need no reduction, let alone a collective: each
-  value's first local replica has them.
+  value's first local replica has them.  A model that is built needs no batch: reading one anyway,
+  as Keras does, begins the data twice in each ``fit`` and ``evaluate``.
 * ``reduce_per_replica`` calls ``strategy.reduce("MEAN", value, axis=0)`` on every output of a step.
   ``axis=0`` averages over a replica's first dimension as well, and the outputs are scalar metric
   results that have none.  The mean over replicas alone is ``axis=None``.
@@ -77,11 +78,11 @@ def patch_keras_trainer() -> Callable[[], None]:
         if iterator is None or not is_multi_worker(strategy):
             own_build(self, iterator=iterator, data_batch=data_batch)
             return
-        for _, _, batches in iterator:
+        if not _is_built(self):
+            _, _, batches = next(iter(iterator))
             data_batch = keras.tree.map_structure(
                 lambda value: strategy.experimental_local_results(value)[0], next(batches)
             )
-            break
         with strategy.scope():
             self._symbolic_build(data_batch=data_batch)
 
@@ -160,6 +161,13 @@ def keras_trainer_patched() -> Iterator[None]:
     finally:
         if not was_patched:
             undo()
+
+
+def _is_built(model: Any) -> bool:
+    """Whether Keras knows all shapes of the model, its metrics and its loss."""
+    compiled = (model._compile_metrics, model._compile_loss)
+    parts = [*model._flatten_layers(), *(part for part in compiled if part is not None)]
+    return all(part.built for part in parts)
 
 
 def _part(grad: Any, replicas: int) -> Any:
