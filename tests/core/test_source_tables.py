@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from polytrain.boosting.categories import codes_of
-from polytrain.common.data_errors import SourceError
+from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.sources.arrays import tensors_of
@@ -82,6 +83,14 @@ VIEWS = {
     "large_list_view": (pa.large_list_view(pa.string_view()), [["a"], [], ["b", None]]),
     "struct": (pa.struct([("s", pa.list_view(pa.int8()))]), [{"s": []}, None, {"s": [1]}]),
     "nested": (pa.list_(pa.struct([("s", pa.string_view())])), [[{"s": "a"}], None, []]),
+    "map": (
+        pa.map_(pa.string_view(), pa.list_view(pa.int8())),
+        [[("a", [1]), ("b", None)], None, [("c", [])]],
+    ),
+    "fixed_size_list": (
+        pa.list_(pa.string_view(), 2),
+        [["a", None], None, ["long enough to lie elsewhere", ""]],
+    ),
 }
 
 
@@ -91,8 +100,17 @@ def test_views_become_what_every_library_reads(kind: str) -> None:
     source = describe("train", pa.table({"x": pa.array(values, arrow_type)}))
     assert "view" not in str(source.schema.field("x").type)
     assert source.pieces[0].read(0, 3).column("x").to_pylist() == values
+    assert source.pieces[0].read(1, 3).column("x").to_pylist() == values[1:]
     # What can't read views stands for what can't be trained on.
     source.pieces[0].read(0, 3).to_pandas()
+
+
+@pytest.mark.parametrize("kind", ["map", "fixed_size_list"])
+def test_parts_of_arrays_of_views(kind: str) -> None:
+    arrow_type, values = VIEWS[kind]
+    part = pa.array(values, arrow_type).slice(1, 2)
+    source = describe("train", pa.table({"x": part}))
+    assert source.pieces[0].read(0, 2).column("x").to_pylist() == values[1:]
 
 
 @pytest.mark.parametrize("values", [["a", "b"], [1, None]])
@@ -223,6 +241,25 @@ KEPT: dict[str, tuple[Any, list[Any]]] = {
     "large floats": ([1e300, 0.5], [1e300, 0.5]),
     "bytes that end with zeros": ([b"a\x00", b"b"], [b"a\x00", b"b"]),
     "text that ends with zeros": (["a\x00", "b"], ["a\x00", "b"]),
+    "bytes with zeros in an array": (np.array([b"a\x00b", b"c"]), [b"a\x00b", b"c"]),
+    "text with zeros in an array": (np.array(["a\x00b", "c"]), ["a\x00b", "c"]),
+    "masked bytes with zeros": (
+        np.ma.array([b"a\x00b", b"c"], mask=[False, True]),
+        [b"a\x00b", None],
+    ),
+    "text of NumPy's newest type": (
+        np.array(["a", "long enough to lie elsewhere"], dtype=np.dtypes.StringDType()),
+        ["a", "long enough to lie elsewhere"],
+    ),
+    "missing text of NumPy's newest type": (
+        np.array(["a", None], dtype=np.dtypes.StringDType(na_object=None)),
+        ["a", None],
+    ),
+    "a masked array in the other byte order": (
+        np.ma.array(np.array([1, 258], dtype=">i4"), mask=[True, False]),
+        [None, 258],
+    ),
+    "a deque": (deque([1, None]), [1, None]),
     "a series with a missing number": (
         pd.Series([2**53 + 1, None], dtype="Int64"),
         [2**53 + 1, None],
@@ -243,6 +280,11 @@ def test_values_are_kept(case: str) -> None:
 CHANGED: dict[str, tuple[Any, str]] = {
     "numbers and text": ([1, 2, "NA"], "'x' can't become a column.*'NA'"),
     "text and numbers": (["NA", 1], "'x' can't become a column"),
+    "numbers and text in a deque": (deque([1, "NA"]), "'x' can't become a column.*'NA'"),
+    "large numbers and fractions in a deque": (
+        deque([2**53 + 1, 0.5]),
+        "'x' .*round 9007199254740993",
+    ),
     "large numbers and fractions": ([2**53 + 1, 0.5], "'x' .*round 9007199254740993"),
     "large numbers of NumPy": (
         [np.int64(2**53 + 1), np.float64(0.5)],
@@ -271,6 +313,93 @@ def test_values_that_would_change_are_refused(case: str) -> None:
     with pytest.raises(SourceError, match=message) as caught:
         column(data)
     assert caught.value.remedy
+
+
+class Meters(pa.ExtensionType):
+    """Numbers with a name."""
+
+    def __init__(self, stored: pa.DataType | None = None) -> None:
+        super().__init__(stored or pa.int64(), "tests.meters")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, stored: pa.DataType, serialized: bytes) -> Meters:
+        return cls(stored)
+
+
+@pytest.mark.parametrize("file_format", ["table", "parquet", "arrow"])
+@pytest.mark.parametrize("batch_format", ["numpy", "pandas"])
+def test_numbers_with_a_name_have_one_type(
+    file_format: str, batch_format: Any, tmp_path: Path
+) -> None:
+    values = pa.ExtensionArray.from_storage(Meters(), pa.array([1, None]))
+    data: Any = pa.table({"x": values})
+    if file_format == "parquet":
+        pq.write_table(data, tmp_path / "a.parquet")
+        data = tmp_path
+    elif file_format == "arrow":
+        feather.write_feather(data, tmp_path / "a.arrow")
+        data = tmp_path
+    batches = shard_of(data).iter_batches(batch_size=1, format=batch_format)
+    assert [batch["x"].dtype for batch in batches] == [np.float64, np.float64]
+
+
+def test_numbers_with_a_name_are_not_rounded() -> None:
+    values = pa.ExtensionArray.from_storage(Meters(), pa.array([2**53 + 1, None]))
+    with pytest.raises(ReadError, match=r"'x' lacks values.*9007199254740993"):
+        [*shard_of(pa.table({"x": values})).iter_batches()]
+
+
+def test_categories_in_lists_have_one_type(tmp_path: Path) -> None:
+    categories = pa.array([1, None, 3, 4]).dictionary_encode()
+    lists = pa.table({"x": pa.ListArray.from_arrays([0, 2, 3, 4], categories)})
+    feather.write_feather(lists, tmp_path / "a.arrow", chunksize=1)
+    batches = shard_of(tmp_path).iter_batches(batch_size=1)
+    rows = [row for batch in batches for row in batch["x"]]
+    assert [str(row.tolist()) for row in rows] == ["[1.0, nan]", "[3.0]", "[4.0]"]
+
+
+@pytest.mark.parametrize("batch_format", ["numpy", "pandas"])
+def test_a_category_that_is_missing(batch_format: Any) -> None:
+    codes = pa.array([0, 1, 2, None])
+    table = pa.table(
+        {
+            "text": pa.DictionaryArray.from_arrays(codes, pa.array(["a", None, "b"])),
+            "number": pa.DictionaryArray.from_arrays(codes, pa.array([5, None, 6])),
+        }
+    )
+    [batch] = shard_of(table).iter_batches(format=batch_format)
+    frame = pd.DataFrame(batch)
+    assert frame.isna()["text"].tolist() == frame.isna()["number"].tolist() == [0, 1, 0, 1]
+    assert frame["text"].dropna().tolist() == ["a", "b"]
+    assert frame["number"].dropna().tolist() == [5, 6]
+
+
+def test_intervals_of_pandas() -> None:
+    frame = pd.DataFrame({"x": pd.cut([1, 3], [0, 2, 4])})
+    [batch] = shard_of(frame).iter_batches(format="pandas")
+    assert batch["x"].tolist() == frame["x"].tolist()
+
+
+@pytest.mark.parametrize("batch_format", ["numpy", "pandas"])
+def test_times_of_day_that_python_lacks(batch_format: Any) -> None:
+    times = pa.table({"x": pa.array([1_001, None], pa.time64("ns"))})
+    with pytest.raises(ReadError, match="'x' has times of day with nanoseconds"):
+        [*shard_of(times).iter_batches(format=batch_format)]
+    [batch] = shard_of(times.slice(1)).iter_batches(format=batch_format)
+    assert [*batch["x"]] == [None]
+
+
+@pytest.mark.parametrize("form", ["frame", "series", "query"])
+def test_objects_of_polars_are_refused(form: str) -> None:
+    frame = pl.DataFrame({"x": pl.Series([object()], dtype=pl.Object), "y": [1]})
+    data: Any = {"frame": frame, "series": {"x": frame["x"]}, "query": frame.lazy()}[form]
+    with pytest.raises(SourceError, match="'x' holds Python objects"):
+        describe("train", data)
+    if form != "series":
+        assert describe("train", data, columns=["y"]).info.num_rows == 1
 
 
 @pytest.mark.parametrize("floats", [pa.float16(), pa.float32(), pa.float64()])

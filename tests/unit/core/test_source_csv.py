@@ -255,3 +255,30 @@ def test_a_file_larger_than_memory(tmp_path: Path) -> None:
     size = path.stat().st_size // 2**20
     grown = subprocess.check_output([sys.executable, "-c", DESCRIBE, path], text=True)
     assert int(grown) < size // 2, f"{grown} MiB for {size} MiB"
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["1", "", "3", ""], [1, None, 3, None]),
+        (["", "a"], ["", "a"]),
+        (["1"] * 40 + ["", "2.5"], [1.0] * 40 + [None, 2.5]),
+    ],
+)
+def test_an_empty_line_is_a_row_where_there_is_one_column(
+    lines: list[str], expected: list[Any], tmp_path: Path
+) -> None:
+    assert read(write(tmp_path / "a.csv", "x", *lines)) == {"x": expected}
+
+
+def test_a_table_of_one_column_comes_back_from_csv(tmp_path: Path) -> None:
+    table = pa.table({"x": [1, None, None, 4, None]})
+    pacsv.write_csv(table, tmp_path / "a.csv")
+    assert read(tmp_path / "a.csv") == table.to_pydict()
+
+
+def test_an_empty_line_is_nothing_between_several_columns(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "a.csv", "x,y", "1,2", "", "3,4", "")) == {
+        "x": [1, 3],
+        "y": [2, 4],
+    }

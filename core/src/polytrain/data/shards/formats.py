@@ -19,6 +19,7 @@ from polytrain.data.shards.lists import (
     with_numbers,
     with_objects,
 )
+from polytrain.data.shards.wide_types import without_missing_categories
 from polytrain.data.sources.missing import (
     decides_type,
     decides_type_in_lists,
@@ -91,6 +92,8 @@ def column_to_numpy(column: pa.ChunkedArray, field: pa.Field | None = None) -> n
         return _scalars(column, field, missing=missing)
     if pa.types.is_dictionary(kind):
         return _categories(column)
+    if pa.types.is_time64(kind):
+        return _times_of_day(column, field)
     array = column.to_numpy()
     return array
 
@@ -155,6 +158,14 @@ def _rows_or_none(parts: Parts) -> np.ndarray[Any, Any]:
 def _to_pandas(table: pa.Table) -> Any:
     truths, arrays = [], {}
     for index, field in enumerate(table.schema):
+        if pa.types.is_time64(field.type):
+            arrays[index] = column_to_numpy(table.column(index), field)
+            table = table.set_column(index, field.name, pa.nulls(table.num_rows))
+            continue
+        if pa.types.is_dictionary(field.type):
+            known = without_missing_categories(table.column(index))
+            table = table.set_column(index, field, known)
+            continue
         if isinstance(field.type, pa.FixedShapeTensorType) or _has_own_frames(table, index):
             # Arrow would give pandas tensors without their shape, and lists as floats if the table
             # has a row without one, or a list without a number.
@@ -162,7 +173,7 @@ def _to_pandas(table: pa.Table) -> Any:
             arrays[index] = objects([None if row is None else row.copy() for row in rows])
             table = table.set_column(index, field.name, pa.nulls(table.num_rows))
             continue
-        if not decides_type(field.type) or pa.types.is_dictionary(field.type):
+        if not decides_type(field.type):
             continue
         column = table.column(index)
         missing = _missing(column, field)
@@ -249,6 +260,18 @@ def _floats(column: pa.ChunkedArray, field: pa.Field | None) -> pa.ChunkedArray:
             f"would round {largest}. Fill the missing values in, write the column as a string, or "
             'read batches with format="arrow"'
         ) from error
+
+
+def _times_of_day(column: pa.ChunkedArray, field: pa.Field | None) -> np.ndarray[Any, Any]:
+    try:
+        array: np.ndarray[Any, Any] = column.to_numpy()
+    except pa.ArrowInvalid as error:
+        name = "" if field is None else f" {field.name!r}"
+        raise ReadError(
+            f"the column{name} has times of day with nanoseconds, for which Python's have no "
+            'place. Round them to microseconds, or read batches with format="arrow"'
+        ) from error
+    return array
 
 
 def _categories(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:

@@ -33,13 +33,17 @@ def in_one_piece(table: pa.Table) -> pa.Table:
         column = table.column(index)
         # Arrow doesn't unify categories of which one is missing.
         if pa.types.is_dictionary(field.type) and column.num_chunks > 1:
-            chunks = [_without_missing_category(chunk) for chunk in column.chunks]
-            table = table.set_column(index, field, pa.chunked_array(chunks, field.type))
+            table = table.set_column(index, field, without_missing_categories(column))
     return widened(table).unify_dictionaries().combine_chunks()
 
 
+def without_missing_categories(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of categories; values of a category that is missing are missing themselves."""
+    chunks = [_without_missing_category(chunk) for chunk in column.chunks]
+    return pa.chunked_array(chunks, column.type)
+
+
 def _without_missing_category(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
-    """The same values; those whose category is missing are missing themselves."""
     if not chunk.dictionary.null_count:
         return chunk
     known = chunk.dictionary.is_valid()

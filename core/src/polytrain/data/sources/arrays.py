@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import UserList, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,8 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
             f"{name!r} is a sparse matrix, which batches have no form for",
             "Pass an array: matrix.toarray()",
         )
+    if isinstance(value, deque | UserList):
+        value = list(value)
     if isinstance(value, list | tuple):
         value = _without_masks(name, value)
     try:
@@ -56,7 +59,7 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
         array = np.asarray(value.detach() if hasattr(value, "detach") else value)
         if array.dtype.kind == "f" and isinstance(value, list | tuple):
             check_exact(value, array)
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        array = _readable(array)
         if is_time(array):
             array = in_unit_of_arrow(name, array)
         if array.ndim == 1 and array.dtype == object and any(map(is_time, array)):
@@ -75,6 +78,31 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
         # A column of no tensors: Arrow can't make one from an empty array.
         return pa.array([], pa.null())
     raise SourceError(f"{name!r} has rows without values: its shape is {array.shape}", _REMEDY)
+
+
+def refuse_objects(types: Mapping[str, Any]) -> None:
+    """Refuse columns of polars that hold Python's objects, of which Arrow gets the addresses.
+
+    Args:
+        types: of the columns, as polars has them.
+
+    Raises:
+        SourceError: there is one.
+    """
+    for name, kind in types.items():
+        if repr(kind) == "Object":
+            raise SourceError(
+                f"the column {name!r} holds Python objects, which arrays have no form for",
+                "Give its values another type of polars, or leave it out with columns=[…]",
+            )
+
+
+def _readable(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The array as Arrow takes it with all that it holds."""
+    if array.dtype.kind in "SUT":
+        # Arrow takes a zero in a text or bytes for its end, and doesn't know NumPy's newest texts.
+        return array.astype(object)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def is_masked_number(value: Any) -> bool:
@@ -105,11 +133,12 @@ def _of_one_dimension(name: str, value: Any) -> pa.Array | pa.ChunkedArray | Non
             return None
         if is_time(value):
             return pa.array(in_unit_of_arrow(name, value.filled(value.dtype.type("NaT"))))
-        return pa.array(value.data, mask=np.ma.getmaskarray(value))
+        return pa.array(_readable(value.data), mask=np.ma.getmaskarray(value))
     library = type(value).__module__.partition(".")[0]
     if library == "pandas" and type(value).__name__ == "Series":
         return pa.array(value, from_pandas=True)
     if library == "polars" and type(value).__name__ == "Series":
+        refuse_objects({name: value.dtype})
         return without_view(pa.chunked_array(value))
     ragged = _ragged(name, value)
     if ragged is not None:

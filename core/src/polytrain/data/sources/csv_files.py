@@ -7,7 +7,7 @@ import io
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv as pacsv
@@ -27,16 +27,25 @@ _BLOCKS = (1 << 22, 1 << 26, 1 << 30)
 """Bytes that are parsed at once. A row has to fit in: the next size is tried if one doesn't."""
 
 
+class Layout(NamedTuple):
+    """How a file is read."""
+
+    block: int
+    """Bytes that are parsed at once."""
+
+    has_one_column: bool = False
+    """Then an empty line is a row without a value; otherwise it is nothing."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvPiece(StreamedPiece):
     """A CSV file with a header line."""
 
-    block: int = _BLOCKS[0]
-    """Bytes that are parsed at once."""
+    layout: Layout
 
     def _parsed(self, columns: Sequence[str]) -> Generator[pa.Table, None, None]:
         types = {name: self.schema.field(name).type for name in columns}
-        with _stream(self.path, self.block, types) as stream:
+        with _stream(self.path, self.layout, types) as stream:
             yield stream.schema.empty_table()
             for batch in stream:
                 yield pa.Table.from_batches([batch])
@@ -49,7 +58,7 @@ class CsvFile:
     place: str
     schema: pa.Schema
     rows: int
-    block: int
+    layout: Layout
     missing: frozenset[Missing]
     """Columns in which values are missing."""
 
@@ -68,7 +77,7 @@ class CsvFile:
         _check_exact(
             self.place,
             [name for name in rounded if pa.types.is_float64(schema.field(name).type)],
-            self.block,
+            self.layout,
         )
         if self.rows:
             yield CsvPiece(
@@ -76,7 +85,7 @@ class CsvFile:
                 rows=self.rows,
                 schema=schema,
                 constants=constants,
-                block=self.block,
+                layout=self.layout,
                 version=self.version,
             )
 
@@ -114,25 +123,26 @@ def _described(
     place: str, columns: Sequence[str] | None, elsewhere: Collection[str], block: int
 ) -> CsvFile:
     version = version_of(find(place))
-    with _stream(place, block) as stream:
+    with _stream(place, Layout(block)) as stream:
         names = stream.schema.names
+    layout = Layout(block, has_one_column=len(names) == 1)
     refuse_repeated(names, repr(place))
     wanted = columns_to_count(columns, names, elsewhere=elsewhere, of=repr(place))
     try:
-        schema, facts = _typed_by_first_block(place, wanted, block)
+        schema, facts = _typed_by_first_block(place, wanted, layout)
     except pa.ArrowInvalid:
         # Values further down don't fit what the first ones look like.
-        schema, facts = _typed_by_every_block(place, wanted, block)
+        schema, facts = _typed_by_every_block(place, wanted, layout)
     if any(pa.types.is_binary(found.type) for found in schema):
         # What Arrow takes bytes for that are no text.
         raise SourceError(*_explained(place, None))
     floats = [field.name for field in schema if pa.types.is_float64(field.type)]
-    _check_exact(place, [name for name in floats if name in facts.large], block)
+    _check_exact(place, [name for name in floats if name in facts.large], layout)
     return CsvFile(
         place=place,
         schema=schema,
         rows=facts.rows,
-        block=block,
+        layout=layout,
         missing=frozenset(facts.missing),
         large=frozenset(facts.large.difference(floats)),
         version=version,
@@ -140,36 +150,36 @@ def _described(
 
 
 def _typed_by_first_block(
-    place: str, names: list[str], block: int
+    place: str, names: list[str], layout: Layout
 ) -> tuple[pa.Schema, ColumnFacts]:
     facts = ColumnFacts()
-    with _stream(place, block, dict.fromkeys(names)) as stream:
+    with _stream(place, layout, dict.fromkeys(names)) as stream:
         for batch in stream:
             facts.add(batch)
         return stream.schema, facts
 
 
 def _typed_by_every_block(
-    place: str, names: list[str], block: int
+    place: str, names: list[str], layout: Layout
 ) -> tuple[pa.Schema, ColumnFacts]:
     """The types that fit all values, of which no more than one block is in memory at once."""
     kinds: dict[str, set[pa.DataType]] = {name: set() for name in names}
     facts = ColumnFacts()
-    with _stream(place, block, dict.fromkeys(names, pa.string())) as stream:
+    with _stream(place, layout, dict.fromkeys(names, pa.string())) as stream:
         for batch in stream:
             typed = typed_block(batch)
             facts.add(typed)
             for name, kind in zip(names, typed.schema.types, strict=True):
                 kinds[name].add(kind)
-    types = {name: _settled(place, name, found, block) for name, found in kinds.items()}
+    types = {name: _settled(place, name, found, layout) for name, found in kinds.items()}
     return pa.schema(types.items()), facts
 
 
-def _check_exact(place: str, names: list[str], block: int) -> None:
+def _check_exact(place: str, names: list[str], layout: Layout) -> None:
     """Refuse to read whole numbers as floats that don't hold them."""
     if not names:
         return
-    with _stream(place, block, dict.fromkeys(names, pa.string())) as stream:
+    with _stream(place, layout, dict.fromkeys(names, pa.string())) as stream:
         for batch in stream:
             rounded = first_rounded(batch)
             if rounded is not None:
@@ -182,11 +192,11 @@ def _check_exact(place: str, names: list[str], block: int) -> None:
                 )
 
 
-def _settled(place: str, name: str, kinds: set[pa.DataType], block: int) -> pa.DataType:
+def _settled(place: str, name: str, kinds: set[pa.DataType], layout: Layout) -> pa.DataType:
     kind, is_certain = candidate(kinds)
     if not is_certain:
         try:
-            with _stream(place, block, {name: kind}) as stream:
+            with _stream(place, layout, {name: kind}) as stream:
                 for _ in stream:
                     pass
         except pa.ArrowInvalid:
@@ -196,7 +206,9 @@ def _settled(place: str, name: str, kinds: set[pa.DataType], block: int) -> pa.D
 
 @contextmanager
 def _stream(
-    place: str, block: int, types: Mapping[str, pa.DataType | None] | None = None
+    place: str,
+    layout: Layout,
+    types: Mapping[str, pa.DataType | None] | None = None,
 ) -> Iterator[Any]:
     """The file's rows, with these columns alone; a type of None is inferred from a first block."""
     where = find(place)
@@ -204,8 +216,12 @@ def _stream(
         open_decompressed(where) as source,
         pacsv.open_csv(
             source,
-            read_options=pacsv.ReadOptions(block_size=block),
-            parse_options=pacsv.ParseOptions(delimiter=_delimiter(place), newlines_in_values=True),
+            read_options=pacsv.ReadOptions(block_size=layout.block),
+            parse_options=pacsv.ParseOptions(
+                delimiter=_delimiter(place),
+                newlines_in_values=True,
+                ignore_empty_lines=not layout.has_one_column,
+            ),
             convert_options=pacsv.ConvertOptions(
                 include_columns=None if types is None else list(types),
                 column_types={name: kind for name, kind in (types or {}).items() if kind},

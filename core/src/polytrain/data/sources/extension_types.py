@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from polytrain.data.shards.lists import with_numbers
 from polytrain.data.sources.arrays import nested_list_type, nested_lists
-from polytrain.data.sources.unreadable import extension_name
+from polytrain.data.sources.missing import decides_type, innermost, is_list, is_list_of_numbers
+from polytrain.data.sources.unreadable import PERIODS, extension_name
 
 _FIXED = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 _VARIABLE = "ray.data.arrow_variable_shaped_tensor"
@@ -47,7 +49,24 @@ def plain_type(field: pa.Field) -> pa.DataType:
         return pa.fixed_shape_tensor(stored.value_type, parameter)
     if name == _VARIABLE:
         return nested_list_type(parameter, stored.field("data").type.value_type)
-    return field.type
+    return _without_extension(field.type)
+
+
+def _without_extension(kind: pa.DataType) -> pa.DataType:
+    """The type of numbers, and of categories, that what finds missing values knows."""
+    if isinstance(kind, pa.BaseExtensionType):
+        stored = kind.storage_type
+        is_number = decides_type(stored) or is_list_of_numbers(stored)
+        is_known = isinstance(kind, pa.FixedShapeTensorType) or kind.extension_name == PERIODS
+        return stored if is_number and not is_known else kind
+    if pa.types.is_dictionary(kind):
+        values = _without_extension(kind.value_type)
+        # Pandas has no categories that are intervals or structs.
+        is_plain = not isinstance(values, pa.BaseExtensionType) and not pa.types.is_nested(values)
+        return kind if is_plain and values == kind.value_type else values
+    if is_list(kind) and pa.types.is_dictionary(innermost(kind)):
+        return with_numbers(kind, innermost(kind).value_type)
+    return kind
 
 
 def _extension_of(field: pa.Field) -> tuple[str | None, Any, pa.DataType]:
@@ -68,7 +87,13 @@ def _extension_of(field: pa.Field) -> tuple[str | None, Any, pa.DataType]:
 
 
 def _plain(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(chunk.type):
+        return _plain(chunk.dictionary.take(chunk.indices), kind)
     stored = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
+    if kind in (chunk.type, stored.type):
+        return chunk if chunk.type == kind else stored
+    if is_list(kind) and pa.types.is_dictionary(innermost(stored.type)):
+        return stored.cast(kind)
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.ExtensionArray.from_storage(kind, stored.cast(kind.storage_type))
     if pa.types.is_boolean(kind):

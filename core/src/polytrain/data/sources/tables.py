@@ -11,7 +11,7 @@ import pyarrow as pa
 from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.shards.lists import lists_to_numpy
 from polytrain.data.shards.wide_types import widened
-from polytrain.data.sources.arrays import table_of, tensors_of
+from polytrain.data.sources.arrays import refuse_objects, table_of, tensors_of
 from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.missing import found_missing, noted
 from polytrain.data.sources.pieces import Pieces, TablePiece
@@ -54,6 +54,9 @@ def _table(data: Any, columns: Sequence[str] | None) -> pa.Table | None:
         return _from_pandas(data) if kind.__name__ == "DataFrame" else None
     if library == "polars" and kind.__name__ == "LazyFrame":
         data = _collected(data, columns)
+    if library == "polars" and type(data).__name__ == "DataFrame":
+        read = [name for name in data.columns if columns is None or name in columns]
+        refuse_objects({name: data.schema[name] for name in read})
     if library == "datasets":
         return _from_hugging_face(data)
     if isinstance(data, Mapping):

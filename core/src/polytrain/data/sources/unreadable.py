@@ -9,7 +9,8 @@ import pyarrow as pa
 from polytrain.common.data_errors import SourceError
 
 _OBJECTS = "ray.data.arrow_pickled_object"
-_PERIODS = "pandas.period"
+PERIODS = "pandas.period"
+"""The name of the extension type of pandas' periods."""
 
 
 def refuse_unreadable(schema: pa.Schema) -> None:
@@ -32,7 +33,7 @@ def refuse_unreadable(schema: pa.Schema) -> None:
                     "Give its values one type, as with dataset.map_batches, or leave it out with "
                     "columns=[…]",
                 )
-            if extension == _PERIODS:
+            if extension == PERIODS:
                 raise SourceError(
                     f"the column {name} holds periods of pandas, which arrays have no form for",
                     f"Make times or text of them before: frame[{name}].dt.to_timestamp() or "

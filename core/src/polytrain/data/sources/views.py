@@ -39,6 +39,14 @@ def _plain(kind: pa.DataType) -> pa.DataType:
         if item == kind.value_type and not _is_view(kind):
             return kind
         return pa.large_list(item)
+    if pa.types.is_fixed_size_list(kind) and _has_views(kind.value_type):
+        return pa.list_(_plain(kind.value_type), kind.list_size)
+    if pa.types.is_map(kind):
+        return pa.map_(
+            kind.key_field.with_type(_plain(kind.key_type)),
+            kind.item_field.with_type(_plain(kind.item_type)),
+            keys_sorted=kind.keys_sorted,
+        )
     if pa.types.is_struct(kind):
         fields = [kind.field(number) for number in range(kind.num_fields)]
         return pa.struct([field.with_type(_plain(field.type)) for field in fields])
@@ -70,9 +78,23 @@ def _converted(array: pa.Array) -> pa.Array:
         return pa.DictionaryArray.from_arrays(indices, values, ordered=kind.ordered)
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         return array.cast(_plain(kind))
+    if pa.types.is_fixed_size_list(kind):
+        size, first = kind.list_size, array.offset * kind.list_size
+        items = array.values.slice(first, len(array) * size)
+        return pa.FixedSizeListArray.from_arrays(_converted(items), size, mask=array.is_null())
+    if pa.types.is_map(kind):
+        return _converted_map(array)
     # Arrow's own cast of list views loses values that come after an empty or missing list.
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return pa.LargeListArray.from_arrays(
         pa.array(offsets), _converted(array.flatten()), mask=array.is_null()
     )
+
+
+def _converted_map(array: pa.MapArray) -> pa.MapArray:
+    # The offsets of a slice begin anywhere, and those of missing maps may hold entries.
+    first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    offsets = pa.array(np.asarray(array.offsets) - first, pa.int32())
+    parts = [_converted(part.slice(first, last - first)) for part in (array.keys, array.items)]
+    return pa.MapArray.from_arrays(offsets, *parts, type=_plain(array.type), mask=array.is_null())
