@@ -78,34 +78,25 @@ def _accuracy(network: Any, shard: Any) -> float:
 
 def train_keras(config: dict[str, Any]) -> None:
     """The same with Keras: `model.fit` under the run's strategy."""
-    import keras
     from single_process import keras_network
 
     import polytrain_tf
+    from polytrain_tf.reporting import ReportCallback, checkpointed_epoch, checkpointed_model
 
     train = polytrain.get_dataset_shard("train")
     valid = polytrain.get_dataset_shard("valid")
     features = [name for name in train.schema().names if name != "target"]
-    checkpoint = polytrain.get_checkpoint()
-    first_epoch = 0
     with polytrain_tf.strategy().scope():
-        if checkpoint is not None:
-            model = keras.models.load_model(Path(checkpoint.path) / "model.keras")
-            first_epoch = int((Path(checkpoint.path) / "epoch").read_text()) + 1
-        else:
-            model = keras_network()
+        model = checkpointed_model() or keras_network()
     data, evaluation = (
         shard.to_tf(features, "target", as_matrix=True, batch_size=16) for shard in (train, valid)
     )
-    for epoch in range(first_epoch, config["epochs"]):
-        fitted = model.fit(data, epochs=1, verbose=0, shuffle=False)
-        _, accuracy = model.evaluate(evaluation, verbose=0)
-        with tempfile.TemporaryDirectory() as directory:
-            model.save(Path(directory) / "model.keras")
-            (Path(directory) / "epoch").write_text(str(epoch))
-            polytrain.report(
-                {"epoch": epoch, "loss": fitted.history["loss"][-1], "accuracy": accuracy},
-                checkpoint=Checkpoint.from_directory(directory)
-                if polytrain.get_context().get_world_rank() == 0
-                else None,
-            )
+    model.fit(
+        data,
+        validation_data=evaluation,
+        initial_epoch=checkpointed_epoch(),
+        epochs=config["epochs"],
+        callbacks=[ReportCallback()],
+        shuffle=False,
+        verbose=0,
+    )
