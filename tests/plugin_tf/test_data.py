@@ -39,6 +39,29 @@ def test_a_column_keeps_its_numbers(tmp_path: Path, column: Any, dtype: str) -> 
     ).fit()
 
 
+def test_types_that_would_change_values_are_refused(tmp_path: Path) -> None:
+    def train() -> None:
+        import tensorflow as tf
+
+        shard = polytrain.get_dataset_shard("train")
+        for name, what in (("x", "300, and"), ("y", "a missing value or NaN")):
+            with pytest.raises(ValueError, match=f"'{name}' has {what}"):
+                list(shard.iter_tf_batches(dtypes={name: tf.int8}))
+            spec = tf.TensorSpec((None,), tf.int8)
+            with pytest.raises(Exception, match=f"'{name}' has {what}"):
+                list(shard.to_tf(name, name, feature_type_spec=spec))
+        with pytest.raises(ValueError, match="'z', which isn't there"):
+            shard.iter_tf_batches(dtypes={"z": tf.int8})
+
+    make_trainer(
+        "tensorflow",
+        train,
+        datasets={"train": {"x": np.array([1, 300]), "y": np.array([1.0, np.nan])}},
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, progress=False),
+    ).fit()
+
+
 def shapes(shard: Any, *columns: Any, **options: Any) -> Any:
     """Types and shapes of the only batch."""
     import tensorflow as tf

@@ -58,6 +58,40 @@ def test_one_type_for_all_or_one_for_each() -> None:
     assert batch["x"].dtype == torch.float64
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype", "what"),
+    [
+        (np.array([1, 300]), torch.int8, "300, and the type asked for ends at -128 and 127"),
+        (np.array([-1, 1]), torch.uint8, "-1, and"),
+        (np.array([0.5, 1e30], np.float32), torch.int64, "1.0+[0-9]*e\\+30, and"),
+        (np.array([2.0**63]), torch.int64, "9.22.*e\\+18, and"),
+        (np.array([np.nan, 1.0]), torch.int64, "a missing value or NaN"),
+        (pa.array([1, None]), torch.int64, "a missing value or NaN"),
+    ],
+)
+def test_a_type_that_would_change_values_is_refused(
+    values: Any, dtype: torch.dtype, what: str
+) -> None:
+    for dtypes in (dtype, {"x": dtype}):
+        batches = shard(x=values).iter_torch_batches(dtypes=dtypes)
+        with pytest.raises(ValueError, match=f"'x' has {what}"):
+            list(batches)
+
+
+def test_a_type_with_room_for_all_values_is_given() -> None:
+    [batch] = shard(x=np.array([-128, 127])).iter_torch_batches(dtypes=torch.int8)
+    assert batch["x"].tolist() == [-128, 127]
+    [batch] = shard(x=np.array([0.0, 255.0])).iter_torch_batches(dtypes=torch.uint8)
+    assert batch["x"].tolist() == [0, 255]
+    [batch] = shard(x=np.array([0.0, np.nan])).iter_torch_batches(dtypes=torch.float16)
+    assert batch["x"].isnan().tolist() == [False, True]
+
+
+def test_types_of_columns_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"'images', which isn't there\. .*'image'"):
+        shard(**COLUMNS).iter_torch_batches(dtypes={"images": torch.float16})
+
+
 def test_booleans_become_tensors() -> None:
     [batch] = shard(mask=np.array([True, False])).iter_torch_batches()
     assert batch["mask"].tolist() == [True, False]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from polytrain.data.plan.row_plan import Plan
     from polytrain.data.shards.formats import empty_table, to_format
     from polytrain.data.shards.groups import group_sizes
-    from polytrain.data.shards.tensor_shapes import TensorShapes
+    from polytrain.data.shards.tensor_shapes import TensorShapes, check_named, check_range
     from polytrain.workers.call_counter import Calls
     from polytrain.workers.context import Context
     from polytrain.workers.worker_api import open_cursor, scratch_directory, starting_checkpoint
@@ -30,6 +30,8 @@ __all__ = [
     "Epoch",
     "Plan",
     "TensorShapes",
+    "check_named",
+    "check_range",
     "empty_table",
     "group_sizes",
     "open_cursor",
@@ -49,6 +51,8 @@ _DOOR = Door(
         "Epoch": "polytrain.data.plan.cursor",
         "Plan": "polytrain.data.plan.row_plan",
         "TensorShapes": "polytrain.data.shards.tensor_shapes",
+        "check_named": "polytrain.data.shards.tensor_shapes",
+        "check_range": "polytrain.data.shards.tensor_shapes",
         "empty_table": "polytrain.data.shards.formats",
         "group_sizes": "polytrain.data.shards.groups",
         "open_cursor": "polytrain.workers.worker_api",

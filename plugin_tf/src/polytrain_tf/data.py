@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from polytrain.extension import check_named, check_range
 from polytrain_plugins import Batches, BatchesAhead, Shard, ShardView, column_remedy
 from polytrain_plugins.shard import refuse_local_shuffle
 
@@ -170,9 +171,11 @@ class TensorFlowShard(ShardView):
             local_shuffle_seed: refused too.
 
         Raises:
-            ValueError: if a refused argument is given.
+            ValueError: if a refused argument is given, `dtypes` names no column, or a type of
+                whole numbers doesn't hold the values.
             TypeError: if a column can't become a tensor, such as lists that differ in shape.
         """
+        check_named(dtypes, self.schema().names)
 
         def tensors(batch: dict[str, Any]) -> dict[str, tf.Tensor]:
             return {name: _tensor(name, array, dtypes) for name, array in batch.items()}
@@ -212,7 +215,11 @@ def _tensor(name: str, array: Any, dtypes: Any) -> tf.Tensor:
             f"The column {name!r} of type {array.dtype} can't become a tensor ({error}). Leave it "
             "out with DataConfig(columns=[…]), or convert it in DataConfig(transform=…)."
         ) from error
-    return tensor if dtype is None else tf.cast(tensor, dtype)
+    if dtype is None:
+        return tensor
+    if (wanted := tf.as_dtype(dtype)).is_integer:
+        check_range(name, array, wanted.min, wanted.max)
+    return tf.cast(tensor, wanted)
 
 
 def matrix_like(shard: Shard, feature_columns: Sequence[str]) -> tf.TensorSpec:
@@ -229,9 +236,10 @@ def matrix_of(batch: Any, columns: Columns) -> Any:
 def columns_of(batch: Any, columns: Columns, specs: TypeSpecs, *, keeps_integers: bool) -> Any:
     """A column's array, or a dict of arrays of several columns."""
     if isinstance(columns, str):
-        return _typed(batch[columns], specs, keeps_integers=keeps_integers)
+        return _typed(columns, batch[columns], specs, keeps_integers=keeps_integers)
     return {
         name: _typed(
+            name,
             batch[name],
             specs.get(name) if isinstance(specs, Mapping) else specs,
             keeps_integers=keeps_integers,
@@ -240,8 +248,10 @@ def columns_of(batch: Any, columns: Columns, specs: TypeSpecs, *, keeps_integers
     }
 
 
-def _typed(column: Any, spec: Any, *, keeps_integers: bool) -> Any:
+def _typed(name: str, column: Any, spec: Any, *, keeps_integers: bool) -> Any:
     if spec is not None:
+        if spec.dtype.is_integer:
+            check_range(name, column, spec.dtype.min, spec.dtype.max)
         return column.astype(spec.dtype.as_numpy_dtype)
     # Ids may be larger than the whole numbers that float32 has.
     is_exact = column.dtype.kind not in "iu" or np.can_cast(column.dtype, np.float32)

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 from polytrain import CheckpointError
-from polytrain.extension import TensorShapes
+from polytrain.extension import TensorShapes, check_named, check_range
 from polytrain_plugins import (
     Batches,
     Engine,
@@ -218,7 +218,8 @@ class TorchShard(ShardView):
             pin_memory: no effect: columns are always copied to a GPU from pinned memory.
 
         Raises:
-            ValueError: if both `collate_fn` and `dtypes` are given, or a refused argument is.
+            ValueError: if both `collate_fn` and `dtypes` are given, or a refused argument is; if
+                `dtypes` names no column, or a type of whole numbers that doesn't hold the values.
             TypeError: if a column holds texts, which shows at once, or anything else than numbers
                 and booleans, or lists that differ in shape, and there is no `collate_fn`.
         """
@@ -227,6 +228,7 @@ class TorchShard(ShardView):
                 f"dtypes={dtypes!r}: it can't be used with collate_fn, which makes the tensors. "
                 "Convert them in collate_fn"
             )
+        check_named(dtypes, self.schema().names)
         if collate_fn is None:
             refuse_texts(self.schema())
         target = current_device() if device in (None, "auto") else torch.device(device)
@@ -266,6 +268,8 @@ def current_device() -> torch.device:
 
 def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:
     dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+    if dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        _check_range(name, array, dtype)
     try:
         return torch.as_tensor(array, dtype=dtype)
     except TypeError as error:
@@ -273,6 +277,12 @@ def _tensor(name: str, array: Any, dtypes: Any) -> torch.Tensor:
             f"The column {name!r} of type {array.dtype} can't become a tensor. "
             "Encode it as numbers in DataConfig(transform=…)."
         ) from error
+
+
+def _check_range(name: str, array: Any, dtype: torch.dtype) -> None:
+    if dtype != torch.bool:
+        ends = torch.iinfo(dtype)
+        check_range(name, array, ends.min, ends.max)
 
 
 def _on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -1,10 +1,13 @@
-"""Whether columns can become tensors: their rows must have one shape."""
+"""Whether columns can become tensors: of one shape, and of a type that holds their values."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from polytrain_plugins import column_remedy
 
 
 class TensorShapes:
@@ -40,6 +43,53 @@ class TensorShapes:
             f"The column {name!r} of the data set {self._dataset!r} can't become a tensor: {why}. "
             f"{self._remedy}"
         )
+
+
+def check_range(name: str, values: np.ndarray[Any, Any], least: int, most: int) -> None:
+    """Refuse values that a type of whole numbers turns into others.
+
+    Args:
+        name: of the column.
+        values: some of its rows.
+        least: the smallest number that the type has.
+        most: the largest.
+
+    Raises:
+        ValueError: one is out of this range, or missing.
+    """
+    if values.dtype.kind not in "iuf" or not values.size:
+        return
+    # As Python's numbers, which are compared exactly.
+    lowest, highest = values.min().item(), values.max().item()
+    if np.isnan(lowest):
+        what = "a missing value or NaN, which whole numbers have no place for"
+    elif lowest < least or highest > most:
+        outside = lowest if lowest < least else highest
+        what = f"{outside}, and the type asked for ends at {least} and {most}"
+    else:
+        return
+    raise ValueError(
+        f"The column {name!r} has {what}. Ask for a type that holds all values, or replace them in "
+        "DataConfig(transform=…)"
+    )
+
+
+def check_named(types: Any, columns: Sequence[str]) -> None:
+    """Refuse types for columns that aren't there.
+
+    Args:
+        types: what the user asks for: a dict of column to type, or one type for all.
+        columns: the data set's.
+
+    Raises:
+        ValueError: a name is none of them.
+    """
+    for name in types if isinstance(types, Mapping) else ():
+        if name not in columns:
+            raise ValueError(
+                f"dtypes names the column {name!r}, which isn't there. "
+                f"{column_remedy(name, columns)}."
+            )
 
 
 def _shapes(rows: np.ndarray[Any, Any]) -> list[tuple[int | None, ...]]:
