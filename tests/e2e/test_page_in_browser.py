@@ -44,6 +44,19 @@ for (const key of KEYS) chart.dispatchEvent(new KeyboardEvent("keydown", {key, b
 </body>
 """
 
+RECORD = """
+<script>
+const texts = new Set();
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) {
+  texts.add(text);
+  document.documentElement.dataset.labels = [...texts].join(" ");
+  return fillText.call(this, text, ...rest);
+};
+</script>
+</head>
+"""
+
 
 def train() -> None:
     for step in range(1, 21):
@@ -150,3 +163,38 @@ def test_the_cursor_moves_by_the_keyboard(keys: str, step: int, written: Path) -
     document, _ = opened(page)
     values = re.findall(r'<td class="u-value">([^<]*)</td>', document)
     assert values[:2] == [str(step), str(100 + step)]
+
+
+@pytest.mark.parametrize(
+    ("values", "labels", "last"),
+    [
+        ((0.00001, 0.0001), {"2.5e-5", "5e-5", "7.5e-5", "1e-4"}, "1e-4"),
+        ((0.0021, 0.0023), {"0.0021", "0.0022", "0.0023"}, "0.0023"),
+        ((0.91, 0.9101), {"0.91", "0.91005", "0.9101"}, "0.9101"),
+        ((-0.0003, 0.0), {"-3e-4", "-2e-4", "-1e-4", "0"}, "0"),
+        ((0, 39_000_000_000), {"0", "1e10", "2e10", "3e10"}, "3.9e10"),
+        ((0, 12_500), {"0", "5,000", "10,000"}, "12,500"),
+    ],
+)
+def test_numbers_of_any_size_can_be_read(
+    values: tuple[float, float], labels: set[str], last: str, tmp_path: Path
+) -> None:
+    def train() -> None:
+        for value in values:
+            polytrain.report({"metric": value})
+
+    result = make_trainer(
+        "reference",
+        train,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path, progress=False),
+    ).fit()
+    page = result.report(tmp_path / "run.html")
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text())
+    text = text.replace("</head>", RECORD)
+    page.write_text(text.replace("</body>", PRESS.replace("KEYS", '["End"]')))
+    document, _ = opened(page)
+    shown = re.search(r'data-labels="([^"]*)"', document)
+    assert shown is not None
+    assert labels <= set(shown[1].split())
+    assert f">{last}</td>" in document

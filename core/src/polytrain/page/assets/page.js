@@ -33,6 +33,26 @@
     ctx.restore();
   };
 
+  // uPlot's own labels have three decimals, so that a learning rate of 0.0001 is 0.
+  const exact = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 12 });
+  const withExponent = (value) => value.toExponential().replace("e+", "e");
+  const isPlain = (value) => value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6);
+
+  // All labels of an axis are written alike.
+  const labels = (_, values) => {
+    const arePlain = isPlain(Math.max(...values.map(Math.abs)));
+    return values.map((value) => (arePlain || value === 0 ? exact.format(value) : withExponent(Number(value.toPrecision(12)))));
+  };
+
+  const shown = (_, value) => {
+    if (value === null || value === undefined) return "--";
+    const rounded = Number(value.toPrecision(6));
+    return isPlain(rounded) ? exact.format(rounded) : withExponent(rounded);
+  };
+
+  // About 7 pixels a character, and what is beside it: a tick, or the next label.
+  const widthOf = (texts) => 20 + 7 * Math.max(4, ...texts.map((text) => text.length));
+
   const isFew = (steps) => steps.length < 40;
 
   const draw = (element) => {
@@ -44,12 +64,16 @@
       height: HEIGHT,
       scales: { x: { time: false } },
       cursor: { sync: { key: "steps" } },
-      axes: [axis(), { ...axis(), size: 64 }],
+      axes: [
+        { ...axis(), space: (_, at, lowest, highest) => widthOf([exact.format(highest)]) },
+        { ...axis(), values: labels, size: (_, texts) => widthOf(texts ?? []) },
+      ],
       series: [
         { label: "step" },
         ...lines.map(({ label, points, name, alpha }) => ({
           label,
           alpha,
+          value: shown,
           stroke: color(name),
           width: 1.5,
           points: { show: isFew(points.steps), fill: color(name) },
