@@ -36,6 +36,9 @@ ERROR = "error"
 TENSORS = tensors_of(np.arange(8, dtype=np.float32).reshape(2, 2, 2))
 MONDAY, TUESDAY = datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 2)
 PAIRS = pa.list_(pa.int64(), 2)
+BERLIN = pa.timestamp("us", "Europe/Berlin")
+MORNING, NIGHT = datetime.time(1, 2, 3), datetime.time(23)
+SECOND, DAY = datetime.timedelta(seconds=1), datetime.timedelta(days=1)
 
 COLUMNS: dict[str, pa.Array] = {
     "int64": pa.array([1, 2]),
@@ -52,6 +55,22 @@ COLUMNS: dict[str, pa.Array] = {
     "timestamp with nulls": pa.array([MONDAY, None]),
     "decimal": pa.array([Decimal("1.50"), Decimal("2.25")]),
     "decimal with nulls": pa.array([Decimal("1.50"), None]),
+    "uint64": pa.array([2**63, 1], pa.uint64()),
+    "uint64 with nulls": pa.array([1, None], pa.uint64()),
+    "float16": pa.array([0.5, 2], pa.float16()),
+    "float16 with nulls": pa.array([0.5, None], pa.float16()),
+    "binary": pa.array([b"a\x00b", b"\xff"]),
+    "binary with nulls": pa.array([b"a\x00b", None]),
+    "date": pa.array([MONDAY.date(), TUESDAY.date()]),
+    "date with nulls": pa.array([MONDAY.date(), None]),
+    "time of day": pa.array([MORNING, NIGHT]),
+    "time of day with nulls": pa.array([MORNING, None]),
+    "duration": pa.array([SECOND, DAY]),
+    "duration with nulls": pa.array([SECOND, None]),
+    "timestamp of a zone": pa.array([MONDAY, TUESDAY], BERLIN),
+    "timestamp of a zone with nulls": pa.array([MONDAY, None], BERLIN),
+    "struct": pa.array([{"a": 1, "b": None}, {"a": 2, "b": "x"}]),
+    "struct with nulls": pa.array([{"a": 1, "b": "x"}, None]),
     "fixed lists": pa.array([[1, 2], [3, 4]], PAIRS),
     "fixed lists with nulls": pa.array([[1, 2], None], PAIRS),
     "lists of one length": pa.array([[1, 2], [3, 4]]),
@@ -179,9 +198,13 @@ SOURCES = {
 THERE_IS_NO = {
     *itertools.product(["tensors", "tensors with nulls"], ["pandas", "CSV"]),
     *((name, "CSV") for name in COLUMNS if "lists" in name),
-    *itertools.product(["timestamp", "timestamp with nulls"], ["JSON"]),
+    *((name, "JSON") for name in COLUMNS if re.match("timestamp|binary|date|time of|dura", name)),
+    *((name, "CSV") for name in COLUMNS if re.match("binary|time of|duration|struct", name)),
+    *itertools.product(["uint64"], ["CSV", "JSON", "dicts"]),
+    ("timestamp of a zone", "arrays"),
     *((name, "items") for name in COLUMNS if "nulls" in name),
-    *itertools.product(["timestamp", "decimal", "ragged lists"], ["items"]),
+    *itertools.product(["timestamp", "timestamp of a zone", "decimal", "ragged lists"], ["items"]),
+    *itertools.product(["date", "time of day", "duration", "struct"], ["items"]),
 }
 """Types that a source doesn't have."""
 
@@ -235,7 +258,9 @@ def tensorflow(data: Any) -> Found:
     shard = TensorFlowShard(shard_of(data), tf.distribute.get_strategy())
     [batch] = shard.iter_tf_batches()
     if batch["x"].dtype == tf.string:
-        return "string", [value.decode() for value in batch["x"].numpy()]
+        values = [*batch["x"].numpy()]
+        is_binary = "binary" in str(shard.schema().field("x").type)
+        return "string", values if is_binary else [value.decode() for value in values]
     return of_array(batch["x"].numpy())
 
 
@@ -289,7 +314,10 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if pd.isna(value) or value == "":
         return None
-    return pd.Timestamp(value) if isinstance(value, np.datetime64) else value
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        # NumPy has times of a zone as those of UTC.
+        return pd.Timestamp(value).tz_convert(None)
+    return pd.Timestamp(value) if isinstance(value, np.datetime64 | datetime.date) else value
 
 
 def missing(value: Any) -> str:
