@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,7 +18,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.offline_wandb import closed_records
 
-from polytrain import InvalidJobError, RunConfig, make_trainer
+from polytrain import (
+    Checkpoint,
+    InvalidJobError,
+    RunConfig,
+    ScalingConfig,
+    get_context,
+    make_trainer,
+    report,
+)
 from polytrain.trackers import MLflow, TensorBoard, WandB
 from polytrain.trackers.mlflow import metric_name
 from polytrain.trackers.tracker import Row, TrackedRun
@@ -106,6 +116,7 @@ def test_tensorboard_takes_any_name(tmp_path: Path) -> None:
 def test_tensorboard_needs_no_framework(tmp_path: Path) -> None:
     script = f"""
 import sys
+import tempfile
 from pathlib import Path
 from polytrain.trackers import TensorBoard
 from polytrain.trackers.tracker import Row, TrackedRun
@@ -159,9 +170,48 @@ def test_mlflow_has_a_row_once_however_often_it_comes(tmp_path: Path) -> None:
     assert client.get_run(sink.run_id).info.status == "FINISHED"
 
 
+def test_mlflow_has_an_artifact_that_refers_to_the_newest_checkpoint(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(address)
+    client.create_experiment("with checkpoints", str(tmp_path / "artifacts"))
+    result = make_trainer(
+        "reference",
+        _two_checkpoints,
+        run_config=RunConfig(
+            storage_path=tmp_path / "runs",
+            observers=[MLflow(address, "with checkpoints", log_checkpoint=True)],
+        ),
+        scaling_config=ScalingConfig(num_workers=2, cluster="local"),
+    ).fit()
+    experiment = client.get_experiment_by_name("with checkpoints")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert [each.path for each in client.list_artifacts(run.info.run_id)] == ["checkpoint.json"]
+    file = client.download_artifacts(run.info.run_id, "checkpoint.json", str(tmp_path))
+    logged = json.loads(Path(file).read_text())
+    assert result.checkpoint is not None
+    assert logged["path"] == result.checkpoint.path
+    assert (logged["step"], logged["metrics"]) == (2, {"loss": 0.5})
+    (weights,) = logged["files"]
+    content = Path(logged["path"], weights["name"]).read_bytes()
+    assert content == b"2"
+    assert weights["sha256"] == hashlib.sha256(content).hexdigest()
+
+
+def _two_checkpoints() -> None:
+    for step in (1, 2):
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "weights").write_text(str(step))
+            checkpoint = Checkpoint.from_directory(directory)
+            is_kept = get_context().get_world_rank() == 0
+            report({"loss": 1 / step}, checkpoint=checkpoint if is_kept else None)
+
+
 def test_mlflow_keeps_no_password() -> None:
     kept: dict[str, Any] = MLflow("https://me:secret@server").options()
-    assert kept == {}
+    assert kept == {"log_checkpoint": False}
 
 
 def test_a_file_needs_a_path_if_the_run_has_no_directory() -> None:
@@ -252,10 +302,14 @@ def test_wandb_names_a_server_that_is_unreachable(
         (WandB(), {"WANDB_MODE": "disabled"}, "WANDB_MODE: 'disabled' is not a mode"),
         (WandB(project=""), {"WANDB_MODE": "offline"}, "WandB.project: '' is not text"),
         (WandB(log_checkpoint="yes", mode="offline"), {}, "WandB.log_checkpoint: 'yes' is not"),
+        (MLflow(log_checkpoint="yes"), {}, "MLflow.log_checkpoint: 'yes' is not a bool"),
     ],
 )
-def test_what_is_wrong_with_wandb_is_told_before_anything_starts(
-    tracker: WandB, environment: dict[str, str], wrong: str, monkeypatch: pytest.MonkeyPatch
+def test_wrong_options_are_named_before_anything_starts(
+    tracker: WandB | MLflow,
+    environment: dict[str, str],
+    wrong: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)

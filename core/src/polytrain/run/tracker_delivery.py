@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from polytrain.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from polytrain.run.history import RunHistory, entries, read_history
 from polytrain.run.identity import options_of
 from polytrain.run.journal import JOURNAL
@@ -184,8 +185,15 @@ class TrackerDelivery:
                 run_id=self.state.run_id,
                 directory=Path(location.address) if location.is_local else None,
                 options=self._facts.options,
+                manifest_of=self._manifest,
             )
         )
+
+    def _manifest(self, address: str) -> Manifest | None:
+        name = address.rpartition("/")[2]
+        with contextlib.suppress(FileNotFoundError):
+            return parse_manifest(self._storage.read(f"checkpoints/{name}/{MANIFEST_NAME}"))
+        return None
 
     def _release(self) -> None:
         sink, self._sink = self._sink, None

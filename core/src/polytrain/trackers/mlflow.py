@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
+from polytrain.checkpoint.manifest import Manifest
+from polytrain.common import strict_json
 from polytrain.storage.location import holds_credentials
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
 from polytrain_plugins import Problem
@@ -24,6 +27,7 @@ _AT_ONCE = 1000
 _NAME_LENGTH = 250
 _VALUE_LENGTH = 5000
 _SQLITE = "sqlite:///"
+_CHECKPOINT_FILE = "checkpoint.json"
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class MLflow(Tracker):
             `MLFLOW_TRACKING_URI`, or `sqlite:///mlflow.db`. A password in it isn't kept with the
             run: `polytrain sync` takes it from `MLFLOW_TRACKING_URI`.
         experiment: the experiment's name; by default `MLFLOW_EXPERIMENT_NAME`, or `Default`.
+        log_checkpoint: whether the newest checkpoint is logged at the end, as an artifact
+            `checkpoint.json` that has its path, step, metrics, and its files' names and hashes.
+            The files themselves aren't copied.
     """
 
     name: ClassVar[str] = "mlflow"
@@ -45,6 +52,7 @@ class MLflow(Tracker):
 
     uri: str | None = None
     experiment: str | None = None
+    log_checkpoint: bool = False
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
@@ -57,6 +65,13 @@ class MLflow(Tracker):
                     remedy='Give text, for example MLflow("sqlite:///mlflow.db")',
                 )
                 return
+        log_checkpoint: object = self.log_checkpoint
+        if not isinstance(log_checkpoint, bool):
+            yield Problem(
+                field="MLflow.log_checkpoint",
+                what=f"{log_checkpoint!r} is not a bool",
+                remedy="Give True or False",
+            )
         scheme = self._uri.partition("://")[0]
         missing = [each for each in ("sqlalchemy", "alembic") if find_spec(each) is None]
         if "sql" in scheme and missing:
@@ -85,18 +100,20 @@ class MLflow(Tracker):
         return options
 
     def open(self, run: TrackedRun) -> MLflowRun:
-        return MLflowRun(self._uri, self.experiment or "Default", run)
+        return MLflowRun(self, run)
 
 
 class MLflowRun:
     """A run of MLflow. It ignores a metric that it has with the same step, time and value."""
 
-    def __init__(self, uri: str, experiment: str, run: TrackedRun) -> None:
+    def __init__(self, tracker: MLflow, run: TrackedRun) -> None:
         from mlflow.entities import Metric, Param, RunTag
         from mlflow.tracking import MlflowClient
 
         self._metric, self._param, self._tag = Metric, Param, RunTag
-        self._client = MlflowClient(uri)
+        self._client = MlflowClient(tracker._uri)
+        self._manifest_of = run.manifest_of if tracker.log_checkpoint else None
+        experiment = tracker.experiment or "Default"
         known = self._found(experiment, run)
         self.sent: int | None = 0 if known is None else None
         if known is None:
@@ -133,11 +150,20 @@ class MLflowRun:
         stopped = "KILLED" if summary["state"] == "stopped" else "FAILED"
         self._client.set_terminated(self.run_id, "FINISHED" if succeeded else stopped)
         self._ended_as = None
+        # Last: the artifacts may be in a storage of their own, which can't be reached.
+        if self._manifest_of is not None and summary["checkpoint"]:
+            self._refer(summary["checkpoint"], self._manifest_of(summary["checkpoint"]))
 
     def close(self) -> None:
         if self._ended_as is not None:
             # Rows of a run that had ended were sent later.
             self._client.update_run(self.run_id, status=self._ended_as)
+
+    def _refer(self, address: str, manifest: Manifest | None) -> None:
+        if manifest is not None:
+            facts = {"path": address, **asdict(manifest)}
+            text = json.dumps(strict_json.plain(facts), indent=2, allow_nan=False)
+            self._client.log_text(self.run_id, text, _CHECKPOINT_FILE)
 
     def _found(self, experiment: str, run: TrackedRun) -> Any:
         from mlflow.exceptions import MlflowException

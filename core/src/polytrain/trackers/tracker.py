@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from polytrain.checkpoint.manifest import Manifest
 from polytrain_plugins import Problem
 from polytrain_plugins.installation import install_command
 
@@ -44,6 +45,9 @@ class TrackedRun:
 
     options: Mapping[str, Any] = field(default_factory=dict)
     """The backend's name and options, and the number of workers; flat."""
+
+    manifest_of: Callable[[str], Manifest | None] = lambda _: None
+    """Returns the manifest of the checkpoint at an address; None if it isn't there any more."""
 
 
 class Sink(Protocol):
