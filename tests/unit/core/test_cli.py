@@ -390,9 +390,23 @@ def test_logs_without_a_line_are_told(storage: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr() == ("", "The ranks have printed nothing.\n")
 
 
-def test_a_rank_without_a_log_is_named(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_has_printed_nothing_is_no_error(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["logs", str(storage / "done"), "--rank", "0"]) == 0
+    assert capsys.readouterr() == ("", "Rank 0 has printed nothing.\n")
+
+
+def test_a_rank_that_the_run_does_not_have_is_named(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["logs", str(storage / "done"), "--rank", "3"]) == 1
-    assert "rank 3 has no log" in capsys.readouterr().err
+    assert "--rank: the run has no rank 3. It has 1, counted from 0" in capsys.readouterr().err
+
+
+def test_a_misspelt_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shw", "a-run"]) == 2
+    assert "No such command 'shw'. Did you mean 'show'?" in capsys.readouterr().err
 
 
 def test_other_distributions_add_commands(

@@ -57,6 +57,18 @@ class LazyGroup(click.Group):
         plugin = _plugins().get(cmd_name)
         return None if plugin is None else _loaded(plugin)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from polytrain.common.close_names import close_to
+
+            near = close_to(args[0], self.list_commands(ctx))[:1]
+            hint = "".join(f" Did you mean {name!r}?" for name in near)
+            raise click.UsageError(f"{error.message}{hint}", ctx) from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, known.help) for name, known in COMMANDS.items()]
         for name, plugin in sorted(_plugins().items()):

@@ -36,7 +36,8 @@ def command(run: str, rank: int | None, follow: bool) -> None:
             seen[path] = end
         if not is_running:
             if not any(seen.values()):
-                click.echo("The ranks have printed nothing.", err=True)
+                who = "The ranks have" if rank is None else f"Rank {rank} has"
+                click.echo(f"{who} printed nothing.", err=True)
             return
         time.sleep(_LOOK_EVERY_S)
         found = named_run(run)
@@ -55,10 +56,14 @@ def _paths(run: FoundRun, rank: int | None) -> list[str]:
     if rank is None:
         return there
     wanted = log_of(rank)
-    if wanted not in there:
-        known = ", ".join(_label(path) for path in there) or "none"
-        raise click.ClickException(f"--rank: rank {rank} has no log. There are: {known}")
-    return [wanted]
+    if wanted in there:
+        return [wanted]
+    # A rank that has printed nothing has no log yet.
+    if rank in range(run.history.world_size):
+        return []
+    raise click.ClickException(
+        f"--rank: the run has no rank {rank}. It has {run.history.world_size}, counted from 0"
+    )
 
 
 def _lines(written: bytes) -> list[str]:
