@@ -18,7 +18,9 @@ _LOOK_EVERY_S = 0.5
 
 @click.command("logs")
 @run_argument
-@click.option("--rank", type=int, help="Only this rank's; all of them by default.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), help="Only this rank's; all of them by default."
+)
 @click.option("-f", "--follow", is_flag=True, help="Continue until the run ends.")
 def command(run: str, rank: int | None, follow: bool) -> None:
     """Print what the ranks of RUN have printed, one rank after another."""
@@ -58,11 +60,12 @@ def _paths(run: FoundRun, rank: int | None) -> list[str]:
     wanted = log_of(rank)
     if wanted in there:
         return [wanted]
-    # A rank that has printed nothing has no log yet.
-    if rank in range(run.history.world_size):
+    # A rank that has printed nothing has no log, and a run that is starting no ranks.
+    ranks = run.history.world_size
+    if not ranks or rank < ranks:
         return []
     raise click.ClickException(
-        f"--rank: the run has no rank {rank}. It has {run.history.world_size}, counted from 0"
+        f"--rank: the run has no rank {rank}. It has {ranks}, counted from 0"
     )
 
 
