@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import datasets
 import numpy as np
@@ -400,6 +402,28 @@ def test_objects_of_polars_are_refused(form: str) -> None:
         describe("train", data)
     if form != "series":
         assert describe("train", data, columns=["y"]).info.num_rows == 1
+
+
+@pytest.mark.parametrize("zoned_first", [True, False])
+@pytest.mark.parametrize("form", ["list", "series", "dicts", "frame"])
+def test_times_with_and_without_a_zone(form: str, zoned_first: bool) -> None:
+    """Arrow would move one of them by the zone's distance from UTC."""
+    zoned = datetime(2024, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
+    times = [zoned, datetime(2024, 1, 1), None][:: 1 if zoned_first else -1]
+    for values in (times, [time for time in times if time != datetime(2024, 1, 1)]):
+        series = pd.Series(values, dtype=object)
+        data: Any = {
+            "list": {"x": values},
+            "series": {"x": series},
+            "dicts": [{"x": time} for time in values],
+            "frame": pd.DataFrame({"x": series}),
+        }[form]
+        if values is times:
+            with pytest.raises(SourceError, match="'x' has times with a zone and times without"):
+                describe("train", data)
+        else:
+            found = describe("train", data).pieces[0].read(0, 2).column("x").to_pylist()
+            assert found == values
 
 
 @pytest.mark.parametrize("floats", [pa.float16(), pa.float32(), pa.float64()])

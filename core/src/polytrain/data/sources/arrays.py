@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError, one_line
-from polytrain.data.sources.times import in_one_unit, in_unit_of_arrow, is_time
+from polytrain.data.sources.times import check_zones, in_one_unit, in_unit_of_arrow, is_time
 from polytrain.data.sources.views import without_view
 
 _EXACT = 2**53
@@ -65,7 +65,10 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
         if array.ndim == 1 and array.dtype == object and any(map(is_time, array)):
             return pa.array([in_unit_of_arrow(name, it) if is_time(it) else it for it in array])
         if array.ndim == 1:
-            return pa.array(array)
+            column = pa.array(array)
+            if array.dtype == object and pa.types.is_timestamp(column.type):
+                check_zones(name, array)
+            return column
         _refuse_masks(name, value)
         if array.ndim and array.size and array.dtype.kind in "iufb":
             return tensors_of(array)
@@ -136,7 +139,10 @@ def _of_one_dimension(name: str, value: Any) -> pa.Array | pa.ChunkedArray | Non
         return pa.array(_readable(value.data), mask=np.ma.getmaskarray(value))
     library = type(value).__module__.partition(".")[0]
     if library == "pandas" and type(value).__name__ == "Series":
-        return pa.array(value, from_pandas=True)
+        column = pa.array(value, from_pandas=True)
+        if value.dtype == object and pa.types.is_timestamp(column.type):
+            check_zones(name, value)
+        return column
     if library == "polars" and type(value).__name__ == "Series":
         refuse_objects({name: value.dtype})
         return without_view(pa.chunked_array(value))

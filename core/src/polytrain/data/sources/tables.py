@@ -16,6 +16,7 @@ from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.missing import found_missing, noted
 from polytrain.data.sources.pieces import Pieces, TablePiece
 from polytrain.data.sources.schemas import chosen, own_columns, refuse_repeated
+from polytrain.data.sources.times import check_zones
 from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain.data.sources.views import without_views
 
@@ -78,9 +79,13 @@ def _from_pandas(frame: Any) -> pa.Table:
             for name, kind in frame.dtypes.items()
             if getattr(kind, "byteorder", "=") in "<>" and not getattr(kind, "isnative", True)
         }
-        return pa.Table.from_pandas(
+        table = pa.Table.from_pandas(
             frame.astype(foreign) if foreign else frame, preserve_index=False
         )
+        for index, (name, kind) in enumerate(frame.dtypes.items()):
+            if kind.name == "object" and pa.types.is_timestamp(table.schema.field(index).type):
+                check_zones(name, frame.iloc[:, index])
+        return table
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SourceError(
             f"the DataFrame can't become a table: {one_line(error)}",
