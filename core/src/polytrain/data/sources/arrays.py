@@ -168,7 +168,7 @@ def check_exact(value: Any, array: np.ndarray[Any, Any]) -> None:
         return
     for number in np.asarray(value, dtype=object).flat:
         if isinstance(number, int | np.integer) and int(float(number)) != number:
-            raise ValueError(f"float64, which its fractions need, would round {number}")
+            raise ValueError(f"float64, the one type for all of them, would round {number}")
 
 
 def _ragged(name: str, value: Any) -> pa.Array | None:
