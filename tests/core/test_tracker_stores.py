@@ -116,7 +116,6 @@ def test_tensorboard_takes_any_name(tmp_path: Path) -> None:
 def test_tensorboard_needs_no_framework(tmp_path: Path) -> None:
     script = f"""
 import sys
-import tempfile
 from pathlib import Path
 from polytrain.trackers import TensorBoard
 from polytrain.trackers.tracker import Row, TrackedRun
