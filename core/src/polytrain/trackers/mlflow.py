@@ -65,13 +65,6 @@ class MLflow(Tracker):
                     remedy='Give text, for example MLflow("sqlite:///mlflow.db")',
                 )
                 return
-        log_checkpoint: object = self.log_checkpoint
-        if not isinstance(log_checkpoint, bool):
-            yield Problem(
-                field="MLflow.log_checkpoint",
-                what=f"{log_checkpoint!r} is not a bool",
-                remedy="Give True or False",
-            )
         scheme = self._uri.partition("://")[0]
         missing = [each for each in ("sqlalchemy", "alembic") if find_spec(each) is None]
         if "sql" in scheme and missing:

@@ -113,6 +113,15 @@ class Tracker(ABC):
                 remedy=install_command(f"pip install 'polytrain[{self.name}]'"),
             )
 
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.type == "bool" and not isinstance(value, bool):
+                yield Problem(
+                    field=f"{type(self).__name__}.{option.name}",
+                    what=f"{value!r} is not a bool",
+                    remedy="Give True or False",
+                )
+
     def place_problems(self, address: str, *, is_directory: bool) -> Iterator[Problem]:
         """Yield what is wrong with it for a run that is stored at this address."""
         yield from ()

@@ -78,13 +78,6 @@ class WandB(Tracker):
                     what=f"{given!r} is not text",
                     remedy='Give text, for example WandB(project="mine")',
                 )
-        log_checkpoint: object = self.log_checkpoint
-        if not isinstance(log_checkpoint, bool):
-            yield Problem(
-                field="WandB.log_checkpoint",
-                what=f"{log_checkpoint!r} is not a bool",
-                remedy="Give True or False",
-            )
         if self._mode not in _MODES:
             yield Problem(
                 field="WandB.mode" if self.mode else "WANDB_MODE",
