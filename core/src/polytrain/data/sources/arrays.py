@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import UserList, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from polytrain.common.data_errors import SourceError, one_line
-from polytrain.data.sources.times import check_zones, in_one_unit, in_unit_of_arrow, is_time
+from polytrain.data.sources.python_values import check_unchanged
+from polytrain.data.sources.times import in_one_unit, in_unit_of_arrow, is_time
 from polytrain.data.sources.views import without_view
 
 _EXACT = 2**53
@@ -51,6 +52,12 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
         value = list(value)
     if isinstance(value, list | tuple):
         value = _without_masks(name, value)
+    column = _converted(name, value)
+    check_unchanged(name, value, column.type)
+    return column
+
+
+def _converted(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
     try:
         found = _of_one_dimension(name, value)
         if found is not None:
@@ -65,14 +72,12 @@ def column_of(name: str, value: Any) -> pa.Array | pa.ChunkedArray:
         if array.ndim == 1 and array.dtype == object and any(map(is_time, array)):
             return pa.array([in_unit_of_arrow(name, it) if is_time(it) else it for it in array])
         if array.ndim == 1:
-            column = pa.array(array)
-            if array.dtype == object and pa.types.is_timestamp(column.type):
-                check_zones(name, array)
-            return column
+            return pa.array(array)
         _refuse_masks(name, value)
         if array.ndim and array.size and array.dtype.kind in "iufb":
             return tensors_of(array)
     except (pa.ArrowException, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        check_unchanged(name, value, None)
         raise SourceError(f"{name!r} can't become a column: {one_line(error)}", _REMEDY) from error
     if array.ndim == 0 or array.dtype.kind not in "iufb":
         what = f"{name!r} is an array of shape {array.shape} and type {array.dtype}"
@@ -139,10 +144,7 @@ def _of_one_dimension(name: str, value: Any) -> pa.Array | pa.ChunkedArray | Non
         return pa.array(_readable(value.data), mask=np.ma.getmaskarray(value))
     library = type(value).__module__.partition(".")[0]
     if library == "pandas" and type(value).__name__ == "Series":
-        column = pa.array(value, from_pandas=True)
-        if value.dtype == object and pa.types.is_timestamp(column.type):
-            check_zones(name, value)
-        return column
+        return pa.array(value, from_pandas=True)
     if library == "polars" and type(value).__name__ == "Series":
         refuse_objects({name: value.dtype})
         return without_view(pa.chunked_array(value))
@@ -196,7 +198,7 @@ def _ragged(name: str, value: Any) -> pa.Array | None:
     # Empty lists have numbers of no type.
     kinds = dict.fromkeys(row.dtype for row in there if row.size or is_array)
     if any(kind.kind not in "iufb" for kind in kinds):
-        return _lists(name, rows, list(kinds))
+        return _lists(name, value, rows, list(kinds))
     differ = len(there) < len(rows) or len({row.shape for row in there}) > 1
     if not (is_array or differ):
         return None
@@ -209,21 +211,40 @@ def _ragged(name: str, value: Any) -> pa.Array | None:
 
 
 def _lists(
-    name: str, rows: Sequence[np.ndarray[Any, Any] | None], kinds: Sequence[np.dtype[Any]]
+    name: str,
+    given: Iterable[Any],
+    rows: Sequence[np.ndarray[Any, Any] | None],
+    kinds: Sequence[np.dtype[Any]],
 ) -> pa.Array:
-    """Rows of these types, not all of which are numbers, as a column of lists."""
+    """Rows of these types, not all of which are numbers, as a column of lists.
+
+    Args:
+        name: of the column.
+        given: the rows as they were given.
+        rows: the same as arrays, in which numbers beside texts are texts, and bytes end before
+            zeros.
+        kinds: the arrays' types.
+    """
     families = {_FAMILIES.get(kind.kind, kind.kind) for kind in kinds}
     # Objects are values among which some are missing, or times of Python.
     if len(families) > 1 and families not in ({"O", "number"}, {"O", "U"}):
+        check_unchanged(name, given, None)
         listed = " and ".join(dict.fromkeys(map(str, kinds)))
         raise SourceError(f"{name!r} has rows of {listed}", "Give all rows one type")
     if kinds[0].kind not in "mM":
-        return pa.array([None if row is None else row.tolist() for row in rows])
+        return pa.array([_plain(row) for row in given])
     times = in_one_unit(name, [row for row in rows if row is not None and is_time(row)])
     there = iter(times)
     # Empty lists without a type stay as they are.
     found = [next(there) if is_time(row) else row for row in rows]
     return nested_lists(found, times[0].ndim, pa.from_numpy_dtype(times[0].dtype))
+
+
+def _plain(row: Any) -> Any:
+    """A row as nested lists of Python's values."""
+    if isinstance(row, list | tuple):
+        return [_plain(value) for value in row]
+    return row.tolist() if isinstance(row, np.ndarray) else row
 
 
 def tensors_of(array: np.ndarray[Any, Any]) -> pa.FixedShapeTensorArray:

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.arrays import column_of, is_masked_number
+from polytrain.data.sources.python_values import check_unchanged
 from polytrain.data.sources.schemas import conformed, unified_type
-from polytrain.data.sources.times import check_zones, in_unit_of_arrow, is_time
+from polytrain.data.sources.times import in_unit_of_arrow, is_time
 
 _AT_ONCE = 10_000
 """Rows that are Python's objects at once: they take many times the memory of a table."""
@@ -79,11 +80,11 @@ def _column(name: str, values: list[Any]) -> pa.Array | pa.ChunkedArray:
         return column_of(name, values)
     try:
         column = pa.array([_scalar(name, value) for value in values])
-        if pa.types.is_timestamp(column.type):
-            check_zones(name, values)
-        return column
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        check_unchanged(name, values, None)
         raise SourceError(f"{name!r} can't become a column: {one_line(error)}", _REMEDY) from error
+    check_unchanged(name, values, column.type)
+    return column
 
 
 def _scalar(name: str, value: Any) -> Any:

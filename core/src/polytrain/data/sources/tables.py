@@ -15,8 +15,8 @@ from polytrain.data.sources.arrays import refuse_objects, table_of, tensors_of
 from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.missing import found_missing, noted
 from polytrain.data.sources.pieces import Pieces, TablePiece
+from polytrain.data.sources.python_values import check_unchanged
 from polytrain.data.sources.schemas import chosen, own_columns, refuse_repeated
-from polytrain.data.sources.times import check_zones
 from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain.data.sources.views import without_views
 
@@ -82,15 +82,16 @@ def _from_pandas(frame: Any) -> pa.Table:
         table = pa.Table.from_pandas(
             frame.astype(foreign) if foreign else frame, preserve_index=False
         )
-        for index, (name, kind) in enumerate(frame.dtypes.items()):
-            if kind.name == "object" and pa.types.is_timestamp(table.schema.field(index).type):
-                check_zones(name, frame.iloc[:, index])
-        return table
     except (pa.ArrowException, TypeError, ValueError) as error:
+        for index, name in enumerate(frame.columns):
+            check_unchanged(str(name), frame.iloc[:, index], None)
         raise SourceError(
             f"the DataFrame can't become a table: {one_line(error)}",
             "Give each column a name of its own, and values of one type",
         ) from error
+    for index, name in enumerate(frame.columns):
+        check_unchanged(str(name), frame.iloc[:, index], table.schema.field(index).type)
+    return table
 
 
 def _collected(frame: Any, columns: Sequence[str] | None) -> Any:

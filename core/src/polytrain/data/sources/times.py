@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -90,25 +89,6 @@ def in_one_unit(name: str, rows: Sequence[np.ndarray[Any, Any]]) -> list[np.ndar
                 "Give all rows one unit",
             )
     return found
-
-
-def check_zones(name: str, values: Iterable[Any]) -> None:
-    """Refuse times with a zone beside times without one, which Arrow takes for those of UTC.
-
-    Args:
-        name: of the column.
-        values: times of Python, and values that are missing.
-
-    Raises:
-        SourceError: there are both.
-    """
-    # What is missing in pandas is a time, and unequal to itself.
-    times = (value for value in values if isinstance(value, datetime) and value == value)
-    if len({time.tzinfo is None for time in times}) > 1:
-        raise SourceError(
-            f"{name!r} has times with a zone and times without one",
-            "Give all a zone, as with time.replace(tzinfo=…), or none",
-        )
 
 
 def _same(found: Any, times: Any) -> bool:
