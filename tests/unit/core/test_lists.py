@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from polytrain.common.data_errors import ReadError
 from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.shards.tensor_shapes import TensorShapes
 from polytrain.data.sources.arrays import nested_lists, tensors_as_lists, tensors_of
@@ -213,3 +214,40 @@ def as_lists(row: Any) -> Any:
 
 def is_array(row: Any) -> bool:
     return isinstance(row, np.ndarray)
+
+
+@pytest.mark.parametrize("source", [in_memory, in_chunks, in_files])
+@pytest.mark.parametrize("format", ["numpy", "pandas"])
+@pytest.mark.parametrize("missing_row", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "numbers"),
+    [(pa.int64(), [1, None]), (pa.float32(), [1.5, None]), (pa.bool_(), [True, None])],
+)
+def test_tensors_that_lack_numbers_are_refused(
+    kind: pa.DataType,
+    numbers: list[Any],
+    missing_row: bool,
+    format: Any,
+    source: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    """A zero would take the place of such a number."""
+    rows = [numbers, None if missing_row else numbers[:1] * 2] * 3
+    storage = pa.array(rows, pa.list_(kind, 2))
+    column = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(kind, (2,)), storage)
+    shard = shard_of(source(pa.table({"x": column}), tmp_path))
+    with pytest.raises(ReadError, match="lacks some of its numbers"):
+        list(shard.iter_batches(batch_size=2, format=format))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_])
+def test_tensors_that_are_stored_with_other_axes(dtype: Any) -> None:
+    """Arrow stores channels first, say, of a tensor that has them last."""
+    values = np.arange(24).reshape(4, 2, 3) % 5
+    flat = pa.array(values.astype(dtype).reshape(-1))
+    kind = pa.fixed_shape_tensor(flat.type, (2, 3), permutation=[1, 0])
+    storage = pa.FixedSizeListArray.from_arrays(flat, 6)
+    table = pa.table({"x": pa.ExtensionArray.from_storage(kind, storage)})
+    [batch] = shard_of(table).iter_batches(batch_size=4)
+    np.testing.assert_array_equal(batch["x"], values.transpose(0, 2, 1).astype(dtype))
+    assert column_to_numpy(pa.chunked_array([], kind)).shape == (0, 3, 2)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from polytrain.common.data_errors import ReadError
 from polytrain.data.shards.lists import (
+    check_numbers,
     joined,
     lists_by_row,
     lists_by_type,
@@ -88,7 +89,7 @@ def column_to_numpy(column: pa.ChunkedArray, field: pa.Field | None = None) -> n
     if decides_type(kind):
         missing = _missing(column, field)
         if isinstance(kind, pa.FixedShapeTensorType):
-            return _tensors(column, missing=missing)
+            return _tensors(column, field, missing=missing)
         return _scalars(column, field, missing=missing)
     if pa.types.is_dictionary(kind):
         return _categories(column)
@@ -290,35 +291,42 @@ def _categories(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _tensors(column: pa.ChunkedArray, *, missing: bool) -> np.ndarray[Any, Any]:
-    shape = tuple(column.type.shape)
+def _tensors(
+    column: pa.ChunkedArray, field: pa.Field | None, *, missing: bool
+) -> np.ndarray[Any, Any]:
+    for chunk in column.chunks:
+        check_numbers(chunk, None if field is None else field.name)
     if missing:
-        return objects([row for chunk in column.chunks for row in _tensors_or_none(chunk, shape)])
-    chunks = [_tensor_to_numpy(chunk, shape) for chunk in column.chunks]
+        return objects([row for chunk in column.chunks for row in _tensors_or_none(chunk)])
+    chunks = [_tensor_to_numpy(chunk) for chunk in column.chunks]
     if not chunks:
+        shape = _in_order(column.type, column.type.shape)
         return np.empty((0, *shape), dtype=column.type.value_type.to_pandas_dtype())
     return chunks[0] if len(chunks) == 1 else np.concatenate(chunks)
 
 
-def _tensors_or_none(
-    chunk: pa.FixedShapeTensorArray, shape: tuple[int, ...]
-) -> list[np.ndarray[Any, Any] | None]:
+def _tensors_or_none(chunk: pa.FixedShapeTensorArray) -> list[np.ndarray[Any, Any] | None]:
     there = chunk.is_valid()
     # What flattening leaves out is missing rows alone.
-    values = iter(_tensor_to_numpy(chunk.filter(there), shape))
+    values = iter(_tensor_to_numpy(chunk.filter(there)))
     return [next(values) if is_there else None for is_there in there.to_pylist()]
 
 
-def _tensor_to_numpy(
-    chunk: pa.FixedShapeTensorArray, shape: tuple[int, ...]
-) -> np.ndarray[Any, Any]:
+def _tensor_to_numpy(chunk: pa.FixedShapeTensorArray) -> np.ndarray[Any, Any]:
     array: np.ndarray[Any, Any]
-    if chunk.type.value_type == pa.bool_():
+    kind = chunk.type
+    if kind.value_type == pa.bool_():
         # Arrow packs booleans into bits, which are no tensor to it.
-        array = chunk.storage.flatten().to_numpy(zero_copy_only=False).reshape(-1, *shape)
+        array = chunk.storage.flatten().to_numpy(zero_copy_only=False).reshape(-1, *kind.shape)
+        array = array.transpose(0, *_in_order(kind, range(1, array.ndim)))
     else:
         array = chunk.to_numpy_ndarray()
     return array
+
+
+def _in_order(kind: pa.FixedShapeTensorType, axes: Sequence[int]) -> list[int]:
+    """What is given for the axes as they are stored, for the axes of the tensor."""
+    return [axes[axis] for axis in kind.permutation or range(len(axes))]
 
 
 def empty_table(schema: pa.Schema) -> pa.Table:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.common.data_errors import ReadError
+from polytrain.data.shards.lists import check_numbers
 
 _HEAD = struct.Struct("<8sqq")
 """`_MAGIC`, rows, bytes of the schema."""
@@ -151,11 +151,7 @@ def _flat(chunk: pa.FixedShapeTensorArray) -> pa.Array:
     numbers = chunk.storage.values.slice(chunk.storage.offset * size, len(chunk) * size)
     if not numbers.null_count:
         return numbers
-    if chunk.storage.flatten().null_count:
-        raise ReadError(
-            "a tensor lacks some of its numbers, which no array has a place for. Fill them in "
-            "where the data are written"
-        )
+    check_numbers(chunk, None)
     # In the place of a missing tensor.
     return numbers.fill_null(False if pa.types.is_boolean(numbers.type) else 0)
 

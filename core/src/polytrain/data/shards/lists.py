@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polytrain.common.data_errors import ReadError
 from polytrain.data.sources.missing import has_fixed_shape, is_list
 
 Array = np.ndarray[Any, Any]
@@ -69,6 +70,24 @@ def joined(parts: Sequence[Array], *, own: bool) -> Array:
         return parts[0].copy() if own else parts[0]
     rows = [row for part in parts for row in part]
     return _stacked_rows(rows) if own else objects(rows)
+
+
+def check_numbers(tensors: pa.FixedShapeTensorArray, name: str | None) -> None:
+    """Refuse tensors of which one is there but lacks numbers: any would take their place.
+
+    Args:
+        tensors: of which some may be missing.
+        name: of their column; None if it isn't known.
+
+    Raises:
+        ReadError: there is one.
+    """
+    if tensors.storage.flatten().null_count:
+        where = "" if name is None else f" of the column {name!r}"
+        raise ReadError(
+            f"a tensor{where} lacks some of its numbers, which no array has a place for. Fill them "
+            "in where the data are written"
+        )
 
 
 def objects(rows: Sequence[Any]) -> Array:
