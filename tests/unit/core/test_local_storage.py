@@ -39,29 +39,27 @@ def test_a_file_that_nobody_needs_is_moved_and_not_copied(
 
 
 WRITER = """
-import sys
-from collections.abc import Callable
+import os, signal, sys
 from pathlib import Path
 from polytrain.storage.local import LocalStorage
 
-storage = LocalStorage(Path(sys.argv[1]), retry_s=0)
-storage.put(Path(sys.argv[2]), "c/model", move=False)
+def sync(descriptor):
+    print("written", flush=True)
+    signal.pause()
+
+os.fsync = sync
+LocalStorage(Path(sys.argv[1]), retry_s=0).write("c/model", bytes(1 << 20))
 """
 
 
-def test_what_was_being_written_when_its_writer_died_is_no_file(
-    storage: LocalStorage, tmp_path: Path
-) -> None:
+def test_what_was_being_written_when_its_writer_died_is_no_file(storage: LocalStorage) -> None:
     storage.write("c/before", b"1")
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    command = [sys.executable, "-c", WRITER, storage.root, str(pipe)]
-    with subprocess.Popen(command) as writer, pipe.open("wb") as content:
-        # More than a pipe holds: most of it has been read when this returns.
-        content.write(bytes(1 << 20))
-        content.flush()
+    command = [sys.executable, "-c", WRITER, storage.root]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"written\n"
         writer.send_signal(signal.SIGKILL)
-        writer.wait()
+    assert len(everything(storage)) == 2
     assert storage.list("") == {"c/before": 1}
     with pytest.raises(FileNotFoundError):
         storage.read("c/model")
@@ -111,8 +109,8 @@ def test_a_link_that_is_there_although_its_maker_was_told_otherwise_is_its_own(
     """As when an answer of NFS gets lost, and its client asks once more."""
     make_link = os.link
 
-    def link(source: Any, target: Any) -> None:
-        make_link(source, target)
+    def link(source: Any, target: Any, **options: Any) -> None:
+        make_link(source, target, **options)
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
     monkeypatch.setattr("os.link", link)
@@ -126,14 +124,14 @@ def test_a_directory_that_others_delete_while_it_is_listed_isnt_there(
 ) -> None:
     storage.write("checkpoints/1/model", b"1")
     storage.write("checkpoints/2/model", b"22")
-    scan = os.scandir
+    open_ = os.open
 
-    def others_come_first(path: Any) -> Any:
-        if str(path).endswith("checkpoints/1"):
-            shutil.rmtree(path)
-        return scan(path)
+    def others_come_first(path: Any, *arguments: Any, **options: Any) -> int:
+        if path == "1":
+            shutil.rmtree(Path(storage.root, "checkpoints", "1"))
+        return open_(path, *arguments, **options)
 
-    monkeypatch.setattr("os.scandir", others_come_first)
+    monkeypatch.setattr("os.open", others_come_first)
     assert storage.list("checkpoints") == {"checkpoints/2/model": 2}
 
 

@@ -6,24 +6,21 @@ file over another is atomic. Directories are never renamed.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
+import io
 import os
-import secrets
-import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TypeVar
+from typing import TypeVar
 
+from polytrain.storage.beneath import Beneath
 from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")
-
-_UNFINISHED = ".polytrain-unfinished-"
-"""Prefix of the names of files that are still being written."""
 
 _CHUNK = 1 << 20
 
@@ -38,110 +35,109 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalStorage:
-    """See `Storage`. A line that was written to a log survives this process at once."""
+    """See `Storage`. A line that was written to a log survives this process at once.
+
+    Below the root no link is followed; see `beneath`.
+    """
 
     is_local = True
 
     def __init__(self, root: Path, *, retry_s: float) -> None:
         self.root = str(root)
         self._root = root
+        self._files = Beneath(root)
         self._retry_s = retry_s
 
     def list(self, below: str) -> dict[str, int]:
         def found() -> dict[str, int]:
-            start = self._root / below
-            sizes = dict(_files_below(str(start))) if start.is_dir() else {}
-            length = len(str(self._root)) + 1
-            return {path[length:].replace(os.sep, "/"): size for path, size in sizes.items()}
+            try:
+                return {path: status.st_size for path, status in self._files.files(below)}
+            except (FileNotFoundError, NotADirectoryError):
+                return {}
 
         return self._retrying(found)
 
     def read(self, path: str) -> bytes:
-        return self._retrying((self._root / path).read_bytes)
+        return self._retrying(lambda: self._files.read(path))
 
     def write(self, path: str, data: bytes) -> None:
         def write() -> None:
-            with self._unfinished(path) as unfinished:
-                _write_durably(unfinished, data)
-                unfinished.replace(self._root / path)
-            _sync_directory((self._root / path).parent)
+            with self._files.new_file(path) as new:
+                new.file.write(data)
+                new.replace()
 
         self._retrying(write)
 
     def create(self, path: str, data: bytes) -> str | None:
         def create() -> str | None:
-            target = self._root / path
-            with self._unfinished(path) as unfinished:
-                _write_durably(unfinished, data)
+            with self._files.new_file(path) as new:
+                new.file.write(data)
                 try:
-                    os.link(unfinished, target)
-                except FileExistsError:
-                    # If an answer of NFS is lost, its client asks twice.
-                    if unfinished.stat().st_nlink != 2:
-                        return None
+                    is_created = new.link()
                 except OSError as error:
                     if error.errno not in _NO_LINKS:
                         raise
-                    if not _created_without_links(target, data):
-                        return None
-            _sync_directory(target.parent)
-            return path
+                    is_created = self._created_without_links(path, data)
+            return path if is_created else None
 
         return self._retrying(create)
 
     def put(self, file: Path, path: str, *, move: bool) -> str:
         def put() -> str:
-            target = self._root / path
-            digest = _moved(file, target) if move else None
+            source, name = self._source(file)
+            digest = self._moved(source, name, path) if move else None
             if digest is None:
-                with self._unfinished(path) as unfinished:
-                    digest = _copy_durably(file, unfinished)
-                    unfinished.replace(target)
-            _sync_directory(target.parent)
+                with source.reading(name) as reading, self._files.new_file(path) as new:
+                    digest = _copied(reading, new.file)
+                    new.replace()
             return digest
 
         return self._retrying(put)
 
     def get(self, path: str, file: Path) -> str:
-        return self._retrying(lambda: _copy_durably(self._root / path, file))
+        def get() -> str:
+            with (
+                self._files.reading(path) as reading,
+                Beneath(file.parent).overwriting(file.name) as writing,
+            ):
+                digest = _copied(reading, writing)
+                _sync(writing)
+                return digest
+
+        return self._retrying(get)
 
     def digest(self, path: str) -> str:
         def digest() -> str:
-            with (self._root / path).open("rb") as file:
+            with self._files.reading(path) as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
 
         return self._retrying(digest)
 
     def delete(self, path: str) -> None:
-        self._retrying(lambda: (self._root / path).unlink(missing_ok=True))
+        self._retrying(lambda: self._files.delete(path))
 
     def delete_below(self, directory: str) -> None:
-        def delete() -> None:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(self._root / directory)
-
-        self._retrying(delete)
+        self._retrying(lambda: self._files.delete_below(directory))
 
     def open_log(self, path: str, *, series: str) -> LocalLog:
         # One file has the lines of all writers: appending needs no series. Drafts do.
         own = f"{path}{_DRAFTS}{series}"
 
         def open_log() -> LocalLog:
-            self._existing((self._root / path).parent)
-            return LocalLog(self._root / path, self._root / own, retry_s=self._retry_s)
+            return LocalLog(self._files, path, own, retry_s=self._retry_s)
 
         log = self._retrying(open_log)
         for drafts in self._drafts_of(path):
             if drafts > own:
                 break
             # Their writer is gone, or has lost the run.
-            log.write(self.read(drafts).decode(errors="replace"))
+            log.write(b"".join(self._pieces(drafts, single=True)).decode(errors="replace"))
             self.delete(drafts)
         return log
 
     def read_log(self, path: str) -> Iterator[bytes]:
         # Drafts first: meanwhile they may be appended, and would be in neither.
-        drafts = [b"".join(self._pieces(drafts)) for drafts in self._drafts_of(path)]
+        drafts = [b"".join(self._pieces(each, single=True)) for each in self._drafts_of(path)]
         yield from self._pieces(path)
         for each in filter(None, drafts):
             yield b"\n" + each
@@ -155,23 +151,22 @@ class LocalStorage:
         start = f"{name}{_DRAFTS}"
 
         def found() -> Sequence[str]:
-            try:
-                names = os.listdir(self._root / directory)
-            except FileNotFoundError:
-                return ()
+            # A draft goes into the journal: one that is a file elsewhere, too, would copy that.
             return sorted(
-                f"{directory}/{each}".lstrip("/") for each in names if each.startswith(start)
+                f"{directory}/{each}".lstrip("/")
+                for each, status in self._files.names(directory, single=True)
+                if each.startswith(start) and stat.S_ISREG(status.st_mode)
             )
 
         return self._retrying(found)
 
-    def _pieces(self, path: str) -> Iterator[bytes]:
+    def _pieces(self, path: str, *, single: bool = False) -> Iterator[bytes]:
         """The content of a file; nothing if there is none."""
         start = 0
 
         def read() -> bytes:
             try:
-                with (self._root / path).open("rb") as file:
+                with self._files.reading(path, single=single) as file:
                     file.seek(start)
                     return file.read(_PIECE)
             except FileNotFoundError:
@@ -184,28 +179,48 @@ class LocalStorage:
     def _size(self, path: str) -> int:
         def size() -> int:
             try:
-                return (self._root / path).stat().st_size
+                return self._files.status(path).st_size
             except FileNotFoundError:
                 return 0
 
         return self._retrying(size)
 
+    def _source(self, file: Path) -> tuple[Beneath, str]:
+        """The root and the path by which a local file is opened."""
+        if file.is_relative_to(self._root):
+            return self._files, file.relative_to(self._root).as_posix()
+        return Beneath(file.parent), file.name
+
+    def _moved(self, source: Beneath, name: str, path: str) -> str | None:
+        """Move a file without other hard links, return its digest; None if it must be copied."""
+        directory = path.rpartition("/")[0]
+        with source.reading(name) as file, self._files.directory(directory, make=True) as target:
+            status = os.fstat(file.fileno())
+            if status.st_nlink != 1 or status.st_dev != os.fstat(target).st_dev:
+                return None
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        try:
+            source.move(name, self._files, path)
+        except OSError as error:
+            # The same device, mounted twice.
+            if error.errno != errno.EXDEV:
+                raise
+            return None
+        return digest
+
+    def _created_without_links(self, path: str, data: bytes) -> bool:
+        try:
+            descriptor = self._files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            _sync(file)
+        return True
+
     def _retrying(self, call: Callable[[], Answer]) -> Answer:
         return retry(call, retry_s=self._retry_s, what=f"Storage {self.root}")
-
-    def _existing(self, directory: Path) -> Path:
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory
-
-    @contextlib.contextmanager
-    def _unfinished(self, path: str) -> Iterator[Path]:
-        """A temporary name beside the final one; a file that keeps it is removed at the end."""
-        directory = self._existing((self._root / path).parent)
-        unfinished = directory / f"{_UNFINISHED}{secrets.token_hex(8)}"
-        try:
-            yield unfinished
-        finally:
-            unfinished.unlink(missing_ok=True)
 
 
 class LocalLog:
@@ -213,9 +228,11 @@ class LocalLog:
 
     unsynced = 0
 
-    def __init__(self, path: Path, drafts: Path, *, retry_s: float) -> None:
+    def __init__(self, files: Beneath, path: str, drafts: str, *, retry_s: float) -> None:
         self._retry_s = retry_s
-        self._lines = _AppendedFile(path)
+        self._files = files
+        self._path = path
+        self._lines = _AppendedFile(files, path)
         self._drafts_path = drafts
         self._drafts: _AppendedFile | None = None
         self._lock = threading.Lock()
@@ -231,9 +248,9 @@ class LocalLog:
         with self._lock:
             if self._drafts is None:
                 self._drafts = retry(
-                    lambda: _AppendedFile(self._drafts_path),
+                    lambda: _AppendedFile(self._files, self._drafts_path),
                     retry_s=self._retry_s,
-                    what=str(self._drafts_path),
+                    what=self._drafts_path,
                 )
             self._drafts.unwritten += text.encode()
             self._retrying(self._drafts.write)
@@ -254,7 +271,7 @@ class LocalLog:
         if self._drafts is not None:
             self._drafts.close()
             if not self._drafts.size:
-                self._drafts_path.unlink(missing_ok=True)
+                self._files.delete(self._drafts_path)
 
     def _retrying(self, call: Callable[[], None]) -> None:
         try:
@@ -263,17 +280,15 @@ class LocalLog:
         except OSError:
             if not self._retry_s:
                 raise
-            retry(call, retry_s=self._retry_s, what=str(self._lines.path))
+            retry(call, retry_s=self._retry_s, what=self._path)
 
 
 class _AppendedFile:
     """A file without a buffer of Python's: what has been written survives this process."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o666)
-        self.unwritten = b"\n" if _is_torn(path) else b""
+    def __init__(self, files: Beneath, path: str) -> None:
+        self._descriptor = files.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+        self.unwritten = b"\n" if _is_torn(self._descriptor) else b""
         self.size = 0
         """Bytes that were written here."""
 
@@ -297,86 +312,20 @@ class _AppendedFile:
         os.close(self._descriptor)
 
 
-def _is_torn(path: Path) -> bool:
+def _is_torn(descriptor: int) -> bool:
     """Whether the last line is incomplete, because its writer died."""
-    with path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
+    size = os.fstat(descriptor).st_size
+    return size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
 
 
-def _files_below(directory: str) -> Iterator[tuple[str, int]]:
-    # A file may be replaced or deleted at this moment.
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _files_below(entry.path)
-            elif not entry.name.startswith(_UNFINISHED):
-                with contextlib.suppress(FileNotFoundError):
-                    yield entry.path, entry.stat().st_size
-
-
-def _moved(file: Path, target: Path) -> str | None:
-    """Move a file without other hard links, and return its digest; None if it must be copied."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    status = file.stat()
-    if status.st_nlink != 1 or status.st_dev != target.parent.stat().st_dev:
-        return None
-    digest = _digest_durably(file)
-    try:
-        file.replace(target)
-    except OSError as error:
-        # The same device, mounted twice.
-        if error.errno != errno.EXDEV:
-            raise
-        return None
-    return digest
-
-
-def _created_without_links(path: Path, data: bytes) -> bool:
-    try:
-        with path.open("xb") as file:
-            file.write(data)
-            _sync(file)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _write_durably(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        _sync(file)
-
-
-def _digest_durably(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        os.fsync(file.fileno())
-    return digest
-
-
-def _copy_durably(source: Path, target: Path) -> str:
+def _copied(source: io.BufferedReader, target: io.BufferedWriter) -> str:
     digest = hashlib.sha256()
-    with source.open("rb") as reading, target.open("wb") as writing:
-        while chunk := reading.read(_CHUNK):
-            digest.update(chunk)
-            writing.write(chunk)
-        _sync(writing)
+    while chunk := source.read(_CHUNK):
+        digest.update(chunk)
+        target.write(chunk)
     return digest.hexdigest()
 
 
-def _sync(file: IO[bytes]) -> None:
+def _sync(file: io.BufferedWriter) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    """Make the names in a directory survive the machine, if the file system supports it."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

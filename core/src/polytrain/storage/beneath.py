@@ -1,0 +1,392 @@
+"""Opens, lists and deletes files below a directory without following a link.
+
+Whoever may write to a shared directory can put a link, a pipe or a device into it, in the place of
+a file or of a directory. Here each part of a path below the root is opened from the descriptor of
+the part above it, with `O_NOFOLLOW`: a link leads nowhere, whenever it was planted. The root itself
+may be reached through links, as many home directories are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from polytrain.storage.names import expect_inside
+
+logger = logging.getLogger(__name__)
+
+_UNFINISHED = ".polytrain-unfinished-"
+"""Prefix of the names of files that are still being written."""
+
+_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+"""Without `O_NONBLOCK`, opening a pipe waits for its other end."""
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class ForeignFileError(PermissionError):
+    """In the place of a file or a directory is something that no run makes."""
+
+
+class Beneath:
+    """The files below a root. Paths are relative to it, with forward slashes.
+
+    All methods raise `ForeignFileError` if a part of the path is a link or leads upwards.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @contextlib.contextmanager
+    def directory(self, path: str = "", *, make: bool = False) -> Iterator[int]:
+        """Yield the descriptor of a directory, for the `dir_fd` of system calls.
+
+        Args:
+            path: of the directory; empty for the root.
+            make: whether missing directories are made.
+        """
+        descriptor = self._opened_root(make=make)
+        try:
+            above = ""
+            for name in _parts(path) if path else ():
+                above = f"{above}/{name}" if above else name
+                with self._errors(above, descriptor, name):
+                    inner = _entered(descriptor, name, make=make)
+                os.close(descriptor)
+                descriptor = inner
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def open(self, path: str, flags: int = os.O_RDONLY, *, single: bool = False) -> int:
+        """Return the descriptor of a file.
+
+        Args:
+            path: of the file. With `O_CREAT` the directories above it are made, too.
+            flags: as of `os.open`, without `O_TRUNC`.
+            single: whether the file must have no other name, as if it is opened to be written:
+                another one could be that of any file of this user.
+        """
+        with self._parent(path, make=bool(flags & os.O_CREAT)) as (directory, name):
+            return self._opened(path, directory, name, flags, single=single)
+
+    def reading(self, path: str, *, single: bool = False) -> io.BufferedReader:
+        """Open a file for reading; see `open`."""
+        return os.fdopen(self.open(path, single=single), "rb")
+
+    def read(self, path: str) -> bytes:
+        """Return a file's content."""
+        with self.reading(path) as file:
+            return file.read()
+
+    def overwriting(self, path: str) -> io.BufferedWriter:
+        """Open a file for writing, and empty it."""
+        file = os.fdopen(self.open(path, os.O_WRONLY | os.O_CREAT), "wb")
+        file.truncate()
+        return file
+
+    @contextlib.contextmanager
+    def new_file(self, path: str) -> Iterator[NewFile]:
+        """Yield a file of a random name beside `path`; it is deleted unless it took its place."""
+        unfinished = f"{_UNFINISHED}{secrets.token_hex(8)}"
+        with self._parent(path, make=True) as (directory, name):
+            descriptor = self._opened(path, directory, unfinished, _NEW)
+            new = NewFile(os.fdopen(descriptor, "wb"), directory, unfinished, name)
+            try:
+                yield new
+            finally:
+                new.file.close()
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(unfinished, dir_fd=directory)
+
+    def move(self, path: str, target: Beneath, new_path: str) -> None:
+        """Rename a file to a path below another root; of links the link is renamed.
+
+        Raises:
+            OSError: EXDEV: that root is on another file system.
+        """
+        with self._parent(path) as (source, name), target._parent(new_path, make=True) as (to, new):
+            os.rename(name, new, src_dir_fd=source, dst_dir_fd=to)
+            _sync_names(to)
+
+    def files(
+        self, below: str = "", *, expects_own: bool = False
+    ) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the paths of all files in a directory and below, with their statuses.
+
+        What is neither a file nor a directory is left out, and named once in a warning.
+
+        Args:
+            below: the directory.
+            expects_own: whether such a thing is an error instead.
+
+        Raises:
+            FileNotFoundError: there is no such directory.
+        """
+        yield from self._walk(self._readable(below), below, expects_own=expects_own)
+
+    def names(
+        self, directory: str = "", *, single: bool = False
+    ) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the names of the files and directories in a directory, with their statuses.
+
+        Others are left out, and named once in a warning. None if there is no such directory.
+
+        Args:
+            directory: the directory.
+            single: whether to leave out files that have other names, too.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = self._readable(directory)
+            try:
+                yield from self._listed(descriptor, directory, single=single)
+            finally:
+                os.close(descriptor)
+
+    def status(self, path: str) -> os.stat_result:
+        """Return the status of a file or a directory."""
+        with self._parent(path) as (directory, name), self._errors(path, directory, name):
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if stat.S_IFMT(status.st_mode) in _KINDS:
+            raise self._foreign(path, status)
+        return status
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a link itself; no error if it doesn't exist."""
+        with contextlib.suppress(FileNotFoundError), self._parent(path) as (directory, name):
+            os.unlink(name, dir_fd=directory)
+
+    def delete_below(self, path: str) -> None:
+        """Delete a directory and its content, and of links the links; no error if there is none."""
+        with contextlib.suppress(FileNotFoundError), self._parent(path) as (directory, name):
+            with self._errors(path, directory, name):
+                descriptor = os.open(name, _LIST, dir_fd=directory)
+            try:
+                _empty(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rmdir(name, dir_fd=directory)
+
+    def delete_empty(self, path: str) -> None:
+        """Delete a directory if nothing is in it."""
+        with contextlib.suppress(OSError), self._parent(path) as (directory, name):
+            os.rmdir(name, dir_fd=directory)
+
+    def _opened_root(self, *, make: bool) -> int:
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        try:
+            return os.open(self._root, flags)
+        except FileNotFoundError:
+            if not make:
+                raise
+        os.makedirs(self._root, exist_ok=True)
+        return os.open(self._root, flags)
+
+    @contextlib.contextmanager
+    def _parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+        """Yield the descriptor of the directory that a path is in, and the name there."""
+        *above, name = _parts(path)
+        with self.directory("/".join(above), make=make) as directory:
+            yield directory, name
+
+    def _opened(
+        self, path: str, directory: int, name: str, flags: int, *, single: bool = False
+    ) -> int:
+        with self._errors(path, directory, name):
+            descriptor = os.open(name, flags | _FILE, 0o666, dir_fd=directory)
+        status = os.fstat(descriptor)
+        single = single or flags & os.O_ACCMODE != os.O_RDONLY
+        if stat.S_ISREG(status.st_mode) and not (single and status.st_nlink > 1):
+            return descriptor
+        os.close(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._at(path))
+        raise self._foreign(path, status)
+
+    def _readable(self, path: str) -> int:
+        with self.directory(path) as descriptor:
+            # What a path was entered by can't be listed.
+            return os.open(".", _LIST, dir_fd=descriptor)
+
+    def _walk(
+        self, descriptor: int, path: str, *, expects_own: bool
+    ) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the files below an open directory, and close it."""
+        try:
+            for name, status in self._listed(descriptor, path, expects_own=expects_own):
+                inner = f"{path}/{name}" if path else name
+                if not stat.S_ISDIR(status.st_mode):
+                    if not name.startswith(_UNFINISHED):
+                        yield inner, status
+                    continue
+                # Others may delete it at this moment.
+                with contextlib.suppress(FileNotFoundError):
+                    with self._errors(inner, descriptor, name):
+                        opened = os.open(name, _LIST, dir_fd=descriptor)
+                    yield from self._walk(opened, inner, expects_own=expects_own)
+        finally:
+            os.close(descriptor)
+
+    def _listed(
+        self, descriptor: int, path: str, *, single: bool = False, expects_own: bool = False
+    ) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the names in an open directory, with their statuses."""
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                is_single = status.st_nlink == 1 or stat.S_ISDIR(status.st_mode)
+                if stat.S_IFMT(status.st_mode) not in _KINDS and (is_single or not single):
+                    yield entry.name, status
+                    continue
+                error = self._foreign(f"{path}/{entry.name}" if path else entry.name, status)
+                if expects_own:
+                    raise error
+                _warn_once(str(error))
+
+    @contextlib.contextmanager
+    def _errors(self, path: str, directory: int, name: str) -> Iterator[None]:
+        """Put the whole path into errors; say of what isn't opened because of its kind what it is.
+
+        Raises:
+            ForeignFileError: it is neither a file nor a directory.
+            OSError: what was raised inside.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if stat.S_IFMT(status.st_mode) in _KINDS:
+                    raise self._foreign(path, status) from None
+            error.filename = self._at(path)
+            raise
+
+    def _foreign(self, path: str, status: os.stat_result) -> ForeignFileError:
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "also a file elsewhere (a hard link)")
+        remedy = ", or put a copy of its content in its place" * (status.st_nlink > 1)
+        if stat.S_ISLNK(status.st_mode):
+            remedy = ", or put what it leads to in its place"
+        return ForeignFileError(
+            f"{self._at(path)} is {kind}: below {self._root} only files and directories of its own "
+            f"are used, as others may write there. Remove it{remedy}"
+        )
+
+    def _at(self, path: str) -> str:
+        return str(self._root / path)
+
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+@dataclass(slots=True)
+class NewFile:
+    """A file that is being written, beside its place."""
+
+    file: io.BufferedWriter
+    directory: int
+    unfinished: str
+    name: str
+
+    def replace(self) -> None:
+        """Take the place, of whatever is there, at once and for good."""
+        self._finish()
+        os.rename(self.unfinished, self.name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
+        _sync_names(self.directory)
+
+    def link(self) -> bool:
+        """Take the place if nothing is there, and return whether this has it.
+
+        Raises:
+            OSError: the file system has no hard links.
+        """
+        self._finish()
+        try:
+            os.link(
+                self.unfinished,
+                self.name,
+                src_dir_fd=self.directory,
+                dst_dir_fd=self.directory,
+                follow_symlinks=False,
+            )
+        except FileExistsError:
+            # If an answer of NFS is lost, its client asks twice.
+            status = os.stat(self.unfinished, dir_fd=self.directory, follow_symlinks=False)
+            if status.st_nlink != 2:
+                return False
+        _sync_names(self.directory)
+        return True
+
+    def _finish(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+
+def _parts(path: str) -> list[str]:
+    try:
+        return expect_inside(path).split("/")
+    except ValueError as error:
+        raise ForeignFileError(str(error)) from error
+
+
+def _entered(directory: int, name: str, *, make: bool) -> int:
+    try:
+        return os.open(name, _ENTER, dir_fd=directory)
+    except FileNotFoundError:
+        if not make:
+            raise
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, dir_fd=directory)
+    return os.open(name, _ENTER, dir_fd=directory)
+
+
+def _empty(directory: int) -> None:
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=directory)
+                    continue
+                inner = os.open(entry.name, _LIST, dir_fd=directory)
+                try:
+                    _empty(inner)
+                finally:
+                    os.close(inner)
+                os.rmdir(entry.name, dir_fd=directory)
+
+
+def _sync_names(directory: int) -> None:
+    """Make the names in a directory survive the machine, if the file system supports it."""
+    with contextlib.suppress(OSError):
+        # What a path was entered by can't be synced.
+        descriptor = os.open(".", _LIST, dir_fd=directory)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@lru_cache(maxsize=4096)
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
