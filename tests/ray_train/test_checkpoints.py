@@ -225,7 +225,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: {"checkpoint": train.Checkpoint("none", pafs.LocalFileSystem())},
-        "There are no files in none",
+        "There is no directory 'none'",
     ),
 ]
 

@@ -143,6 +143,15 @@ class Beneath:
         """
         yield from self._walk(self._readable(below), below, expects_own=expects_own)
 
+    def check(self, below: str = "") -> None:
+        """Check a directory whose path is given to a library, which opens its files by itself.
+
+        Raises:
+            ForeignFileError: something in it or below is neither a file nor a directory.
+        """
+        for _ in self.files(below, expects_own=True):
+            pass
+
     def names(
         self, directory: str = "", *, single: bool = False
     ) -> Iterator[tuple[str, os.stat_result]]:

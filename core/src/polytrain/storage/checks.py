@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import (
     Location,
     holds_credentials,
     is_of_one_process,
+    is_plain,
     without_credentials,
 )
 from polytrain_plugins import Problem
@@ -27,7 +29,7 @@ def storage_problems(location: Location, *, num_workers: int) -> Iterator[Proble
         num_workers: worker processes that have to reach it; 0 if there are none.
     """
     path = Path(location.address)
-    is_used = location.is_local and path.is_dir() and any(path.iterdir())
+    is_used = location.is_local and any(Beneath(path).names())
     if is_used and not (path / "leases").is_dir():
         yield Problem(
             field="RunConfig.name",
@@ -85,8 +87,7 @@ def _address_problems(location: Location, field: str) -> Iterator[Problem]:
     if location.filesystem is not None:
         from polytrain.storage.remote import arrow_filesystem
 
-        is_path = "://" not in location.address and not location.address.startswith("~")
-        if arrow_filesystem(location.filesystem) is None or not is_path:
+        if arrow_filesystem(location.filesystem) is None or not is_plain(location.address):
             yield Problem(
                 field="RunConfig.storage_filesystem",
                 what=f"{location.address!r} isn't a path on a {type(location.filesystem).__name__}",

@@ -63,6 +63,9 @@ class FsspecHandler(pafs.FSSpecHandler):  # type: ignore[misc]  # pyarrow ships 
                 # An entry for the directory itself, as object storage has it.
                 if "/".join(above).strip("/") != directory.strip("/"):
                     continue
+                # Of a local file system: where it leads to isn't ours.
+                if info.get("islink"):
+                    continue
                 inner = f"{directory}/{name}"
                 yield inner, info
                 if recursive and info["type"] == "directory":

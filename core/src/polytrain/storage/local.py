@@ -51,7 +51,9 @@ class LocalStorage:
     def list(self, below: str) -> dict[str, int]:
         def found() -> dict[str, int]:
             try:
-                return {path: status.st_size for path, status in self._files.files(below)}
+                return {
+                    path: status.st_size for path, status in self._files.files(below.rstrip("/"))
+                }
             except (FileNotFoundError, NotADirectoryError):
                 return {}
 

@@ -40,6 +40,9 @@ class Location:
     def of(cls, path: str | Path, filesystem: Any = None, *, retry_s: float = RETRY_S) -> Location:
         """The location that a user means by a path, an address or a path on a file system."""
         text = str(path)
+        if getattr(filesystem, "type_name", None) == "local" and is_plain(text):
+            # Arrow's file system of this machine, which follows links.
+            filesystem = None
         if filesystem is None and not is_address(text):
             text = str(Path(text.removeprefix("file://")).expanduser().absolute())
         return cls(address=text.rstrip("/") or "/", filesystem=filesystem, retry_s=retry_s)
@@ -79,9 +82,12 @@ class Location:
         if self.is_local:
             return LocalStorage(Path(self.address), retry_s=self.retry_s)
         # Arrow takes a while to import.
-        from polytrain.storage.remote import RemoteStorage
+        from polytrain.storage.remote import RemoteStorage, local_directory
 
         filesystem, path = self.on_filesystem()
+        directory = local_directory(filesystem, path)
+        if directory is not None:
+            return LocalStorage(directory, retry_s=self.retry_s)
         return RemoteStorage(filesystem, path, root=self.address, retry_s=self.retry_s)
 
     def on_filesystem(self) -> tuple[Any, str]:
@@ -102,6 +108,11 @@ class Location:
         except SourceError as error:
             raise FileNotFoundError(str(error)) from error
         return arrow_filesystem(found.filesystem), found.path
+
+
+def is_plain(path: str) -> bool:
+    """Whether it can be a path on a file system: neither an address nor below a `~`."""
+    return "://" not in path and not path.startswith("~")
 
 
 def is_address(location: str) -> bool:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import pyarrow.fs as pafs
 
+from polytrain.storage.beneath import Beneath
 from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")
@@ -98,7 +99,10 @@ class RemoteStorage:
 
     def put(self, file: Path, path: str, *, move: bool) -> str:
         def put() -> str:
-            with file.open("rb") as reading, self._open(path) as writing:
+            with (
+                Beneath(file.parent).reading(file.name) as reading,
+                self._open(path) as writing,
+            ):
                 return _copied(reading.read, writing.write)
 
         return self._retrying(put)
@@ -107,7 +111,7 @@ class RemoteStorage:
         def get() -> str:
             with (
                 self._filesystem.open_input_stream(self._path(path)) as reading,
-                file.open("wb") as writing,
+                Beneath(file.parent).overwriting(file.name) as writing,
             ):
                 return _copied(reading.read, writing.write)
 
@@ -231,6 +235,13 @@ def arrow_filesystem(given: Any) -> Any:
     from polytrain.storage.fsspec_files import FsspecHandler
 
     return pafs.PyFileSystem(FsspecHandler(given))
+
+
+def local_directory(filesystem: Any, path: str) -> Path | None:
+    """The directory that a path on one of Arrow's file systems is; None if it isn't local."""
+    if isinstance(filesystem, pafs.SubTreeFileSystem):
+        return local_directory(filesystem.base_fs, f"{filesystem.base_path}{path}")
+    return Path(path).absolute() if isinstance(filesystem, pafs.LocalFileSystem) else None
 
 
 def _copied(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> str:
