@@ -170,19 +170,20 @@ def test_a_log_that_cannot_be_written_is_told_once_and_ends_nothing(
     assert capsys.readouterr().out == "(rank 0) one\n(rank 0) two\n(rank 0) three\n"
     [record] = caplog.records
     assert "rank 0" in record.message
-    assert "File exists" in record.message
+    assert "Not a directory" in record.message
     assert (logs / "rank_0.log").read_text() == (
         "[polytrain: 8 bytes are missing here: they couldn't be written]\nthree\n"
     )
 
 
 def test_a_log_on_a_full_disk_ends_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: Captured
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: Captured,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    (logs / "rank_0.log").symlink_to("/dev/full")
-    with WorkerOutput(logs, retry_s=30) as output:
+    monkeypatch.setattr("os.write", Failing(at=range(9), number=errno.ENOSPC))
+    with WorkerOutput(tmp_path / "logs", retry_s=30) as output:
         output.write(wrote("one\n"))
         output.write(wrote("two\n"))
     assert capsys.readouterr().out == "(rank 0) one\n(rank 0) two\n"
@@ -193,15 +194,15 @@ def test_a_log_on_a_full_disk_ends_nothing(
 class Failing:
     """`os.write` on a disk that fails at some calls, after it has taken a part."""
 
-    def __init__(self, at: range) -> None:
-        self._write, self._at, self._calls = os.write, at, 0
+    def __init__(self, at: range, number: int = errno.EIO) -> None:
+        self._write, self._at, self._calls, self._number = os.write, at, 0, number
 
     def __call__(self, descriptor: int, data: bytes) -> int:
         if not os.readlink(f"/proc/self/fd/{descriptor}").endswith(".log"):
             return self._write(descriptor, data)
         self._calls += 1
         if self._calls - 1 in self._at:
-            raise OSError(errno.EIO, "Input/output error")
+            raise OSError(self._number, os.strerror(self._number))
         return self._write(descriptor, data[:5])
 
 

@@ -33,7 +33,7 @@ def test_a_request_to_stop_reaches_the_driver(tmp_path: Path) -> None:
 def test_a_request_to_an_earlier_driver_is_not_taken(tmp_path: Path) -> None:
     stops: list[Stopped] = []
     storage = Location.of(tmp_path).open()
-    storage.write("requests/000002/old", b'{"kind": "stop", "reason": ""}')
+    storage.write("requests/000002/0123456789abcdef", b'{"kind": "stop", "reason": ""}')
     with requests_of(tmp_path, 3, stops):
         ask(storage, 3, RequestKind.STOP, timeout_s=30)
     assert len(stops) == 1

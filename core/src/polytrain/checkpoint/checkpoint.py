@@ -14,6 +14,7 @@ from typing import Any
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.starting_point import StartingPoint, fetch, starting_point, verify
 from polytrain.common.errors import CheckpointError
+from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location, without_credentials
 
 _METADATA = ".metadata.json"
@@ -57,12 +58,19 @@ class Checkpoint:
         """
         location = self._location()
         if location.is_local:
-            if not Path(location.address).is_dir():
+            directory = Path(location.address)
+            if not directory.is_dir():
                 raise CheckpointError(f"There is no checkpoint in {self.path}.")
+            # A directory that the user has made may have links in it, a run's has none.
+            if (directory / MANIFEST_NAME).exists():
+                try:
+                    Beneath(directory).check()
+                except OSError as error:
+                    raise self._unreadable(error) from error
             yield location.address
             return
-        with tempfile.TemporaryDirectory(prefix="polytrain-checkpoint-") as directory:
-            start, files = self._found(), Path(directory, "files")
+        with tempfile.TemporaryDirectory(prefix="polytrain-checkpoint-") as made:
+            start, files = self._found(), Path(made, "files")
             try:
                 fetch(location, start.files, files)
             except OSError as error:
@@ -115,7 +123,7 @@ class Checkpoint:
                 "checkpoint doesn't change. Call set_metadata before report(), or report the "
                 "values among the metrics."
             )
-        (directory / _METADATA).write_text(json.dumps(dict(metadata)))
+        location.open().write(_METADATA, json.dumps(dict(metadata)).encode())
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Add values to the metadata, before the checkpoint is reported.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from polytrain.checkpoint.events import PartStored, PartVoid
 from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.snapshot import Stamps
-from polytrain.checkpoint.staging import staged_in
+from polytrain.checkpoint.staging import remove, staged_in
 from polytrain.checkpoint.store import CheckpointStore, ContentMismatchError, SnapshotChangedError
 from polytrain.common.errors import Failure, FailureKind
 from polytrain.common.events import Failed
@@ -112,7 +111,7 @@ def stored_part(
 def clear_staged(part: StagedPart) -> None:
     """Delete what a rank has staged."""
     if part.staged is not None:
-        shutil.rmtree(part.staged, ignore_errors=True)
+        remove(part.staged)
 
 
 def storage_message(error: Exception, location: Location) -> str:

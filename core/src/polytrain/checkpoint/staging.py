@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from polytrain.checkpoint.manifest import AttemptId, parse_directory_name
+from polytrain.storage.beneath import Beneath
 
 STAGING = "staging"
 """Name of the staging directory in a run whose storage is a local directory."""
@@ -38,18 +38,20 @@ class Stagings:
         """
         root = self._root(source)
         staging = staged_in(root, name, rank)
+        files, path = beneath(staging)
         # A report that raised may have left files with the same number.
-        shutil.rmtree(staging, ignore_errors=True)
-        staging.mkdir(parents=True)
-        return staging
+        files.delete_below(path)
+        with files.directory(path, make=True):
+            return staging
 
     def _root(self, source: Path | None) -> Path:
         if self.near is None:
             return self.scratch
-        self.near.mkdir(parents=True, exist_ok=True)
+        with Beneath(self.near.parent).directory(self.near.name, make=True) as near:
+            device_of_near = os.fstat(near).st_dev
         # Files in the scratch directory may vanish: the agent moves checkpoints out of it.
         device = self.scratch.stat().st_dev if source is None else _device_of(source)
-        return self.near if self.near.stat().st_dev == device else self.scratch
+        return self.near if device_of_near == device else self.scratch
 
 
 def _device_of(source: Path) -> int:
@@ -77,12 +79,28 @@ def staged_in(root: Path, name: str, rank: int) -> Path:
     return root / f"{name}{_OF_RANK}{rank}"
 
 
-def clear(root: Path, *, before: AttemptId) -> None:
-    """Delete the staged files of earlier attempts, which have ended."""
-    for staged in root.glob("*"):
-        parsed = parse_directory_name(staged.name.partition(_OF_RANK)[0])
-        if parsed is not None and parsed[1] < before:
-            shutil.rmtree(staged, ignore_errors=True)
-    # Files of another attempt may be in it.
+def beneath(staged: Path) -> tuple[Beneath, str]:
+    """Return the run's directory, in the storage or on the node, and a staged part's path in it."""
+    return Beneath(staged.parent.parent), f"{staged.parent.name}/{staged.name}"
+
+
+def remove(staged: Path) -> None:
+    """Delete what a rank has staged. An error leaves it to the next attempt."""
+    files, path = beneath(staged)
     with contextlib.suppress(OSError):
-        root.rmdir()
+        files.delete_below(path)
+
+
+def clear(root: Path, *, before: AttemptId) -> None:
+    """Delete the staged files of earlier attempts, which have ended.
+
+    Raises:
+        OSError: they can't be listed.
+    """
+    files = Beneath(root.parent)
+    for name, _ in files.names(root.name):
+        parsed = parse_directory_name(name.partition(_OF_RANK)[0])
+        if parsed is not None and parsed[1] < before:
+            remove(root / name)
+    # Files of another attempt may be in it.
+    files.delete_empty(root.name)

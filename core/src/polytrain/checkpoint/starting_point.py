@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from polytrain.checkpoint.manifest import (
 )
 from polytrain.checkpoint.staging import staged_in
 from polytrain.common.errors import CheckpointError
+from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
 from polytrain.storage.names import expect_inside
 from polytrain.storage.protocol import Storage
@@ -92,6 +93,8 @@ def verify(start: StartingPoint) -> None:
     storage = start.location.open()
     for file in start.files:
         _expect(storage.digest(file.name), file, start.location)
+    if start.location.is_local:
+        Beneath(Path(start.location.address)).check()
 
 
 def brought_near(start: StartingPoint, scratch: Path) -> StartingPoint:
@@ -113,7 +116,8 @@ def brought_near(start: StartingPoint, scratch: Path) -> StartingPoint:
     target = scratch / "restored" / address / start.location.name
     if not target.is_dir():
         # Earlier restored files aren't needed: no worker process is alive.
-        shutil.rmtree(scratch / "restored", ignore_errors=True)
+        with contextlib.suppress(OSError):
+            Beneath(scratch).delete_below("restored")
         fetch(start.location, start.files, target, near=scratch)
     return replace(start, location=Location.of(target))
 
@@ -139,9 +143,12 @@ def fetch(
         OSError: they can't be read.
     """
     storage = location.open()
+    near_target = Beneath(target.parent)
     unfinished = target.with_name(f".{target.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
+    with contextlib.suppress(FileNotFoundError):
+        near_target.delete_below(unfinished.name)
+    with near_target.directory(unfinished.name, make=True):
+        pass
     if files is None:
         for name in storage.list(""):
             _get(storage, name, unfinished)
@@ -150,7 +157,7 @@ def fetch(
             staged = staged_in(near, location.name, file.rank) / file.name if near else None
             if staged is None or not _taken_over(staged, file, unfinished / file.name):
                 _expect(_get(storage, file.name, unfinished), file, location)
-    unfinished.rename(target)
+    near_target.move(unfinished.name, near_target, target.name)
 
 
 def _get(storage: Storage, name: str, directory: Path) -> str:
@@ -158,7 +165,6 @@ def _get(storage: Storage, name: str, directory: Path) -> str:
         file = directory / expect_inside(name)
     except ValueError as error:
         raise CheckpointError(f"{error}. Remove it from the checkpoint.") from error
-    file.parent.mkdir(parents=True, exist_ok=True)
     return storage.get(name, file)
 
 
@@ -167,7 +173,6 @@ def _taken_over(staged: Path, file: StoredFile, target: Path) -> bool:
     if not staged.is_file() or staged.stat().st_size != file.size:
         return False
     # Copied, not moved: a staged file may be a link, which its writer may still change.
-    target.parent.mkdir(parents=True, exist_ok=True)
     storage = Location.of(staged.parent).open()
     return storage.get(staged.name, target) == file.sha256
 

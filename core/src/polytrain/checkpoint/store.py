@@ -33,8 +33,9 @@ from polytrain.checkpoint.manifest import (
     two_contents,
 )
 from polytrain.checkpoint.snapshot import Stamps, is_unchanged
-from polytrain.checkpoint.staging import STAGING, clear
+from polytrain.checkpoint.staging import STAGING, beneath, clear
 from polytrain.common.errors import CheckpointError
+from polytrain.storage.beneath import Beneath, ForeignFileError
 from polytrain.storage.failure import storage_errors
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
@@ -86,6 +87,11 @@ class CheckpointStore:
     def _storage(self) -> Storage:
         return self.location.open()
 
+    @property
+    def _files(self) -> Beneath:
+        """The files of a run that is stored in a directory."""
+        return Beneath(Path(self.location.address))
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Every process opens the storage itself.
         return _store_at, (self.location,)
@@ -127,23 +133,26 @@ class CheckpointStore:
             ContentMismatchError: a file differs from rank 0's file of the same name.
             SnapshotChangedError: a file was written to after it was staged.
             CheckpointError: nothing was staged, or a file has the manifest's name.
-            OSError: the storage failed.
+            OSError: the storage failed, or something else than files was staged.
         """
-        if not staged.is_dir():
-            raise CheckpointError(f"Rank {rank} has nothing staged for {directory}.")
-        if (staged / MANIFEST_NAME).exists():
+        files, below = beneath(staged)
+        try:
+            paths = sorted(Path(path) for path, _ in files.files(below, expects_own=True))
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise CheckpointError(f"Rank {rank} has nothing staged for {directory}.") from error
+        if Path(below, MANIFEST_NAME) in paths:
             raise CheckpointError(
                 f"A checkpoint's manifest is called {MANIFEST_NAME}; give your file another name."
             )
         stored = []
-        for file in sorted(path for path in staged.rglob("*") if path.is_file()):
-            name = file.relative_to(staged).as_posix()
-            with file.open("rb") as opened:
+        for file in paths:
+            name = file.relative_to(below).as_posix()
+            with files.reading(str(file)) as opened:
                 if name in stored_already:
                     digest = hashlib.file_digest(opened, "sha256").hexdigest()
                 else:
                     path = f"{_CHECKPOINTS}/{directory}/{name}"
-                    digest = self._storage.put(file, path, move=True)
+                    digest = self._storage.put(staged / name, path, move=True)
                 # By its descriptor: the file may have been moved.
                 status = os.fstat(opened.fileno())
             if not is_unchanged(status, stamps.get(name)):
@@ -275,10 +284,14 @@ class CheckpointStore:
         if isinstance(read, str):
             return (read,)
         wrong = differences(manifest, self._sizes(manifest.directory))
-        return wrong or tuple(
-            f"{file.name} differs from what was committed"
-            for file in manifest.files
-            if self._digest(manifest, file) != file.sha256
+        return (
+            wrong
+            or self._foreign(manifest)
+            or tuple(
+                f"{file.name} differs from what was committed"
+                for file in manifest.files
+                if self._digest(manifest, file) != file.sha256
+            )
         )
 
     def stamps(self, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
@@ -290,9 +303,11 @@ class CheckpointStore:
         if not self.location.is_local:
             sizes = self._sizes(manifest.directory)
             return {name: (sizes.get(name, -1),) for name in names}
-        root = Path(self.location_of(manifest.directory).address)
+        root = f"{_CHECKPOINTS}/{manifest.directory}"
         try:
-            statuses = self._retrying(lambda: {name: (root / name).stat() for name in names})
+            statuses = self._retrying(
+                lambda: {name: self._files.status(f"{root}/{name}") for name in names}
+            )
         except FileNotFoundError:
             return {}
         return {
@@ -320,7 +335,7 @@ class CheckpointStore:
         names = {path[1] for path in paths}
         if self.location.is_local:
             # The list has no path for a directory without complete files.
-            names |= {path.name for path in Path(self.location.address, _CHECKPOINTS).glob("*")}
+            names |= {name for name, _ in self._files.names(_CHECKPOINTS)}
         for name in names - committed:
             parsed = parse_directory_name(name)
             if parsed is not None and parsed[1] < before:
@@ -374,6 +389,15 @@ class CheckpointStore:
         if manifest.directory != directory:
             return f"its manifest is that of another checkpoint, {manifest.directory}"
         return manifest
+
+    def _foreign(self, manifest: Manifest) -> tuple[str, ...]:
+        """Return what in a directory isn't a run's: engines open the files in it by its path."""
+        if self.location.is_local:
+            try:
+                self._files.check(f"{_CHECKPOINTS}/{manifest.directory}")
+            except ForeignFileError as error:
+                return (str(error),)
+        return ()
 
     def _digest(self, manifest: Manifest, file: StoredFile) -> str:
         try:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polytrain.run.run import Run
+from polytrain.storage.beneath import Beneath
 from polytrain.ui.worker_output import WorkerOutput
 
 logger = logging.getLogger(__name__)
@@ -44,10 +45,10 @@ def _logs_of(run: Run) -> str:
 def _store_logs(run: Run, logs: Path, output: WorkerOutput) -> None:
     """Store what is in a local directory. All logs together are retried as long as one file."""
     deadline = time.monotonic() + output.retry_s
-    for file in logs.glob("*"):
+    for name, _ in Beneath(logs).names():
         left_s = max(0.0, deadline - time.monotonic())
         storage = replace(run.location, retry_s=left_s).open()
         try:
-            storage.put(file, f"{_logs_of(run)}/{file.name}", move=False)
+            storage.put(logs / name, f"{_logs_of(run)}/{name}", move=False)
         except OSError as error:
-            logger.warning("The log %s can't be stored: %s", file.name, error)
+            logger.warning("The log %s can't be stored: %s", name, error)

@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 import queue
+import re
 import secrets
 import sys
 import time
@@ -27,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 _REQUESTS = "requests"
 _ANSWER = ".answer"
+
+_NAME = re.compile(rf"{_REQUESTS}/\d{{6,}}/[0-9a-f]{{16}}(?P<answer>{re.escape(_ANSWER)})?")
+"""Path of a request, or of its answer. Anything else there is neither read nor deleted."""
+
 _LOOK_EVERY_S = {True: 1.0, False: 5.0}
 """Seconds between two looks, by whether the storage is a directory."""
 
@@ -109,12 +114,13 @@ class RemoteRequests:
         """Delete what earlier drivers were asked."""
         own = _directory(self._token)
         for path in self._storage.list(_REQUESTS):
-            if not path.startswith(own):
+            if not path.startswith(own) and _NAME.fullmatch(path):
                 self._storage.delete(path)
 
     def _take_new(self) -> None:
         for path in self._storage.list(_directory(self._token)):
-            if path.endswith(_ANSWER) or path in self._taken:
+            name = _NAME.fullmatch(path)
+            if name is None or name["answer"] or path in self._taken:
                 continue
             self._taken.add(path)
             request = json.loads(self._storage.read(path))

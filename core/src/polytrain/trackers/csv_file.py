@@ -38,9 +38,7 @@ class _CSVFile(TextFile):
 
     def read(self) -> list[Row]:
         self._columns = []
-        if not self.path.exists():
-            return []
-        text = self.path.read_bytes().decode(errors="replace")
+        text = (self.content() or b"").decode(errors="replace")
         complete = text[: text.rfind("\n") + 1]
         header, *lines = csv.reader(io.StringIO(complete, newline="")) if complete else ([],)
         self._columns = header[len(_FIRST) :]

@@ -30,10 +30,8 @@ class JSONLines(FileTracker):
 
 class _JSONLinesFile(TextFile):
     def read(self) -> list[Row]:
-        if not self.path.exists():
-            return []
         rows = []
-        for line in self.path.read_bytes().split(b"\n")[:-1]:
+        for line in (self.content() or b"").split(b"\n")[:-1]:
             try:
                 rows.append(Row(**strict_json.loads(line)))
             except (TypeError, ValueError):

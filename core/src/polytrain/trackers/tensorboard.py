@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from polytrain.storage.beneath import Beneath
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
 from polytrain_plugins import Problem
 
@@ -66,10 +68,10 @@ class TensorBoard(Tracker):
 
     def open(self, run: TrackedRun) -> EventFiles:
         if self.directory is not None:
-            return EventFiles(Path(self.directory, run.name), run.options)
+            return EventFiles(Path(self.directory, run.name), "", run.options)
         if run.directory is None:
             raise ValueError(f"{run.address} isn't a directory: give TensorBoard a log directory")
-        return EventFiles(run.directory / "tensorboard", run.options)
+        return EventFiles(run.directory, "tensorboard", run.options)
 
 
 class EventFiles:
@@ -77,13 +79,20 @@ class EventFiles:
 
     sent: int | None = None
 
-    def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
+    def __init__(self, root: Path, below: str, options: Mapping[str, Any]) -> None:
+        """
+        Args:
+            root: a directory that the user has named, or the run's.
+            below: the directory of the files in it; empty for itself.
+            options: the run's.
+        """
         # Importing `tensorboard.summary` itself would import TensorFlow if there is one.
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self.run_id = str(directory)
-        self._directory = directory
+        self.run_id = str(root / below)
+        self._root = Beneath(root)
+        self._below = below
         self._options = options
         self._event, self._session = event_pb2.Event, event_pb2.SessionLog
         self._summary, self._metadata = summary_pb2.Summary, summary_pb2.SummaryMetadata
@@ -92,7 +101,8 @@ class EventFiles:
         self._last_stamp = 0
         """That of the files that were removed: TensorBoard may have read them."""
 
-        directory.mkdir(parents=True, exist_ok=True)
+        with self._root.directory(below, make=True):
+            pass
 
     def write(self, rows: Sequence[Row]) -> None:
         if self._file is None:
@@ -148,8 +158,8 @@ class EventFiles:
         for event in events:
             writer.write(event.SerializeToString())
         if self._file is None:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._file = os.open(self._directory / self._next_name(), flags, 0o666)
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+            self._file = self._root.open(self._path(self._next_name()), flags)
         left = text.getvalue()
         while left:
             left = left[os.write(self._file, left) :]
@@ -158,14 +168,19 @@ class EventFiles:
         """Remove the files of the tracker: the run was started over, or nothing of it stays."""
         self._last_stamp = self._newest_stamp()
         self.close()
-        for path in self._directory.glob(f"{_PREFIX}*{_SUFFIX}"):
-            path.unlink()
+        for name, status in self._root.names(self._below):
+            is_own = name.startswith(_PREFIX) and name.endswith(_SUFFIX)
+            if is_own and stat.S_ISREG(status.st_mode):
+                self._root.delete(self._path(name))
 
     def _newest_stamp(self) -> int:
-        names = (path.name for path in self._directory.glob(f"{_PREFIX}*"))
+        names = (name for name, _ in self._root.names(self._below) if name.startswith(_PREFIX))
         stamps = (name.removeprefix(_PREFIX).partition(".")[0] for name in names)
         known = (int(stamp) for stamp in stamps if stamp.isdigit())
         return max(known, default=self._last_stamp)
+
+    def _path(self, name: str) -> str:
+        return f"{self._below}/{name}" if self._below else name
 
     def _next_name(self) -> str:
         # They are read in the order of their names, whatever the clocks of machines are.

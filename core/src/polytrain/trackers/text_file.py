@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
+from polytrain.storage.beneath import Beneath
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker
 from polytrain_plugins import Problem
 
@@ -74,13 +76,22 @@ class TextFile(ABC):
 
     def __init__(self, path: Path) -> None:
         self.run_id = str(path)
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._files = Beneath(path.parent)
+        self._name = path.name
         rows = self.read()
         self.sent: int = rows[-1].step if rows else 0
         # A line that is incomplete, because its writer died, would spoil the next one.
-        if path.exists() and path.read_bytes() != self.text(rows).encode():
+        content = self.content()
+        if content is not None and content != self.text(rows).encode():
             self.replace(rows)
+
+    def content(self) -> bytes | None:
+        """Return what the file holds; None if there is none."""
+        try:
+            with self._files.reading(self._name, single=True) as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
 
     @abstractmethod
     def read(self) -> list[Row]:
@@ -103,7 +114,8 @@ class TextFile(ABC):
         if lines is None:
             self.replace([*self.read(), *rows])
         else:
-            with self.path.open("ab") as file:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            with os.fdopen(self._files.open(self._name, flags), "ab") as file:
                 file.write(lines.encode())
         self.sent = rows[-1].step
 
@@ -127,15 +139,11 @@ class TextFile(ABC):
         return
 
     def close(self) -> None:
-        if self.path.exists():
-            descriptor = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError), self._files.reading(self._name) as file:
+            os.fsync(file.fileno())
 
     def replace(self, rows: Sequence[Row]) -> None:
         """Replace the file, at once: a reader sees the old or the new one."""
-        new = self.path.with_name(f".{self.path.name}.new")
-        new.write_bytes(self.text(rows).encode())
-        new.replace(self.path)
+        with self._files.new_file(self._name) as new:
+            new.file.write(self.text(rows).encode())
+            new.replace()

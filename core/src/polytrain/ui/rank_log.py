@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from polytrain.storage.beneath import Beneath
 from polytrain.storage.retry import is_temporary, retry
 
 _KEPT = 32 << 20
@@ -26,7 +27,7 @@ class RankLog:
     def __init__(self, path: Path, *, warn: Callable[[OSError], None]) -> None:
         """
         Args:
-            path: of the log, which is made with the first text.
+            path: of the log, which is made with the first text, in a directory of the run's.
             warn: called with the error when some text is left out.
         """
         self._path = path
@@ -80,9 +81,10 @@ class RankLog:
 
     def _append(self) -> None:
         if self._descriptor is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(self._path, flags, 0o666)
+            directory = self._path.parent
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            path = f"{directory.name}/{self._path.name}"
+            self._descriptor = Beneath(directory.parent).open(path, flags)
         if self._missing:
             missing = f"{self._missing} bytes are missing here: they couldn't be written"
             note = f"[polytrain: {missing}]\n".encode()

@@ -100,7 +100,5 @@ def _fetch(place: Location, target: Path) -> Stamps:
     if not names:
         raise CheckpointError(f"There are no files in {place.address} to make a checkpoint of.")
     for name in names:
-        file = target / expect_inside(name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        storage.get(name, file)
+        storage.get(name, target / expect_inside(name))
     return {}

@@ -5,7 +5,6 @@ It also receives the agent's messages: a checkpoint is committed, or the next on
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any, NoReturn
 from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import is_full
 from polytrain.checkpoint.snapshot import Stamps
-from polytrain.checkpoint.staging import Stagings
+from polytrain.checkpoint.staging import Stagings, remove
 from polytrain.common.errors import CheckpointError
 from polytrain.monitoring.progress_page import Stage, during
 from polytrain.workers.checkpoint_files import CheckpointFiles
@@ -130,7 +129,7 @@ class CheckpointUploader:
             return str(staging), files.write(staging)
         except OSError as error:
             if is_full(error):
-                shutil.rmtree(staging, ignore_errors=True)
+                remove(staging)
                 raise _no_room(error, staging) from error
             raise
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from polytrain.checkpoint.parts import StagedPart, clear_staged, stored_part
+from polytrain.checkpoint.staging import remove
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.workers.group import Happening
 
@@ -66,7 +66,7 @@ class PartStorer:
     def forget_copies(self, *, before: int) -> None:
         """Delete the copies of older checkpoints: no attempt resumes from them."""
         for number in [number for number in self._copies if number < before]:
-            shutil.rmtree(self._copies.pop(number), ignore_errors=True)
+            remove(self._copies.pop(number))
 
     def close(self) -> None:
         """Stop after the part that is being stored."""
