@@ -36,11 +36,22 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for 
 
 def _run_names(context: click.Context, argument: click.Argument, begun: str) -> list[str]:
     """The runs in the usual place, for a shell that completes."""
+    return [name for name in runs_in(Path(DEFAULT_STORAGE).expanduser()) if name.startswith(begun)]
+
+
+def runs_in(directory: Path) -> list[str]:
+    """Return the names of the directories that have a journal; each may be a link to a run.
+
+    Raises:
+        OSError: the directory can't be read.
+    """
     from polytrain.run.journal import JOURNAL
 
-    directory = Path(DEFAULT_STORAGE).expanduser()
-    found = (path.parent.name for path in directory.glob(f"*/{JOURNAL}"))
-    return sorted(name for name in found if name.startswith(begun))
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if os.path.lexists(directory / name / JOURNAL))
 
 
 run_argument = click.argument("run", shell_complete=_run_names)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from polytrain.cli.found import DEFAULT_STORAGE, NOT_FOUND, FoundRun, as_json, print_json, read_run
+from polytrain.cli.found import (
+    DEFAULT_STORAGE,
+    NOT_FOUND,
+    FoundRun,
+    as_json,
+    print_json,
+    read_run,
+    runs_in,
+)
 from polytrain.run.overview import attempts
 
 if TYPE_CHECKING:
@@ -57,13 +65,12 @@ def command(storage: str, as_json: bool) -> None:
 
 
 def _names(location: Location) -> Iterator[str]:
-    from polytrain.run.journal import JOURNAL
-
     if location.is_local:
         # Not by the storage, which lists the files of all checkpoints.
-        directory = Path(location.address)
-        yield from (path.parent.name for path in directory.glob(f"*/{JOURNAL}"))
+        yield from runs_in(Path(location.address))
         return
+    from polytrain.run.journal import JOURNAL
+
     paths = (path.split("/") for path in location.open().list(""))
     yield from {first for first, *rest in paths if rest and rest[0].startswith(JOURNAL)}
 

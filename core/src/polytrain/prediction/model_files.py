@@ -44,7 +44,9 @@ class ModelFiles:
         path = Path(self.checkpoint.path)
         if self.checkpoint.filesystem is not None or not path.is_dir():
             return self
-        return replace(self, content={name: file.read_bytes() for name, file in _files(path)})
+        with self.checkpoint.as_directory() as found:
+            content = {name: file.read_bytes() for name, file in _files(Path(found))}
+        return replace(self, content=content)
 
 
 def digest_of(directory: Path) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ import pyarrow.parquet as pq
 
 from polytrain.prediction.parts import Part
 from polytrain.prediction.record import RECORD_FILE, PredictionRecord, record_from_json
+from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
 from polytrain.storage.retry import retry
 
@@ -38,7 +41,15 @@ class OutputFiles:
 
     @property
     def lock(self) -> Location:
-        """Where the lease of the process that writes is."""
+        """Where the lease of the process that writes is.
+
+        Raises:
+            ForeignFileError: a link is there.
+        """
+        if self.location.is_local:
+            # What begins at a link leads to where the link does.
+            with Beneath(Path(self.location.address)).directory(_LOCK, make=True):
+                pass
         return self.location.below(_LOCK)
 
     @contextmanager
@@ -47,24 +58,22 @@ class OutputFiles:
 
         A file of this name is replaced. After an error nothing is stored.
         """
-        with tempfile.TemporaryDirectory(
-            prefix="polytrain-predictions-", dir=self._staging()
-        ) as directory:
-            file = Path(directory, name)
+        with self._staged() as (files, path):
             writer: Any = None
+            with files.overwriting(path) as file:
 
-            def write(table: pa.Table) -> None:
-                nonlocal writer
-                if writer is None:
-                    writer = pq.ParquetWriter(file, table.schema)
-                writer.write_table(table)
+                def write(table: pa.Table) -> None:
+                    nonlocal writer
+                    if writer is None:
+                        writer = pq.ParquetWriter(file, table.schema)
+                    writer.write_table(table)
 
-            try:
-                yield write
-            finally:
-                if writer is not None:
-                    writer.close()
-            self.location.open().put(file, name, move=True)
+                try:
+                    yield write
+                finally:
+                    if writer is not None:
+                        writer.close()
+            self.location.open().put(files.root / path, name, move=True)
 
     def record(self) -> PredictionRecord | None:
         """What the files are predictions of; None if there is no record, or an unknown one.
@@ -121,24 +130,34 @@ class OutputFiles:
         if self.location.is_local:
             self.location.open().delete_below(_STAGING)
 
-    def _staging(self) -> Path | None:
-        if not self.location.is_local:
-            return None
-        staging = Path(self.location.address, _STAGING)
-        staging.mkdir(parents=True, exist_ok=True)
-        return staging
+    @contextmanager
+    def _staged(self) -> Iterator[tuple[Beneath, str]]:
+        """Yield where a new file is written, which is deleted at the end if it is still there."""
+        path = f"{_STAGING}/{secrets.token_hex(8)}"
+        with contextlib.ExitStack() as stack:
+            root = self.location.address
+            if not self.location.is_local:
+                made = tempfile.TemporaryDirectory(prefix="polytrain-predictions-")
+                root = stack.enter_context(made)
+            files = Beneath(Path(root))
+            stack.callback(files.delete, path)
+            yield files, path
 
     def _rows_in(self, name: str) -> int | None:
         """Rows of a file; None if it isn't a complete Parquet file."""
-        from polytrain.storage.filesystems import find
+        location = self.location.below(name)
 
-        place = find(self.location.below(name).address)
+        def metadata() -> Any:
+            if location.is_local:
+                with Beneath(Path(self.location.address)).reading(name) as file:
+                    return pq.read_metadata(file)
+            filesystem, path = location.on_filesystem()
+            return pq.read_metadata(path, filesystem=filesystem)
 
         def rows() -> int | None:
             try:
-                metadata = pq.read_metadata(place.path, filesystem=place.filesystem)
+                return int(metadata().num_rows)
             except (pa.ArrowInvalid, FileNotFoundError):
                 return None
-            return int(metadata.num_rows)
 
         return retry(rows, retry_s=self.location.retry_s, what=self.location.address)

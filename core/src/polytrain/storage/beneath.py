@@ -53,7 +53,7 @@ class Beneath:
     """
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
 
     @contextlib.contextmanager
     def directory(self, path: str = "", *, make: bool = False) -> Iterator[int]:
@@ -202,12 +202,12 @@ class Beneath:
     def _opened_root(self, *, make: bool) -> int:
         flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            return os.open(self._root, flags)
+            return os.open(self.root, flags)
         except FileNotFoundError:
             if not make:
                 raise
-        os.makedirs(self._root, exist_ok=True)
-        return os.open(self._root, flags)
+        os.makedirs(self.root, exist_ok=True)
+        return os.open(self.root, flags)
 
     @contextlib.contextmanager
     def _parent(self, path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
@@ -297,12 +297,12 @@ class Beneath:
         if stat.S_ISLNK(status.st_mode):
             remedy = ", or put what it leads to in its place"
         return ForeignFileError(
-            f"{self._at(path)} is {kind}: below {self._root} only files and directories of its own "
+            f"{self._at(path)} is {kind}: below {self.root} only files and directories of its own "
             f"are used, as others may write there. Remove it{remedy}"
         )
 
     def _at(self, path: str) -> str:
-        return str(self._root / path)
+        return str(self.root / path)
 
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
