@@ -14,6 +14,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from tests.unit.core.checkpoints import commit, stage, store_in
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, directory_name
+from polytrain.checkpoint.snapshot import Snapshots
 from polytrain.checkpoint.staging import Stagings
 from polytrain.common.errors import CheckpointError
 from polytrain.prediction.output_files import OutputFiles
@@ -409,3 +410,18 @@ def test_predictions_are_not_staged_through_a_link(run: Path, home: Path) -> Non
         output.writing("part-0.parquet") as write,
     ):
         write(pa.table({"x": [1]}))
+
+
+def test_a_snapshot_is_not_written_through_a_link(run: Path, home: Path, tmp_path: Path) -> None:
+    reported = tmp_path / "reported"
+    (reported / "deep").mkdir(parents=True)
+    (reported / "secret").write_text("weights")
+    (reported / "deep" / "secret").write_text("weights")
+    (run / "deep").symlink_to(home / "deep")
+    with pytest.raises(PermissionError, match="deep is a symbolic link"):
+        Snapshots().take(reported, run)
+    (run / "deep").unlink()
+    (run / "secret").unlink()
+    (run / "secret").symlink_to(home / "secret")
+    with pytest.raises(FileExistsError):
+        Snapshots().take(reported, run)

@@ -9,6 +9,7 @@ changes the content. Truncating sets it afterwards, but also changes the size.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME
+from polytrain.storage.beneath import Beneath
 
 _COPIED_BELOW = 1 << 16
 """Files below this size in bytes are copied, which costs hardly more than a link."""
@@ -54,23 +56,24 @@ class Snapshots:
         stamps = {}
         for directory, _, names in os.walk(source, followlinks=True):
             inside = Path(directory).relative_to(source)
-            (target / inside).mkdir(exist_ok=True)
-            for name in names:
-                # The manifest of the checkpoint that was loaded doesn't describe this one.
-                if name == MANIFEST_NAME and inside == Path():
-                    continue
-                file, snapshot = Path(directory, name), target / inside / name
-                stamp = self._link(file, snapshot)
-                if stamp is None:
-                    shutil.copyfile(file, snapshot)
-                else:
-                    stamps[(inside / name).as_posix()] = stamp
+            below = "" if inside == Path() else inside.as_posix()
+            with Beneath(target).directory(below, make=True) as descriptor:
+                for name in names:
+                    # The manifest of the checkpoint that was loaded doesn't describe this one.
+                    if name == MANIFEST_NAME and inside == Path():
+                        continue
+                    file = Path(directory, name)
+                    stamp = self._link(file, name, descriptor)
+                    if stamp is None:
+                        _copy(file, name, descriptor)
+                    else:
+                        stamps[(inside / name).as_posix()] = stamp
         _forget_the_oldest(self._seen)
         _forget_the_oldest(self._stamped)
         return stamps
 
-    def _link(self, file: Path, target: Path) -> Stamp | None:
-        """Link a file, and return its stamp; None if it must be copied."""
+    def _link(self, file: Path, name: str, directory: int) -> Stamp | None:
+        """Link a file into an open directory, and return its stamp; None if it must be copied."""
         status = file.stat()
         rewritten = self._seen.pop(file, None) == status.st_ino
         self._seen[file] = status.st_ino
@@ -82,18 +85,32 @@ class Snapshots:
         time = status.st_mtime_ns + (0 if keeps else 1)
         stamp = status.st_size, time
         try:
-            os.link(file.resolve(), target)
+            os.link(file.resolve(), name, dst_dir_fd=directory)
             if not keeps:
-                os.utime(target, ns=(status.st_atime_ns, time))
-            if is_unchanged(target.stat(), stamp):
+                times = (status.st_atime_ns, time)
+                os.utime(name, ns=times, dir_fd=directory, follow_symlinks=False)
+            made = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            if is_unchanged(made, stamp):
                 self._stamped[identity] = stamp
                 return stamp
         except OSError:
             # Another file system, one without links, or another user's file.
             pass
         # Also reached if the file system's times are too coarse.
-        target.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=directory)
         return None
+
+
+def _copy(file: Path, name: str, directory: int) -> None:
+    # Nothing of this name is there, unless somebody else has put it there.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(name, flags, 0o666, dir_fd=directory)
+    try:
+        # It takes paths alone, and copies as fast as this file system can.
+        shutil.copyfile(file, f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 def _forget_the_oldest(known: dict[Any, Any]) -> None:

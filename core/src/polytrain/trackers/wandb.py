@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from polytrain.storage.beneath import Beneath
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
 from polytrain.trackers.wandb_file import wait_until_complete
 from polytrain_plugins import Problem
@@ -128,6 +129,10 @@ class WandBRun:
         self.run_id = run.run_id or run.key
         directory = Path(tracker.directory or run.directory or Path.cwd())
         directory.mkdir(parents=True, exist_ok=True)
+        if tracker.directory is None and run.directory is not None:
+            # W&B opens its files by their paths.
+            with Beneath(run.directory).directory("wandb", make=True):
+                pass
         if not tracker.is_rewritten:
             _require_server()
         else:

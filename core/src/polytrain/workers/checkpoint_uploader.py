@@ -5,6 +5,7 @@ It also receives the agent's messages: a checkpoint is committed, or the next on
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import is_full
 from polytrain.checkpoint.snapshot import Stamps
-from polytrain.checkpoint.staging import Stagings, remove
+from polytrain.checkpoint.staging import Stagings, beneath, remove
 from polytrain.common.errors import CheckpointError
 from polytrain.monitoring.progress_page import Stage, during
 from polytrain.workers.checkpoint_files import CheckpointFiles
@@ -125,8 +126,13 @@ class CheckpointUploader:
         if files.write is None:
             return "", {}
         staging = self._stagings.new(self.next_directory, self._rank, source=files.directory)
+        root, path = beneath(staging)
         try:
-            return str(staging), files.write(staging)
+            with root.directory(path) as descriptor:
+                # Engines take a path. By this one they come to this directory, whatever somebody
+                # who may write to the run's has put in its place.
+                opened = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+                return str(staging), files.write(opened)
         except OSError as error:
             if is_full(error):
                 remove(staging)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
+from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
 from polytrain.storage.retry import is_temporary
 
@@ -25,8 +26,8 @@ async def storage_problem(location: Location, marker: str, *, host: str) -> str 
     """
     if not location.is_local:
         return None
-    began, path = time.monotonic(), Path(location.address, marker)
-    while (error := _error_of(path)) is not None:
+    began, files = time.monotonic(), Beneath(Path(location.address))
+    while (error := _error_of(files, marker)) is not None:
         is_unseen = isinstance(error, FileNotFoundError)
         limit_s = _SEEN_WITHIN_S if is_unseen else location.retry_s * is_temporary(error)
         if time.monotonic() - began <= limit_s:
@@ -42,9 +43,9 @@ async def storage_problem(location: Location, marker: str, *, host: str) -> str 
     return None
 
 
-def _error_of(path: Path) -> OSError | None:
+def _error_of(files: Beneath, marker: str) -> OSError | None:
     try:
-        path.stat()
+        files.status(marker)
     except OSError as error:
         return error
     return None
