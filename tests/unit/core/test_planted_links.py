@@ -20,6 +20,7 @@ from polytrain.common.errors import CheckpointError
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.run.lease import leased
 from polytrain.run.remote_requests import RemoteRequests, RequestKind, ask
+from polytrain.storage.checks import storage_problems
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location
 from polytrain.trackers.csv_file import CSV
@@ -425,3 +426,9 @@ def test_a_snapshot_is_not_written_through_a_link(run: Path, home: Path, tmp_pat
     (run / "secret").symlink_to(home / "secret")
     with pytest.raises(FileExistsError):
         Snapshots().take(reported, run)
+
+
+def test_a_directory_with_a_link_in_it_is_not_taken_for_a_new_run(run: Path, home: Path) -> None:
+    (run / "data").symlink_to(home)
+    [problem] = storage_problems(Location.of(run), num_workers=0)
+    assert "exists already, and isn't a run" in problem.what

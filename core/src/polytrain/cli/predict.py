@@ -39,6 +39,6 @@ def command(
         )
     except InvalidJobError as error:
         raise click.UsageError(str(error)) from error
-    except PolytrainError as error:
+    except (PolytrainError, OSError) as error:
         raise click.ClickException(str(error)) from error
     click.echo(f"The predictions are in {output}.")

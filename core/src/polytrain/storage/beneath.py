@@ -153,7 +153,7 @@ class Beneath:
             pass
 
     def names(
-        self, directory: str = "", *, single: bool = False
+        self, directory: str = "", *, start: str = "", single: bool = False
     ) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the names of the files and directories in a directory, with their statuses.
 
@@ -161,14 +161,26 @@ class Beneath:
 
         Args:
             directory: the directory.
+            start: what the names begin with; nothing is said of others.
             single: whether to leave out files that have other names, too.
         """
         with contextlib.suppress(FileNotFoundError):
             descriptor = self._readable(directory)
             try:
-                yield from self._listed(descriptor, directory, single=single)
+                yield from self._listed(descriptor, directory, start=start, single=single)
             finally:
                 os.close(descriptor)
+
+    def is_empty(self) -> bool:
+        """Return whether nothing at all is in the root, or there is no root."""
+        try:
+            descriptor = self._readable("")
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        try:
+            return not os.listdir(descriptor)
+        finally:
+            os.close(descriptor)
 
     def status(self, path: str) -> os.stat_result:
         """Return the status of a file or a directory."""
@@ -255,11 +267,19 @@ class Beneath:
             os.close(descriptor)
 
     def _listed(
-        self, descriptor: int, path: str, *, single: bool = False, expects_own: bool = False
+        self,
+        descriptor: int,
+        path: str,
+        *,
+        start: str = "",
+        single: bool = False,
+        expects_own: bool = False,
     ) -> Iterator[tuple[str, os.stat_result]]:
         """Yield the names in an open directory, with their statuses."""
         with os.scandir(descriptor) as entries:
             for entry in entries:
+                if not entry.name.startswith(start):
+                    continue
                 try:
                     status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
@@ -296,8 +316,11 @@ class Beneath:
         remedy = ", or put a copy of its content in its place" * (status.st_nlink > 1)
         if stat.S_ISLNK(status.st_mode):
             remedy = ", or put what it leads to in its place"
+        name = self._at(path)
+        # Its name may be made to be shown, too.
+        shown = name if name.isprintable() else repr(name)
         return ForeignFileError(
-            f"{self._at(path)} is {kind}: below {self.root} only files and directories of its own "
+            f"{shown} is {kind}: below {self.root} only files and directories of its own "
             f"are used, as others may write there. Remove it{remedy}"
         )
 

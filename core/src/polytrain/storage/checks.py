@@ -29,7 +29,7 @@ def storage_problems(location: Location, *, num_workers: int) -> Iterator[Proble
         num_workers: worker processes that have to reach it; 0 if there are none.
     """
     path = Path(location.address)
-    is_used = location.is_local and any(Beneath(path).names())
+    is_used = location.is_local and not Beneath(path).is_empty()
     if is_used and not (path / "leases").is_dir():
         yield Problem(
             field="RunConfig.name",

@@ -156,8 +156,8 @@ class LocalStorage:
             # A draft goes into the journal: one that is a file elsewhere, too, would copy that.
             return sorted(
                 f"{directory}/{each}".lstrip("/")
-                for each, status in self._files.names(directory, single=True)
-                if each.startswith(start) and stat.S_ISREG(status.st_mode)
+                for each, status in self._files.names(directory, start=start, single=True)
+                if stat.S_ISREG(status.st_mode)
             )
 
         return self._retrying(found)

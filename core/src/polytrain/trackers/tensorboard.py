@@ -168,13 +168,12 @@ class EventFiles:
         """Remove the files of the tracker: the run was started over, or nothing of it stays."""
         self._last_stamp = self._newest_stamp()
         self.close()
-        for name, status in self._root.names(self._below):
-            is_own = name.startswith(_PREFIX) and name.endswith(_SUFFIX)
-            if is_own and stat.S_ISREG(status.st_mode):
+        for name, status in self._root.names(self._below, start=_PREFIX):
+            if name.endswith(_SUFFIX) and stat.S_ISREG(status.st_mode):
                 self._root.delete(self._path(name))
 
     def _newest_stamp(self) -> int:
-        names = (name for name, _ in self._root.names(self._below) if name.startswith(_PREFIX))
+        names = (name for name, _ in self._root.names(self._below, start=_PREFIX))
         stamps = (name.removeprefix(_PREFIX).partition(".")[0] for name in names)
         known = (int(stamp) for stamp in stamps if stamp.isdigit())
         return max(known, default=self._last_stamp)
