@@ -188,6 +188,12 @@ def busy_seconds(pid: int) -> float:
     return (int(ran) + int(queued)) / 1e9
 
 
+def umask() -> int:
+    """This process's umask; `os.umask` can't tell it without changing it for all threads."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Umask:")).split()[1], 8)
+
+
 def resident_bytes(pid: int) -> int:
     """Memory of a process that isn't swapped out, shared memory included; 0 if it is gone."""
     try:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from polytrain.common.processes import umask
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain.workers.processes.warm import (
     find,
@@ -35,8 +36,8 @@ class WarmZygote:
     """Identifies the zygotes of its run on every node."""
 
     connection: ZygoteConnection
-    likeness: tuple[str, ZygoteSpec, Mapping[str, str]]
-    """Node, modules and environment: everything that the zygote depends on."""
+    likeness: tuple[str, ZygoteSpec, Mapping[str, str], int]
+    """Node, modules, environment and umask: everything that the zygote depends on."""
 
     is_shared: bool = False
     """Whether other processes use it too, and it keeps itself alive."""
@@ -59,7 +60,7 @@ def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
         spec: the zygote's settings, without a name.
         node_id: the driver's node.
     """
-    likeness = (node_id, spec, relevant_variables(os.environ))
+    likeness = (node_id, spec, relevant_variables(os.environ), umask())
     kept = _taken()
     if kept is not None:
         if kept.likeness == likeness and kept.connection.was_reset():
