@@ -35,6 +35,7 @@ from polytrain.run.actions import Conclude, EndAttempt
 from polytrain.run.configuration import Configuration
 from polytrain.run.draft_reports import DraftReports
 from polytrain.run.ledger import Ledger
+from polytrain.run.load_lines import LoadLines
 from polytrain.run.reports import Reports
 from polytrain.run.transition import Transition
 from polytrain.storage.failure import storage_errors
@@ -95,6 +96,7 @@ class Journal:
         self._lock = threading.Lock()
         self._drafts = DraftReports()
         self._drafts_of_ranks: dict[int, DraftReports] = {}
+        self._loads = LoadLines()
         self._ahead_s = 0.0
         """How far the machine's clock is ahead, as far as it is noted."""
 
@@ -249,6 +251,7 @@ class Journal:
             host: that of the rank whose failure it is; empty if that isn't known.
             last_lines: the end of that rank's output.
         """
+        self._write_loads()
         root = ended.root
         failure = root and {
             "kind": root.kind.name,
@@ -311,17 +314,36 @@ class Journal:
     ) -> None:
         """Note how busy the ranks were in one window, and the memory of their processes.
 
+        The more ranks, the more windows make one line. Followers get each window.
+
         Args:
             attempt: the attempt's number.
             window: the window's, from 0.
             busy: each rank's share, between 0 and 1.
             memory: each rank's, in bytes.
         """
-        shares = [round(share, 2) for share in busy]
-        self._write("Load", attempt=attempt, window=window, busy=shares, memory=list(memory))
+        shares, now = [round(share, 2) for share in busy], self.clock.now()
+        its: Mapping[str, Any] = {
+            "attempt": attempt,
+            "window": window,
+            "busy": shares,
+            "memory": list(memory),
+        }
+        line = self._loads.add(**its, now=now)
+        if line is None:
+            self._follow(self._entry("Load", **its))
+        else:
+            self._write("Load", **line)
+
+    def _write_loads(self) -> None:
+        """Write the windows of an attempt that ends, and that no line has yet."""
+        line = self._loads.rest()
+        if line is not None:
+            self._write("Load", **line)
 
     def concluded(self, conclusion: Conclude) -> None:
         """Note that the run has ended, or that this driver has stopped working on it."""
+        self._write_loads()
         self._write(
             "Concluded",
             succeeded=conclusion.succeeded,
