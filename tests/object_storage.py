@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -50,6 +50,9 @@ class S3Server:
     url: str
     reads: list[Read] = field(default_factory=list)
     """What has been read of objects, in the order of the answers."""
+
+    requests: list[str] = field(default_factory=list)
+    """Method, path and query of each request, in their order."""
 
     outage: Outage | None = None
     """The present one."""
@@ -130,6 +133,7 @@ class S3Server:
         finally:
             connection.close()
         self.reads.clear()
+        self.requests.clear()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +188,8 @@ def _watched(application: Callable[..., Any], server: S3Server) -> Callable[...,
                 server.reads.append(Read(key, int(sizes["content-length"])))
             return start_response(status, headers, *rest)
 
+        query = unquote(environ.get("QUERY_STRING", ""))
+        server.requests.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}?{query}")
         outage = server.outage
         if outage is None:
             with one_at_a_time:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from polytrain.common.clock import Clock
 from polytrain.run.exposed_figures import exposed_figures
 from polytrain.run.ledger import Ledger
 from polytrain.run.tracker_delivery import TrackedFacts
@@ -72,7 +73,7 @@ def prometheus_s(reports: int) -> float:
     from prometheus_client import CollectorRegistry
 
     ledger = Ledger()
-    follow = exposed_figures([Prometheus(CollectorRegistry())], _RUN, ledger)
+    follow = exposed_figures([Prometheus(CollectorRegistry())], _RUN, ledger, Clock())
     given = [each for each in entries(reports) if each["event"] == "Reported"]
     began = time.thread_time()
     for entry in given:

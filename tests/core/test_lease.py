@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -178,6 +179,28 @@ def test_a_run_is_free_when_its_driver_has_ended(
     with leased(storage, storage) as lease:
         assert lease.token == 4
     assert told() == []
+
+
+@pytest.mark.parametrize("by_s", [86_400, -86_400])
+def test_a_clock_that_is_set_neither_loses_nor_takes_a_lease(
+    tmp_path: Path, start: Start, soon: None, monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    location = Location.of(tmp_path / "run")
+    storage, real = location.open(), time.time
+    monkeypatch.setattr("polytrain.run.lease._BEAT_EVERY_S", 0.05)
+    elsewhere = start(location, machine="elsewhere", beat_every_s=0.05)
+    with monkeypatch.context() as patch:
+        with leased(storage, storage) as lease:
+            patch.setattr(time, "time", lambda: real() + by_s)
+            answer = elsewhere.ask("go")
+            lease.check()
+        assert answer.startswith("refused")
+    owner = start(location, machine="elsewhere", beat_every_s=0.05)
+    assert owner.ask("go") == "owner 2"
+    monkeypatch.setattr(time, "time", lambda: real() + by_s)
+    with pytest.raises(RunOwnedError), leased(storage, storage):
+        pass
+    assert owner.ask("check") == "still owner"
 
 
 @pytest.mark.parametrize("is_reaped", [True, False], ids=["reaped", "zombie"])

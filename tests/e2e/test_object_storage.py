@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ from tests.e2e.driver import WITH_RAY, run_driver, start_driver
 from tests.object_storage import Bucket, S3Server, s3_server
 
 import polytrain
-from polytrain import Checkpoint, Result, RunConfig, ValidationConfig, make_trainer
+from polytrain import (
+    Checkpoint,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    ValidationConfig,
+    make_trainer,
+)
+from polytrain.checkpoint.manifest import MANIFEST_NAME
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +96,51 @@ def test_a_run_goes_on_after_a_kill_and_at_another_size(bucket: Bucket, tmp_path
 
     [result] = json.loads(read_elsewhere("s3://bucket/runs/one"))
     assert result == [history, restarts, checkpoint, {"step-0": "4"}]
+
+
+def commits_on_and_on(config: dict[str, Any]) -> None:
+    """Makes checkpoints of several files."""
+    done = config["done"]
+    for step in range(done + 1, done + config["steps"] + 1):
+        with tempfile.TemporaryDirectory() as directory:
+            for name in "abc":
+                Path(directory, name).write_text(str(step))
+            polytrain.report(
+                {"step": step}, checkpoint=Checkpoint.from_directory(directory), upload="sync"
+            )
+        if step == config["fails_at"]:
+            raise ArithmeticError("on purpose")
+
+
+def test_a_commit_after_a_resume_makes_as_many_requests_as_one_before(bucket: Bucket) -> None:
+    """However many checkpoints are kept."""
+
+    def fit(done: int, fails_at: int | None = None) -> list[int]:
+        """The requests about checkpoints from each commit to the next."""
+        bucket.server.requests.clear()
+        trainer = make_trainer(
+            "reference",
+            commits_on_and_on,
+            train_loop_config={"done": done, "steps": 6, "fails_at": fails_at},
+            scaling_config=ScalingConfig(num_workers=1),
+            run_config=RunConfig(name="kept", storage_path="s3://bucket/runs", progress=False),
+        )
+        if fails_at is None:
+            trainer.fit()
+        else:
+            with pytest.raises(TrainingFailedError, match="on purpose"):
+                trainer.fit()
+        of_checkpoints = [each for each in bucket.server.requests if "kept/checkpoints" in each]
+        commits = [
+            at
+            for at, each in enumerate(of_checkpoints)
+            if each.startswith("PUT") and MANIFEST_NAME in each
+        ]
+        assert len(commits) == 6
+        return [after - before for before, after in pairwise(commits)]
+
+    first, resumed = fit(0, fails_at=6), fit(6)
+    assert max(resumed) <= max(first), f"{resumed}, not {first}"
 
 
 def read_elsewhere(address: str) -> str:

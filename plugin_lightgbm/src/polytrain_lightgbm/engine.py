@@ -53,9 +53,9 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
         with ExitStack() as stack:
             self._port = stack.enter_context(held_port())
             if me.rank == 0:
-                self._listener = stack.enter_context(listening(me.host))
+                self._listener = stack.enter_context(listening(me.listen_host))
             details = {} if self._listener is None else self._listener.details
-            yield Offer(host=me.host, port=self._port.number, details=details)
+            yield Offer(host=me.listen_host, port=self._port.number, details=details)
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:

@@ -54,7 +54,7 @@ class TensorFlowEngine(Engine[Any]):
     def offering(self, me: Member) -> Iterator[Offer]:
         # TensorFlow's server binds the port while it is held, so no other process can take it.
         with held_port(shared=True) as port:
-            yield Offer(host=me.host, port=port.number)
+            yield Offer(host=me.listen_host, port=port.number)
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:

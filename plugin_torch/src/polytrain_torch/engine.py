@@ -68,11 +68,20 @@ class TorchEngine(Engine[Any]):
         if me.rank != 0:
             yield Offer(details=offered(me))
             return
-        # Port 0: the system chooses a free port, and the store listens on it from now on.
+        host = me.listen_host
+        # By itself the store would listen on all interfaces. Port 0: the system chooses a free one.
+        listener = socket.create_server((host, 0))
+        port = listener.getsockname()[1]
         self._store = TCPStore(
-            me.host, 0, is_master=True, wait_for_workers=False, timeout=self.timeout
+            host,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=self.timeout,
+            # The store closes it.
+            master_listen_fd=listener.detach(),
         )
-        yield Offer(host=me.host, port=self._store.port, details=offered(me))
+        yield Offer(host=host, port=port, details=offered(me))
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
@@ -308,7 +317,7 @@ def variables(world: World) -> dict[str, str]:
         "MASTER_PORT": str(leader.port),
         "POLYTRAIN_GPUS": str(me.gpus),
         **_without_gpus(me),
-        **_gloo_interface(me.host),
+        **_gloo_interface(me.listen_host),
     }
 
 
@@ -320,7 +329,7 @@ def _without_gpus(me: Member) -> dict[str, str]:
 
 
 def _gloo_interface(host: str) -> dict[str, str]:
-    """The network interface with the node's address, for gloo.
+    """The network interface with an address, for gloo.
 
     By default gloo uses the interface that the hostname resolves to. On many machines that is the
     loopback, to which ranks on other nodes can't connect.

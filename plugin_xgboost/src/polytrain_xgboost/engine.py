@@ -47,7 +47,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             yield Offer()
             return
         # It listens on a free port from here on. Sorting by task id keeps our ranks.
-        tracker = RabitTracker(n_workers=me.world_size, host_ip=me.host, sortby="task")
+        tracker = RabitTracker(n_workers=me.world_size, host_ip=me.listen_host, sortby="task")
         tracker.start()
         self._tracker = tracker
         yield Offer(details=dict(tracker.worker_args()))

@@ -51,7 +51,8 @@ class Report:
 
     metrics: Mapping[str, Any]
     time: float = 0.0
-    """When the rank reported it, in seconds since the epoch, on its node's clock."""
+    """When the rank reported it, in seconds since the epoch: its node's clock as the rank joined,
+    and the time since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

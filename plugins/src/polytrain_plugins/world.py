@@ -36,6 +36,12 @@ class Member:
     """GPUs of this rank; it may share one with others. Its process sees only these, numbered from
     0, unless the engine makes more of them visible."""
 
+    @property
+    def listen_host(self) -> str:
+        """The address at which to listen, and to offer: the loopback address if all members are on
+        one node, where nobody else has to connect; otherwise the node's."""
+        return "127.0.0.1" if self.node_count == 1 else self.host
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:

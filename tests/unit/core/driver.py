@@ -232,7 +232,8 @@ class Driver:
             name="run", backend="reference", num_workers=self.world_size, path=str(self.path)
         )
         lease: Any = self.lease
-        self.monkeypatch.setattr("time.monotonic", lambda: group.now)
+        for clock in ("time.monotonic", "time.time"):
+            self.monkeypatch.setattr(clock, lambda: group.now)
         with (
             Journal(location.open(), token=1, ledger=Ledger()) as journal,
             WorkerOutput(self.path / "logs", retry_s=0) as output,

@@ -302,6 +302,18 @@ def test_of_a_run_that_stalls_time_is_counted_until_now(
     assert sum(each["seconds"] for each in page["spans"]) == pytest.approx(page["wall_s"])
 
 
+@pytest.mark.parametrize("by_s", [86_400, -86_400])
+def test_of_a_run_that_stalls_a_clock_that_is_set_counts_no_time(
+    stalled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + by_s)
+    facts = shown(capsys, "show", str(stalled))
+    assert facts["seconds"]["train"] == pytest.approx(3610, abs=60)
+    assert main(["show", str(stalled)]) == 0
+    assert "reports    1: loss=0.5, 60 min ago" in capsys.readouterr().out
+
+
 def test_of_a_driver_elsewhere_time_is_counted_until_its_last_heartbeat(
     stalled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

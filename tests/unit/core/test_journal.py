@@ -93,7 +93,7 @@ def test_lines_can_be_read_while_the_run_goes_on(tmp_path: Path) -> None:
 def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
     with journal_in(tmp_path, token=3) as journal:
         identity = {"backend": "reference"}
-        journal.opened(anew=True, identity=identity, world_size=2, began=12.5)
+        journal.opened(anew=True, identity=identity, world_size=2)
         places = [NodeAddress(node_id=name, host=name) for name in ("a", "b")]
         journal.launched(
             attempt=0,
@@ -118,7 +118,7 @@ def test_a_driver_its_generations_and_reports_are_told(tmp_path: Path) -> None:
             "anew": True,
             "identity": {"backend": "reference"},
             "world_size": 2,
-            "began": 12.5,
+            "began": journal.clock.began,
             "ranking": [None, "max"],
             "total_steps": None,
             "time_budget_s": None,

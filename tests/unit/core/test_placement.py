@@ -37,6 +37,8 @@ def test_everybody_knows_its_place_on_its_node(places: list[NodeAddress], first:
     on_node: dict[int, list[int]] = {}
     for member, its_place in zip(everybody, ordered, strict=True):
         assert member.host == its_place.host
+        is_alone = member.node_count == 1
+        assert member.listen_host == ("127.0.0.1" if is_alone else its_place.host)
         assert (member.cpus, member.gpus) == (3, 1)
         on_node.setdefault(member.node_rank, []).append(member.local_rank)
         on_same = sum(other.node_id == its_place.node_id for other in places)

@@ -13,6 +13,7 @@ import struct
 import sys
 import termios
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +37,7 @@ CONCLUDED = line("Concluded", succeeded=True, stopped=None, reason="every rank f
 def shown(progress: str | bool, *entries: Mapping[str, Any]) -> None:
     """Show a run of these lines."""
     ledger = Ledger()
-    with shown_progress(RUN, progress, ledger) as take:
+    with shown_progress(RUN, progress, ledger, now=time.time) as take:
         for entry in entries:
             ledger.take(entry)
             take(entry)
@@ -81,7 +82,7 @@ def test_a_line_that_cannot_be_shown_is_logged_once_and_ends_nothing(
 ) -> None:
     with caplog.at_level(logging.ERROR):
         shown("plain", OPENED, line("Joined", phase="Training", attempt=0), CONCLUDED)
-        with shown_progress(RUN, "plain", Ledger()) as take:
+        with shown_progress(RUN, "plain", Ledger(), now=time.time) as take:
             take(line("Opened"))
             take(line("Opened"))
     assert len(caplog.records) == 1
@@ -91,7 +92,7 @@ def test_a_line_that_cannot_be_shown_is_logged_once_and_ends_nothing(
 @pytest.mark.parametrize("progress", [False, "none"])
 def test_nothing_starts_no_thread(progress: Any, capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.active_count()
-    with shown_progress(RUN, progress, Ledger()) as take:
+    with shown_progress(RUN, progress, Ledger(), now=time.time) as take:
         take(OPENED)
         assert threading.active_count() == before
     assert capsys.readouterr() == ("", "")
@@ -100,7 +101,7 @@ def test_nothing_starts_no_thread(progress: Any, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize("progress", ["plain", "json"])
 def test_the_thread_ends_with_the_run(progress: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = threading.active_count()
-    with shown_progress(RUN, progress, Ledger()) as take:
+    with shown_progress(RUN, progress, Ledger(), now=time.time) as take:
         take(OPENED)
         assert threading.active_count() == before + 1
     assert threading.active_count() == before
@@ -122,9 +123,12 @@ def test_of_two_runs_at_once_one_has_the_bottom_of_the_terminal(
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         second = dataclasses.replace(RUN, name="second")
-        with shown_progress(RUN, "auto", Ledger()), shown_progress(second, "auto", Ledger()):
+        with (
+            shown_progress(RUN, "auto", Ledger(), now=time.time),
+            shown_progress(second, "auto", Ledger(), now=time.time),
+        ):
             pass
-        with shown_progress(second, "auto", Ledger()):
+        with shown_progress(second, "auto", Ledger(), now=time.time):
             pass
         monkeypatch.undo()
         written = os.read(ours, 1 << 16).decode()

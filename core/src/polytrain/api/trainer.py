@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from polytrain.api.result import Result, recorded, result_of
 from polytrain.api.run_handle import RunHandle, Watcher
 from polytrain.api.validation import missing_options, unknown_options
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.common.clock import Clock
 from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.common.errors import TrainingFailedError
 from polytrain.common.plain_values import plain, with_plain_fields
@@ -193,7 +193,7 @@ class Trainer:
             TrainingFailedError: if training failed and wasn't restarted (again).
             KeyboardInterrupt: on the second Ctrl-C, after everything has been released.
         """
-        began = time.time()
+        clock = Clock()
         request, location = self._request, location_of(self._request.run, self._backend)
         _raise_if_any((*fit_problems(resume, wait), *storage_problems_of(request, location)))
         self._datasets = marked_datasets(self._datasets)
@@ -205,7 +205,9 @@ class Trainer:
                 history = self._history(location, identity, known)
                 if history is None or not history.succeeded:
                     no_retry = replace(location, retry_s=0)
-                    lease = stack.enter_context(leased(location.open(), no_retry.open()))
+                    lease = stack.enter_context(
+                        leased(location.open(), no_retry.open(), clock=clock)
+                    )
                     if known is not None:
                         # The previous owner may have written since.
                         known = previous_run(location.open(), known=known)
@@ -231,7 +233,7 @@ class Trainer:
                     )
             # Released before the lease is.
             cluster = stack.enter_context(contextlib.ExitStack())
-            run = self._run(location, identity, lease, history, began, cluster)
+            run = self._run(location, identity, lease, history, cluster)
             # The run's own thread releases them, if there is one.
             held = stack.pop_all()
         if wait:
@@ -296,7 +298,6 @@ class Trainer:
         identity: Mapping[str, Any],
         lease: Lease,
         history: RunHistory | None,
-        began: float,
         cluster: contextlib.ExitStack,
     ) -> Run:
         request = self._request
@@ -340,7 +341,6 @@ class Trainer:
             past=history,
             manager=manager,
             start=start,
-            began=began,
         )
         if history is not None:
             met = already_met(run.stop_rule, history, start_step=start.step)

@@ -12,6 +12,7 @@ from polytrain.checkpoint.events import Committed, PartStored
 from polytrain.checkpoint.manifest import AttemptId, Manifest, directory_name, merged
 from polytrain.checkpoint.starting_point import StartingPoint, from_manifest
 from polytrain.checkpoint.store import CheckpointStore, Found
+from polytrain.common.clock import Clock
 from polytrain.common.config import CheckpointConfig
 from polytrain.policy.retention import expendable, ranked
 from polytrain.policy.validation import Validations
@@ -42,6 +43,9 @@ class CheckpointManager:
 
     origin: StartingPoint = field(default_factory=StartingPoint)
     """The starting point of the run itself."""
+
+    clock: Clock = field(default_factory=Clock)
+    """This driver's."""
 
     validations: Validations = field(default_factory=Validations)
     """Their metrics count for the ranking; a checkpoint that waits for one is kept."""
@@ -361,7 +365,7 @@ class CheckpointManager:
             backend=self.backend,
             written_by=(CheckpointKind.ONE_RANK if by_rank_0 else CheckpointKind.EVERY_RANK).value,
             versions=self.versions,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            created=datetime.fromtimestamp(self.clock.now(), UTC).isoformat(timespec="seconds"),
             world_size=self.world_size,
             positions=self._positions(parts),
             files=files,

@@ -44,8 +44,9 @@ def followed(run: FoundRun, *, as_json: bool) -> None:
     mode = "json" if as_json else "auto"
     failure: Mapping[str, Any] | None = None
     is_closed = False
-    with shown_progress(info, mode, tail.ledger, sys.stdout) as show:
-        for entries in _readings(run):
+    driver = _Driver(run)
+    with shown_progress(info, mode, tail.ledger, sys.stdout, now=driver.now) as show:
+        for entries in _readings(run, driver):
             for entry in tail.news(entries):
                 show(entry)
                 is_closed = entry["event"] == "Closed"
@@ -65,14 +66,30 @@ def followed(run: FoundRun, *, as_json: bool) -> None:
         click.echo(f"To see more: {command}")
 
 
-def _readings(run: FoundRun) -> Iterator[Iterator[Mapping[str, Any]]]:
+class _Driver:
+    """The driver of a run, as far as its lease says."""
+
+    def __init__(self, run: FoundRun) -> None:
+        self._storage = run.location.open()
+        self._lease = run.holder
+
+    def now(self) -> float:
+        """Return the time on the clock of its journal."""
+        return time.time() if self._lease is None else self._lease.now()
+
+    def is_running(self) -> bool:
+        self._lease = holder(self._storage)
+        return self._lease is not None and self._lease.is_held is not False
+
+
+def _readings(run: FoundRun, driver: _Driver) -> Iterator[Iterator[Mapping[str, Any]]]:
     """Yield the journal's lines whenever there are new ones, until the run has ended."""
     written: Mapping[str, int] | None = None
     storage = run.location.open()
     while True:
         try:
             # Before the journal is read: what a driver writes before it dies is read, too.
-            is_held = _is_running(run)
+            is_held = driver.is_running()
             before, written = written, storage.log_state(JOURNAL)
             began = time.monotonic()
             if written != before:
@@ -82,8 +99,3 @@ def _readings(run: FoundRun) -> Iterator[Iterator[Mapping[str, Any]]]:
         if not is_held:
             return
         time.sleep(max(_LOOK_EVERY_S, (time.monotonic() - began) / _SHARE))
-
-
-def _is_running(run: FoundRun) -> bool:
-    owner = holder(run.location.open())
-    return owner is not None and owner.is_held is not False

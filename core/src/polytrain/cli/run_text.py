@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -158,19 +157,19 @@ def _verdict(run: FoundRun) -> str:
 def _age(run: FoundRun) -> str:
     """How long ago the last report of an active run was made: a run that stalls is seen by it."""
     last = run.history.ledger.last_report
-    if last is None or run.state is not RunState.RUNNING:
+    if last is None or run.holder is None or run.state is not RunState.RUNNING:
         return ""
-    return f", {_ago(last)}"
+    return f", {_ago(run.holder, last)}"
 
 
 def _last_sign(owner: Holder | None) -> str:
     if owner is None or owner.is_held is not None or not owner.beat_at:
         return ""
-    return f", last sign of life {_ago(owner.beat_at)}"
+    return f", last sign of life {_ago(owner, owner.beat_at)}"
 
 
-def _ago(then: float) -> str:
-    return f"{duration(max(0.0, time.time() - then))} ago"
+def _ago(owner: Holder, then: float) -> str:
+    return f"{duration(max(0.0, owner.now() - then))} ago"
 
 
 def _attempt(attempt: AttemptOverview) -> str:

@@ -310,7 +310,7 @@ class RunConfig(_PlainNumbers):
     time_budget_s: Annotated[float | None, Seconds(above=True, or_none="for no limit")] = None
     """Seconds of training, after which the run is finished with its next checkpoint: over all
     restarts and calls of `fit()`. Steps that are repeated and waits for checkpoints count; starts,
-    loading data and waiting for nodes don't."""
+    loading data, waiting for nodes and the time in which the machine is suspended don't."""
 
     observers: tuple[Any, ...] = ()
     """Objects with hooks of `polytrain_plugins.hookspecs.ObserverHooks`, and trackers of

@@ -82,6 +82,8 @@ class CheckpointCoordinator:
         self._rank_0_is_gone = False
         self._waiting.clear()
         self._tracker = PartTracker(set(writers), self.manager.config.report_timeout_s)
+        # Not after each commit: it lists the files of all checkpoints. What a process of an earlier
+        # attempt stores later, because it was frozen, goes with the next attempt or the run's end.
         self.background_tasks.give(partial(_sweep, self.manager, self._id_of(attempt)))
         # An earlier driver may have died before it deleted these.
         self._retire()
@@ -223,9 +225,6 @@ class CheckpointCoordinator:
             self.observers.checkpoint_committed(self.run, info)
         added_nothing = self.manager.ranks_that_add_nothing(manifest.number)
         self.group.acknowledge(attempt, manifest.number, committed.ranks | added_nothing)
-        if manifest.attempt_id > AttemptId(token=1, attempt=0):
-            # A process of an earlier attempt may have been frozen until now.
-            self.background_tasks.give(partial(_sweep, self.manager, manifest.attempt_id))
         for directory in doomed:
             self.background_tasks.give(partial(self._delete, directory))
 

@@ -251,7 +251,7 @@ class Controller:
         if self.stop_rule.time_budget_s is None or not isinstance(self.state.phase, Training):
             return
         if self.state.drain is None or self.state.drain.stopped is None:
-            trained_s = self.journal.ledger.trained_s(time.time())
+            trained_s = self.journal.ledger.trained_s(self.journal.clock.now())
             stopped = self.stop_rule.budget_met_by(trained_s, step=self.state.steps.get(0, 0))
             if stopped is not None:
                 self._happen(stop_wanted(stopped))
@@ -262,7 +262,7 @@ class Controller:
         budget_s, ledger = self.stop_rule.time_budget_s, self.journal.ledger
         if budget_s is None or not isinstance(self.state.phase, Training) or self.state.drain:
             return None
-        return time.monotonic() + budget_s - ledger.trained_s(time.time())
+        return time.monotonic() + budget_s - ledger.trained_s(self.journal.clock.now())
 
     def _take_checkpoint_event(self, event: CheckpointEvent) -> None:
         noted = note(self.state, event)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from polytrain.common.clock import Clock
 from polytrain.run.ledger import Ledger
 from polytrain.run.progress import Progress
 from polytrain.trackers.prometheus import Figures, Prometheus
@@ -14,7 +14,7 @@ from polytrain_plugins import RunInfo
 
 
 def exposed_figures(
-    observers: Iterable[Any], run: RunInfo, ledger: Ledger
+    observers: Iterable[Any], run: RunInfo, ledger: Ledger, clock: Clock
 ) -> Callable[[Mapping[str, Any]], None]:
     """Expose a run to the monitoring systems among its observers; return what takes each entry.
 
@@ -22,12 +22,13 @@ def exposed_figures(
         observers: the run's.
         run: the run.
         ledger: the journal's ledger, which has each entry before it is taken here.
+        clock: the journal's.
     """
     exporters = [each for each in observers if isinstance(each, Prometheus)]
     if not exporters:
         return lambda entry: None
     lock = threading.Lock()
-    progress = Progress(ledger=ledger, since=time.time(), world_size=max(1, run.num_workers))
+    progress = Progress(ledger=ledger, since=clock.now(), world_size=max(1, run.num_workers))
 
     def follow(entry: Mapping[str, Any]) -> None:
         with lock:

@@ -88,10 +88,10 @@ def run_to_end(run: Run, held: contextlib.ExitStack) -> RunOutcome:
         held: resources to release last.
     """
     past = RunHistory() if run.past is None else run.past
-    expose = exposed_figures(run.config.observers, run.info, past.ledger)
+    expose = exposed_figures(run.config.observers, run.info, past.ledger, run.lease.clock)
     with (
         _tracking(run) as tracking,
-        shown_progress(run.info, run.config.progress, past.ledger) as show,
+        shown_progress(run.info, run.config.progress, past.ledger, now=run.lease.clock.now) as show,
         _journal(run, past, (show, tracking.follow, expose)) as journal,
     ):
         try:
@@ -173,13 +173,13 @@ def _journal(
         reports=past.history,
         of_other_ranks=past.of_other_ranks,
         follow=follow,
+        clock=run.lease.clock,
     ) as journal:
         with storage_needed(run.location):
             journal.opened(
                 anew=run.past is None,
                 identity=run.identity,
                 world_size=run.world_size,
-                began=run.began,
                 ranking=(ranking.checkpoint_score_attribute, ranking.checkpoint_score_order),
                 total_steps=run.total_steps,
                 time_budget_s=run.config.time_budget_s,

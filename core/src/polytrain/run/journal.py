@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from typing import Any
 from polytrain.checkpoint.events import PartVoid
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.common import strict_json
+from polytrain.common.clock import Clock
 from polytrain.common.errors import Failure
 from polytrain.common.events import (
     ConditionMet,
@@ -35,6 +35,7 @@ from polytrain.run.actions import Conclude, EndAttempt
 from polytrain.run.configuration import Configuration
 from polytrain.run.draft_reports import DraftReports
 from polytrain.run.ledger import Ledger
+from polytrain.run.load_lines import LoadLines
 from polytrain.run.reports import Reports
 from polytrain.run.transition import Transition
 from polytrain.storage.failure import storage_errors
@@ -55,6 +56,10 @@ _UNSYNCED = 4 << 20
 """Bytes in memory alone that are worth a sync."""
 
 
+_NOTED_S = 1.0
+"""Least change of the machine's clock that is noted: smaller ones are corrections."""
+
+
 class Journal:
     """Appends events to the journal. Threads may share it."""
 
@@ -67,6 +72,7 @@ class Journal:
         reports: Reports | None = None,
         of_other_ranks: Mapping[int, Reports] | None = None,
         follow: Callable[[Mapping[str, Any]], None] = lambda entry: None,
+        clock: Clock | None = None,
     ) -> None:
         """
         Args:
@@ -77,9 +83,11 @@ class Journal:
             of_other_ranks: the same of ranks above 0, by rank.
             follow: called with each line, once the ledger has it, but with no report of ranks
                 above 0. It must not raise.
+            clock: what each line's time is read from; began with this journal by default.
         """
         self._follow = follow
         self.ledger = ledger
+        self.clock = Clock() if clock is None else clock
         self.reports = Reports() if reports is None else reports
         self.of_other_ranks = defaultdict(Reports, of_other_ranks or {})
         self._storage = storage
@@ -88,6 +96,9 @@ class Journal:
         self._lock = threading.Lock()
         self._drafts = DraftReports()
         self._drafts_of_ranks: dict[int, DraftReports] = {}
+        self._loads = LoadLines()
+        self._ahead_s = 0.0
+        """How far the machine's clock is ahead, as far as it is noted."""
 
     def __enter__(self) -> Journal:
         return self
@@ -112,7 +123,6 @@ class Journal:
         anew: bool,
         identity: Mapping[str, Any],
         world_size: int,
-        began: float | None = None,
         ranking: tuple[str | None, str] = (None, "max"),
         total_steps: int | None = None,
         time_budget_s: float | None = None,
@@ -125,21 +135,19 @@ class Journal:
             anew: whether the run is started over.
             identity: the run's identity.
             world_size: number of ranks.
-            began: when `fit()` was called, in seconds since the epoch; now by default.
             ranking: the metric that ranks checkpoints, and its order.
             total_steps: the most steps of the whole run; None if that is unknown.
             time_budget_s: seconds of training that end the run; None if none do.
             stop_function: fingerprint of the function in `RunConfig.stop`.
             configuration: what people look up of it; nothing depends on it.
         """
-        began = time.time() if began is None else began
         self._write(
             "Opened",
             format=FORMAT,
             anew=anew,
             identity=identity,
             world_size=world_size,
-            began=began,
+            began=self.clock.began,
             ranking=ranking,
             total_steps=total_steps,
             time_budget_s=time_budget_s,
@@ -243,6 +251,7 @@ class Journal:
             host: that of the rank whose failure it is; empty if that isn't known.
             last_lines: the end of that rank's output.
         """
+        self._write_loads()
         root = ended.root
         failure = root and {
             "kind": root.kind.name,
@@ -260,6 +269,7 @@ class Journal:
     def reported(self, report: Reported) -> None:
         """Note a report of rank 0."""
         step, metrics = report.step, report.metrics
+        self._note_clock()
         entry = self._entry(
             "Reported", n=self._drafts.written, step=step, metrics=metrics, **_measured(report)
         )
@@ -304,17 +314,36 @@ class Journal:
     ) -> None:
         """Note how busy the ranks were in one window, and the memory of their processes.
 
+        The more ranks, the more windows make one line. Followers get each window.
+
         Args:
             attempt: the attempt's number.
             window: the window's, from 0.
             busy: each rank's share, between 0 and 1.
             memory: each rank's, in bytes.
         """
-        shares = [round(share, 2) for share in busy]
-        self._write("Load", attempt=attempt, window=window, busy=shares, memory=list(memory))
+        shares, now = [round(share, 2) for share in busy], self.clock.now()
+        its: Mapping[str, Any] = {
+            "attempt": attempt,
+            "window": window,
+            "busy": shares,
+            "memory": list(memory),
+        }
+        line = self._loads.add(**its, now=now)
+        if line is None:
+            self._follow(self._entry("Load", **its))
+        else:
+            self._write("Load", **line)
+
+    def _write_loads(self) -> None:
+        """Write the windows of an attempt that ends, and that no line has yet."""
+        line = self._loads.rest()
+        if line is not None:
+            self._write("Load", **line)
 
     def concluded(self, conclusion: Conclude) -> None:
         """Note that the run has ended, or that this driver has stopped working on it."""
+        self._write_loads()
         self._write(
             "Concluded",
             succeeded=conclusion.succeeded,
@@ -365,7 +394,24 @@ class Journal:
         """Whether much of it is in this process's memory alone."""
         return self._log.unsynced > _UNSYNCED
 
+    def _note_clock(self) -> None:
+        """Note by how much the machine's clock was set, or how long it was suspended."""
+        with self._lock:
+            by_s = self.clock.ahead_s() - self._ahead_s
+            if abs(by_s) < _NOTED_S:
+                return
+            self._ahead_s += by_s
+        logger.warning(
+            "This machine's clock was set by %+.0f s, or the machine was suspended. The times of "
+            "the run are counted without that.",
+            by_s,
+        )
+        self._write("ClockChanged", by_s=round(by_s, 3))
+
     def _write(self, event: str, **fields: Any) -> None:
+        # A driver's first line is `Opened`.
+        if event != "Opened":
+            self._note_clock()
         entry = self._entry(event, **fields)
         self.ledger.take(entry)
         with self._lock, storage_errors():
@@ -373,7 +419,7 @@ class Journal:
         self._follow(entry)
 
     def _entry(self, event: str, **fields: Any) -> dict[str, Any]:
-        return {"time": time.time(), "token": self._token, "event": event, **fields}
+        return {"time": self.clock.now(), "token": self._token, "event": event, **fields}
 
     def _append(self, line: str) -> None:
         """Append the drafts, for good, and a line."""

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from polytrain.common.clock import Clock
 from polytrain.common.errors import RunOwnedError
 from polytrain.common.processes import started_at
 from polytrain.storage.protocol import Storage
@@ -58,20 +59,26 @@ class _Owner:
     since: str
     beats: int = 0
     beat_at: float = 0.0
-    """When it was written, in seconds since the epoch on its own clock."""
+    """When it was written, by the driver's `Clock`."""
+
+    beat_monotonic: float = 0.0
+    """The same by its machine's monotonic clock, which all processes there can read."""
+
+    ahead_s: float = 0.0
+    """`Clock.ahead_s` then."""
 
     released: bool = False
 
     @classmethod
-    def this_process(cls) -> _Owner:
+    def this_process(cls, clock: Clock) -> _Owner:
         return cls(
             host=socket.gethostname(),
             pid=os.getpid(),
             process_started=started_at(os.getpid()) or 0,
             nonce=secrets.token_hex(8),
             machine=_this_machine(),
-            since=datetime.now(UTC).isoformat(timespec="seconds"),
-            beat_at=time.time(),
+            since=datetime.fromtimestamp(clock.now(), UTC).isoformat(timespec="seconds"),
+            **_times(clock),
         )
 
     def lives(self) -> bool | None:
@@ -90,6 +97,14 @@ class _Owner:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
+def _times(clock: Clock) -> dict[str, float]:
+    return {
+        "beat_at": clock.now(),
+        "beat_monotonic": time.monotonic(),
+        "ahead_s": clock.ahead_s(),
+    }
+
+
 class Lease:
     """This driver's lease on a run."""
 
@@ -102,8 +117,12 @@ class Lease:
         owner: _Owner,
         *,
         subject: str,
+        clock: Clock,
     ) -> None:
         self.token = token
+        self.clock = clock
+        """The time of all that this driver records."""
+
         self._subject = subject
         self._storage = storage
         self._no_retry = no_retry
@@ -150,7 +169,7 @@ class Lease:
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_EVERY_S):
             beats = self._owner.beats + 1
-            self._owner = replace(self._owner, beats=beats, beat_at=time.time())
+            self._owner = replace(self._owner, beats=beats, **_times(self.clock))
             self._write(self._owner)
             try:
                 self._check(self._no_retry)
@@ -183,7 +202,21 @@ class Holder:
     """Whether it still holds the run; None if this machine can't know."""
 
     beat_at: float = 0.0
-    """When it renewed its lease last, in seconds since the epoch on its own clock; 0 if unknown."""
+    """When it renewed its lease last, on the clock of its journal; 0 if unknown."""
+
+    beat_monotonic: float = 0.0
+    """The same on its machine's monotonic clock."""
+
+    ahead_s: float = 0.0
+    """How far its machine's clock was ahead of that of its journal."""
+
+    def now(self) -> float:
+        """Return the time on the clock of its journal; if it is on another machine, as far as the
+        two machines' clocks agree."""
+        if self.is_held:
+            # It lives on this machine, which has been up since.
+            return self.beat_at + time.monotonic() - self.beat_monotonic
+        return time.time() - self.ahead_s
 
 
 def holder(storage: Storage) -> Holder | None:
@@ -196,12 +229,23 @@ def holder(storage: Storage) -> Holder | None:
     if owner is None:
         return None
     is_held = False if owner.released else owner.lives()
-    return Holder(description=str(owner), token=token, is_held=is_held, beat_at=owner.beat_at)
+    return Holder(
+        description=str(owner),
+        token=token,
+        is_held=is_held,
+        beat_at=owner.beat_at,
+        beat_monotonic=owner.beat_monotonic,
+        ahead_s=owner.ahead_s,
+    )
 
 
 @contextmanager
 def leased(
-    storage: Storage, no_retry: Storage, *, wording: tuple[str, str] = RUN
+    storage: Storage,
+    no_retry: Storage,
+    *,
+    wording: tuple[str, str] = RUN,
+    clock: Clock | None = None,
 ) -> Iterator[Lease]:
     """Acquire and hold a run, or an output of predictions.
 
@@ -211,16 +255,18 @@ def leased(
         storage: the run's storage.
         no_retry: the same without retries, for heartbeats: a late one is useless.
         wording: the subject and the remedy for messages.
+        clock: the driver's, if it began earlier.
 
     Raises:
         RunOwnedError: another driver works on the run.
         OSError: the storage failed.
     """
-    owner = _Owner.this_process()
+    clock = Clock() if clock is None else clock
+    owner = _Owner.this_process(clock)
     _held.add(owner.nonce)
     try:
         token, path = _taken(storage, owner, wording)
-        lease = Lease(storage, no_retry, token, path, owner, subject=wording[0])
+        lease = Lease(storage, no_retry, token, path, owner, subject=wording[0], clock=clock)
         try:
             yield lease
         finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from polytrain.run.history import History, read_as
 from polytrain.run.journal import JOURNAL
 from polytrain.run.lease import Holder, holder
@@ -33,5 +31,5 @@ def read_present(kind: type[History], storage: Storage) -> tuple[History, Holder
         # A driver may have begun in between.
         owner = holder(storage)
     if owner is not None and owner.is_held is not False:
-        run_history.ledger.count_until(time.time() if owner.is_held else owner.beat_at)
+        run_history.ledger.count_until(owner.now() if owner.is_held else owner.beat_at)
     return run_history, owner

@@ -7,7 +7,6 @@ import itertools
 import logging
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -75,7 +74,12 @@ def mode_of(progress: str | bool, stream: TextIO | None) -> Mode:
 
 @contextlib.contextmanager
 def shown_progress(
-    run: RunInfo, progress: str | bool, ledger: Ledger, stream: TextIO | None = None
+    run: RunInfo,
+    progress: str | bool,
+    ledger: Ledger,
+    stream: TextIO | None = None,
+    *,
+    now: Callable[[], float],
 ) -> Iterator[Callable[[Entry], None]]:
     """Show a run's progress; yield what takes each line of its journal, and never raises.
 
@@ -84,14 +88,15 @@ def shown_progress(
         progress: `RunConfig.progress`.
         ledger: the journal's ledger, which has each line before it is taken here.
         stream: where it is shown, outside notebooks; on standard error by default.
+        now: reads the clock of the journal, in seconds since the epoch.
     """
     stream = sys.stderr if stream is None else stream
     mode = mode_of(progress, stream)
     if mode == "none":
         yield lambda entry: None
         return
-    progress_so_far = Progress(ledger=ledger, since=time.time(), world_size=max(1, run.num_workers))
-    follower = _Follower(run, progress_so_far, stream)
+    progress_so_far = Progress(ledger=ledger, since=now(), world_size=max(1, run.num_workers))
+    follower = _Follower(run, progress_so_far, stream, now)
     with contextlib.ExitStack() as stack:
         _DISPLAYS[mode](follower, stack)
         yield follower.take
@@ -100,11 +105,14 @@ def shown_progress(
 class _Follower:
     """What all displays share: the run's progress, its lock, and a stream that may break."""
 
-    def __init__(self, run: RunInfo, progress: Progress, stream: TextIO) -> None:
+    def __init__(
+        self, run: RunInfo, progress: Progress, stream: TextIO, clock: Callable[[], float]
+    ) -> None:
         self.run = run
         self.progress = progress
         self.lock = threading.Lock()
         self.stream = stream
+        self.clock = clock
         self.on_event: Callable[[Entry], None] = lambda entry: None
         self._is_broken = False
 
@@ -128,7 +136,7 @@ class _Follower:
         The lock is released by the time that it is written: a terminal may be held (Ctrl-S).
         """
         with self.lock:
-            return describe(self.run, self.progress, now=time.time())
+            return describe(self.run, self.progress, now=self.clock())
 
     def print_events(self, stack: contextlib.ExitStack) -> None:
         """Print the run's start now, a line for each event, and its end when the stack unwinds."""
@@ -215,7 +223,7 @@ def _json(follower: _Follower, stack: contextlib.ExitStack) -> None:
     def print_end() -> None:
         follower.print_line(follower.now(ended_line))
 
-    follower.print_line(started_line(follower.run, now=time.time()))
+    follower.print_line(started_line(follower.run, now=follower.clock()))
     follower.on_event = print_event
     stack.callback(print_end)
     stack.enter_context(Ticker(print_progress, itertools.repeat(_JSON_EVERY_S), name=_THREAD))

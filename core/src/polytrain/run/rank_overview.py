@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 
@@ -73,7 +72,10 @@ class _Rank:
     device: str | None = None
     gpus: int = 0
     rows: Mapping[str, int] = field(default_factory=dict)
-    busy: list[float] = field(default_factory=list)
+    busy: float = 0.0
+    """The sum of its shares, over all windows."""
+
+    windows: int = 0
     memory: int | None = None
 
 
@@ -116,8 +118,11 @@ def _launched(found: dict[int, _Rank], entry: Mapping[str, Any]) -> None:
 
 
 def _loaded(found: dict[int, _Rank], entry: Mapping[str, Any]) -> None:
+    # Journals of earlier versions have a line for each.
+    windows = entry.get("windows", 1)
     for number, share in enumerate(entry["busy"]):
-        found[number].busy.append(share)
+        found[number].busy += share * windows
+        found[number].windows += windows
     for number, taken in enumerate(entry.get("memory", ())):
         found[number].memory = max(taken, found[number].memory or 0)
 
@@ -133,6 +138,6 @@ def _overview(number: int, rank: _Rank) -> RankOverview:
         device=rank.device,
         gpus=rank.gpus,
         rows=rank.rows,
-        busy=fmean(rank.busy) if rank.busy else None,
+        busy=rank.busy / rank.windows if rank.windows else None,
         memory=rank.memory,
     )

@@ -65,6 +65,7 @@ def checkpoint_manager(
         world_size=world_size,
         token=lease.token,
         origin=origin,
+        clock=lease.clock,
     )
     if past is not None:
         manager.validations = past.validations

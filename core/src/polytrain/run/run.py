@@ -60,9 +60,6 @@ class Run:
     start: StartingPoint
     """This driver's starting point."""
 
-    began: float
-    """When `fit()` was called, in seconds since the epoch."""
-
     stop_requests: StopRequests = field(default_factory=StopRequests)
     watchers: tuple[Any, ...] = ()
     """Observers of polytrain's own, besides the user's."""

@@ -95,7 +95,7 @@ class Strike:
     """A fault that has happened."""
 
     time: float
-    """Seconds since the epoch."""
+    """On the machine's monotonic clock, in seconds."""
 
     attempt: int
     rank: int
@@ -112,7 +112,7 @@ class FaultClock:
     def __init__(self, plan: FaultPlan) -> None:
         self._plan = plan
         self.first_reports: dict[int, float] = {}
-        """Attempt → time of rank 0's first report, in seconds since the epoch."""
+        """Attempt → time of rank 0's first report, on the machine's monotonic clock."""
 
     @hookimpl
     def polytrain_attempt_started(self) -> None:
@@ -120,7 +120,7 @@ class FaultClock:
 
     @hookimpl
     def polytrain_reported(self) -> None:
-        self.first_reports.setdefault(self._plan.attempts - 1, time.time())
+        self.first_reports.setdefault(self._plan.attempts - 1, time.monotonic())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +162,7 @@ class Injection:
         for fault in self._due(point, step):
             self._plan.note(
                 Strike(
-                    time=time.time(),
+                    time=time.monotonic(),
                     attempt=self.attempt,
                     rank=self._rank,
                     kind=fault.kind,

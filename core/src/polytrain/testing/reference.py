@@ -97,8 +97,8 @@ class ReferenceEngine(Engine[Vector]):
             yield Offer()
             return
         # It listens from now on, so the port is never free in between.
-        with socket.create_server((me.host, 0)) as self._listener:
-            yield Offer(host=me.host, port=self._listener.getsockname()[1])
+        with socket.create_server((me.listen_host, 0)) as self._listener:
+            yield Offer(host=me.listen_host, port=self._listener.getsockname()[1])
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:

@@ -6,7 +6,6 @@ import difflib
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
+from polytrain.common.clock import Clock
 from polytrain.common.errors import CheckpointError, NotInWorkerError
 from polytrain.common.validation_config import ValidationTaskConfig, validation_of_report
 from polytrain.monitoring.progress_page import beat
@@ -102,6 +102,7 @@ class WorkerSession:
             job=job, order=order, rank=world.me.rank, channel=channel, scratch=scratch
         )
         self._snapshots = Snapshots()
+        self._clock = Clock()
         self.context = Context(
             run_name=job.run_name,
             world=world,
@@ -307,7 +308,7 @@ class WorkerSession:
                 attempt=self.world.attempt,
                 step=self._step,
                 metrics=self._last_metrics,
-                time=time.time(),
+                time=self._clock.now(),
             )
         )
         if stopped is None:
@@ -335,7 +336,7 @@ class WorkerSession:
                 self._last_metrics,
                 self.stalled_s,
                 has_checkpoint=has_checkpoint,
-                at=time.time(),
+                at=self._clock.now(),
             ),
             *met,
         ]

@@ -35,7 +35,7 @@ class JaxEngine(Engine[Mapping[str, Any]]):
             return
         # The service binds the port while it is held, so no other process can take it.
         with held_port(shared=True) as port:
-            yield Offer(host=me.host, port=port.number)
+            yield Offer(host=me.listen_host, port=port.number)
 
     @contextmanager
     def joined(self, world: World) -> Iterator[None]:
@@ -46,6 +46,8 @@ class JaxEngine(Engine[Mapping[str, Any]]):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
             coordinator_address=world.leader.address,
+            # By default it listens on all interfaces. Rank 0 alone serves it.
+            coordinator_bind_address=world.leader.address,
             num_processes=world.size,
             process_id=world.me.rank,
             initialization_timeout=self._options.timeout_s,

@@ -1,0 +1,42 @@
+"""At which addresses a process listens."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_LISTENS = "0A"
+
+
+def listeners(process: int | str = "self") -> list[str]:
+    """The address of each TCP socket at which a process listens."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with suppress(OSError):  # the descriptor of the listing itself
+            inodes.add(os.readlink(descriptor).removeprefix("socket:[").removesuffix("]"))
+    return [address for inode, address in _listening() if inode in inodes]
+
+
+def _listening() -> Iterator[tuple[str, str]]:
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, _, _, _, _, _, inode, *_ = line.split()
+            if state == _LISTENS:
+                yield inode, _address(local.partition(":")[0])
+
+
+def _address(text: str) -> str:
+    """An address as the kernel prints it: words of four bytes in this machine's order."""
+    words = [bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8)]
+    ordered = [word[::-1] if sys.byteorder == "little" else word for word in words]
+    address = ipaddress.ip_address(b"".join(ordered))
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback

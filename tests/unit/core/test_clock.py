@@ -1,0 +1,73 @@
+"""A driver's time: what a clock that is set, or a suspended machine, does to it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from polytrain.common.clock import Clock
+from polytrain.run.history import entries, read_history
+from polytrain.run.journal import JOURNAL, Journal
+from polytrain.run.ledger import Ledger
+from polytrain.storage.location import Location
+
+
+class Machine:
+    """A machine's two clocks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall, self.monotonic = 1_000_000.0, 50.0
+        monkeypatch.setattr(time, "time", lambda: self.wall)
+        monkeypatch.setattr(time, "monotonic", lambda: self.monotonic)
+
+    def runs(self, seconds: float) -> None:
+        self.wall += seconds
+        self.monotonic += seconds
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_it_goes_on_as_it_began(machine: Machine) -> None:
+    clock = Clock()
+    machine.runs(5)
+    assert (clock.began, clock.now(), clock.ahead_s()) == (1_000_000.0, 1_000_005.0, 0.0)
+    machine.wall += 3600  # set, or suspended
+    machine.runs(1)
+    assert (clock.now(), clock.ahead_s()) == (1_000_006.0, 3600.0)
+
+
+def test_a_journal_notes_each_change_once(machine: Machine, tmp_path: Path) -> None:
+    storage = Location.of(tmp_path).open()
+    for token in (1, 2):
+        with Journal(storage, token=token, ledger=Ledger()) as journal:
+            # Between `fit()` and the first line.
+            machine.wall += 100
+            journal.opened(anew=token == 1, identity={}, world_size=1)
+            for change in (0.0, 0.4, -30.0, 0.0):
+                machine.wall += change
+                machine.runs(1)
+                journal.started(attempt=0)
+            journal.closed()
+    found = [
+        (entry["token"], entry["event"], entry.get("by_s"))
+        for entry in entries(storage.read_log(JOURNAL))
+    ]
+    of_one = [
+        ("Opened", None),
+        ("ClockChanged", 100.0),
+        ("Started", None),
+        ("Started", None),
+        ("ClockChanged", -29.6),
+        ("Started", None),
+        ("Started", None),
+        ("Closed", None),
+    ]
+    assert found == [(token, *line) for token in (1, 2) for line in of_one]
+    history = read_history(storage.read_log(JOURNAL))
+    assert history is not None
+    assert history.ledger.wall_s == 8.0
