@@ -216,7 +216,6 @@ class Agent:
         try:
             self._launch(order, held, streams)
         except OSError as error:
-            self._worker = None
             self._never_started(
                 order, FailureKind.STARTUP, f"can't fork the worker process: {error}"
             )
@@ -345,7 +344,6 @@ class Agent:
     ) -> None:
         assert self._scratch is not None
         self._zygotes.connect()
-        lines = _lines(order, streams, self._rank)
         worker = ProcessConnection(
             order,
             self._rank,
@@ -356,20 +354,27 @@ class Agent:
             straggler_window_s=self._spec.straggler_window_s,
             passes_all_reports=self._spec.passes_all_reports or self._rank == 0,
         )
+        lines: list[socket.socket] = []
+        try:
+            lines += _lines(order, streams, self._rank)
+            self._zygotes.fork(
+                order.attempt,
+                environment=self._environment,
+                directory=self._directory,
+                descriptors=[
+                    *worker.theirs,
+                    self._job,
+                    *(held.descriptors if held else ()),
+                    *(line.fileno() for line in lines),
+                ],
+            )
+        except BaseException:
+            worker.discard()
+            raise
+        finally:
+            for handed_over in lines:
+                handed_over.close()
         self._worker = worker
-        self._zygotes.fork(
-            order.attempt,
-            environment=self._environment,
-            directory=self._directory,
-            descriptors=[
-                *worker.theirs,
-                self._job,
-                *(held.descriptors if held else ()),
-                *(line.fileno() for line in lines),
-            ],
-        )
-        for handed_over in lines:
-            handed_over.close()
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines)))
         self._events.put_nowait(Started(attempt=order.attempt, rank=self._rank))
