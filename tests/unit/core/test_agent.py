@@ -40,7 +40,7 @@ class FakeZygotes:
     def __init__(self, spec: ZygoteSpec, *, tell: Listener) -> None:
         self.tell = tell
 
-    def connect(self) -> None:
+    async def connect(self) -> None:
         """It is there."""
 
     def fork(self, attempt: int, *, descriptors: list[int], **rest: Any) -> None:

@@ -166,7 +166,7 @@ class Agent:
     async def place(self) -> NodeAddress:
         """Return this agent's node once it is ready for a rank."""
         # It may be long until it gets a rank: by then the zygote has imported everything.
-        self._zygotes.connect()
+        await self._zygotes.connect()
         self._scratch = Scratch.hold(self._spec.token)
         location, host = self._spec.store.location, self._place.host
         unusable = await storage_problem(location, self._spec.marker, host=host)
@@ -208,6 +208,12 @@ class Agent:
             order = await self._brought_near(order)
         except Exception as error:  # any error of a storage ends the attempt
             self._never_started(order, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
+            return
+        try:
+            await self._zygotes.connect()
+        except OSError as error:
+            message = f"can't reach the zygote that forks the worker process: {error}"
+            self._never_started(order, FailureKind.STARTUP, message)
             return
         if self._loading != order.attempt:
             # It was killed meanwhile, and its end was reported.
@@ -343,7 +349,6 @@ class Agent:
         self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]
     ) -> None:
         assert self._scratch is not None
-        self._zygotes.connect()
         worker = ProcessConnection(
             order,
             self._rank,

@@ -96,8 +96,6 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
 def spawn(request: ForkRequest) -> int:
     """Spawn a worker process with a new interpreter. Slower: it imports everything itself."""
     descriptors = (request.connection, request.page, *request.others)
-    with contextlib.suppress(OSError):
-        os.chdir(request.directory)
     process = subprocess.Popen(
         [
             sys.executable,
@@ -108,6 +106,8 @@ def spawn(request: ForkRequest) -> int:
             f"spawned({request.entry!r}, *{descriptors!r})",
         ],
         env=request.environment,
+        # The driver's directory may not exist on this node.
+        cwd=request.directory if os.path.isdir(request.directory) else None,
         stdin=subprocess.DEVNULL,
         stdout=request.stdout,
         stderr=request.stderr,
