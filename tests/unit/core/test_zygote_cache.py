@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -93,3 +94,18 @@ def test_a_fork_of_the_driver_does_not_keep_it() -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_fork_of_the_driver_has_zygotes_of_its_own() -> None:
+    pid = left_by_a_run()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            other = warm_zygote(SPEC, "node")
+            is_another = pid_of(other) != pid
+            other.connection.end()
+            os._exit(0 if is_another else 2)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert left_by_a_run() == pid

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
+from polytrain.common.forked_children import keep_from_children
 from polytrain.prediction.parts import Unit
 from polytrain.prediction.scheduling import (
     Event,
@@ -82,6 +83,8 @@ class LocalWorkers(Workers):
 
     def replace(self, worker: int) -> None:
         mine, theirs = socket.socketpair()
+        # In a child that another thread forks it would hide the worker's end.
+        keep_from_children(theirs)
         self._connections[worker] = Connection(mine.detach())
         self._processes[worker] = next(self._numbers)
         with theirs:

@@ -133,10 +133,11 @@ def _taken() -> WarmZygote | None:
     return kept.zygote
 
 
-def _leave_in_fork() -> None:
-    """A forked child of the driver must not keep it alive."""
-    if _kept is not None:
-        _kept.zygote.connection.leave()
+def _forget_in_fork() -> None:
+    """Forget what the driver has: a forked child of it has no connections to zygotes."""
+    global _lock, _kept
+    # Another thread of the driver may have held the lock.
+    _lock, _kept = threading.Lock(), None
 
 
-os.register_at_fork(after_in_child=_leave_in_fork)
+os.register_at_fork(after_in_child=_forget_in_fork)
