@@ -33,7 +33,13 @@ SPEC = ZygoteSpec(
     name="", environment={"COLOUR": "red"}, modules=("json", "csv"), path=tuple(sys.path)
 )
 HELD = Description(
-    pid=1, modules=("json", "csv"), environment={"COLOUR": "red"}, kept_s=1, left_s=1, users=0
+    pid=1,
+    modules=("json", "csv"),
+    environment={"COLOUR": "red"},
+    kept_s=1,
+    left_s=1,
+    users=0,
+    is_current=True,
 )
 
 
@@ -90,6 +96,22 @@ def test_a_killed_one_is_replaced_by_the_runs_own() -> None:
     assert not is_shared
 
 
+def test_after_an_edit_runs_have_their_own_and_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "named.py").write_text("import other_one")
+    (tmp_path / "other_one.py").touch()
+    spec = replace(SPEC, modules=("named",), path=(str(tmp_path), *SPEC.path))
+    connection = start(spec, "node", kept_s=60.0)
+    held = connection.description(within_s=30)
+    connection.leave()
+    assert held is not None
+    assert used_by_a_run(spec) == (held.pid, True)
+    (tmp_path / "other_one.py").write_text("edited = True")
+    own, is_shared = used_by_a_run(spec)
+    assert own != held.pid
+    assert not is_shared
+    assert eventually(lambda: psutil.Process(held.pid).status() == psutil.STATUS_ZOMBIE)
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -107,10 +129,6 @@ def a_variable(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     monkeypatch.setenv("COLOUR", "green")
 
 
-def a_file_of_ours(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
-    (site / "polytrain_more" / "backend.py").write_text("changed = True")
-
-
 def an_installed_version(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     (site / "library-1.dist-info").rename(site / "library-2.dist-info")
 
@@ -119,16 +137,12 @@ def the_interpreter(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     monkeypatch.setattr(sys, "executable", "/usr/bin/other-python")
 
 
-@pytest.mark.parametrize(
-    "change", [a_variable, a_file_of_ours, an_installed_version, the_interpreter]
-)
+@pytest.mark.parametrize("change", [a_variable, an_installed_version, the_interpreter])
 def test_each_thing_that_imports_depend_on_changes_the_address(
     change: Callable[[pytest.MonkeyPatch, Path], None],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "polytrain_more").mkdir()
-    (tmp_path / "polytrain_more" / "backend.py").write_text("")
     (tmp_path / "library-1.dist-info").mkdir()
     path = [str(tmp_path), *sys.path]
     before = warm_token(path)

@@ -2,8 +2,8 @@
 
 In a notebook, or to compare settings, `fit()` is called several times. A kept zygote has imported
 what workers need. At most one is kept, on the driver's node, for a minute; it ends with the
-process. A run that needs a different zygote ends it. If there is a warm zygote (`warm`), which
-other processes use too, the run uses that one.
+process. A run that needs a different zygote, or one with other code, ends it. If there is a warm
+zygote (`warm`), which other processes use too, the run uses that one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain.workers.processes.warm import (
     find,
+    installed_versions,
     relevant_variables,
     start,
     warm_seconds,
@@ -35,8 +36,9 @@ class WarmZygote:
     """Identifies the zygotes of its run on every node."""
 
     connection: ZygoteConnection
-    likeness: tuple[str, ZygoteSpec, Mapping[str, str]]
-    """Node, modules and environment: everything that the zygote depends on."""
+    likeness: tuple[str, ZygoteSpec, Mapping[str, str], Sequence[str]]
+    """Node, modules, environment and installed versions: what the zygote depends on, besides files
+    of code that may be edited."""
 
     is_shared: bool = False
     """Whether other processes use it too, and it keeps itself alive."""
@@ -59,10 +61,10 @@ def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
         spec: the zygote's settings, without a name.
         node_id: the driver's node.
     """
-    likeness = (node_id, spec, relevant_variables(os.environ))
+    likeness = node_id, spec, relevant_variables(os.environ), installed_versions(spec.path)
     kept = _taken()
     if kept is not None:
-        if kept.likeness == likeness and kept.connection.was_reset():
+        if kept.likeness == likeness and _is_usable(kept.connection):
             return kept
         kept.connection.end()
     shared = _shared(spec, node_id)
@@ -72,6 +74,14 @@ def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
     token = secrets.token_hex(8)
     connection = ZygoteConnection.open(replace(spec, name=zygote_name(token, node_id)))
     return WarmZygote(token=token, connection=connection, likeness=likeness)
+
+
+def _is_usable(kept: ZygoteConnection) -> bool:
+    """Return whether it has nothing of the last run, and no code that was edited since."""
+    if not kept.was_reset():
+        return False
+    held = kept.description()
+    return held is not None and held.is_current
 
 
 def _shared(spec: ZygoteSpec, node_id: str) -> ZygoteConnection | None:

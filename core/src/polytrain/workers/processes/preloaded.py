@@ -86,7 +86,7 @@ class Preloaded:
     def end(self) -> None:
         """Kill it, and wait for its end. Its worker processes die with it."""
         signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        # Without a limit: clients wait for an answer no longer than a second, and kill this process.
+        # Without a limit: a client waits a second for its answer, and kills this process then.
         os.waitpid(self.pid, 0)
         os.close(self.pidfd)
         self.connection.close()

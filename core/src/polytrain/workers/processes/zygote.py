@@ -18,7 +18,7 @@ sends and receives these. The zygote answers
     ["forked", id, pid]
     ["ended", id, how, killed]      when a worker process ends, or can't be started
     ["was reset"]
-    ["holds", pid, modules, environment, kept_s, left_s, users]
+    ["holds", pid, modules, environment, kept_s, left_s, users, is_current]
     ["dying", why]                 when the zygote fails with an unexpected error
 
 If the system refuses a process or file descriptor, only that request fails.
@@ -62,6 +62,7 @@ from polytrain.common.readable import is_readable
 from polytrain.workers.messages import pack
 from polytrain.workers.processes.client import BACKLOG
 from polytrain.workers.processes.clients import Clients
+from polytrain.workers.processes.code_files import CodeFiles
 from polytrain.workers.processes.forked import (
     ForkRequest,
     become_worker,
@@ -109,6 +110,9 @@ class Zygote:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """The variables that were set for its imports."""
+
+    code_files: CodeFiles = field(default_factory=CodeFiles)
+    """The files of code that it has imported."""
 
     lifetime: Lifetime = field(default_factory=Lifetime)
     _has_preloaded: bool = False
@@ -211,11 +215,21 @@ class Zygote:
         elif request[0] == "reset":
             self._reset(client)
         elif request[0] == "describe":
-            self._answer(client, self.lifetime.description(self.modules, self.environment))
+            self._describe(client)
         elif request[0] == "stop":
             self.lifetime.stop()
         else:
             self._preload(request)
+
+    def _describe(self, client: socket.socket) -> None:
+        is_current = self.code_files.are_current()
+        description = self.lifetime.description(
+            self.modules, self.environment, is_current=is_current
+        )
+        self._answer(client, description)
+        if not is_current:
+            # Nobody uses it any more: the next one has its address.
+            self.lifetime.stop()
 
     def _drop(self, client: socket.socket) -> None:
         """Drop an agent that is gone, and kill its worker processes."""
@@ -436,12 +450,18 @@ def main(
     with socket.socket(fileno=listener_descriptor) as listener:
         # From here on the kernel names this process as the listener to its clients.
         listener.listen(BACKLOG)
-        _preload(modules)
+        code_files = CodeFiles()
+        code_files.note_imported()
+        with code_files.noting():
+            _preload(modules)
+        # Some modules put finders of their own before all others.
+        code_files.note_imported()
         with _woken_by_children() as children:
             Zygote(
                 listener,
                 children=children,
                 modules=modules,
                 environment=environment,
+                code_files=code_files,
                 lifetime=Lifetime(kept_s=kept_s),
             ).serve()
