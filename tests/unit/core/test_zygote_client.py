@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import secrets
 import signal
@@ -10,16 +11,18 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from polytrain.common.processes import peer_of
 from polytrain.workers.messages import SocketChannel
-from polytrain.workers.processes import zygote
+from polytrain.workers.processes import client, zygote
 from polytrain.workers.processes.agent_side import Zygotes
 from polytrain.workers.processes.client import (
     ZygoteConnection,
@@ -232,3 +235,37 @@ def test_an_agent_does_its_other_work_while_it_does_not_reach_its_zygote() -> No
         process.wait(timeout=30)
 
     asyncio.run(test())
+
+
+@contextmanager
+def stopped_zygote() -> Iterator[ZygoteConnection]:
+    """One that runs no further: a signal has stopped it."""
+    connection = ZygoteConnection.open(spec_named(f"\0{secrets.token_hex(8)}"))
+    connection.request(["reset"])
+    assert SocketChannel(connection.socket).receive() == ["was reset"]
+    assert connection.pid is not None
+    os.kill(connection.pid, signal.SIGSTOP)
+    try:
+        yield connection
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(connection.pid, signal.SIGKILL)
+
+
+def test_a_zygote_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_ENDED_WITHIN_S", 0.05)
+    with stopped_zygote() as connection:
+        connection.close()
+        assert not psutil.pid_exists(connection.pid)
+
+
+def test_requests_that_are_not_taken_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has room for some. Who made them must not wait for the others for ever."""
+    monkeypatch.setattr(client, "_TAKEN_WITHIN_S", 0.05)
+    with stopped_zygote() as connection:
+        with pytest.raises(TimeoutError, match=r"has taken no request for 0\.05 s"):
+            deque(connection.request(["kill", number]) for number in itertools.count())
+        # It wouldn't find where the next one begins.
+        with pytest.raises(BrokenPipeError):
+            connection.request(["reset"])
+        connection.end()

@@ -95,7 +95,8 @@ class LocalWorkers(Workers):
 
     def next(self) -> Event:
         workers = {connection: worker for worker, connection in self._connections.items()}
-        # How a process ended is asked for once its connection has ended.
+        # Without a limit: a part takes as long as it takes, and a lost worker's connection ends.
+        # How its process ended is asked for then.
         connection = next(each for each in wait([*workers]) if isinstance(each, Connection))
         worker = workers[connection]
         try:
@@ -112,10 +113,7 @@ class LocalWorkers(Workers):
 
     def _lost(self, worker: int) -> Lost:
         self._connections.pop(worker).close()
-        number = self._processes.pop(worker)
-        while number not in self._group.ends:
-            self._group.read()
-        return Lost(worker=worker, reason=self._group.ends[number])
+        return Lost(worker=worker, reason=self._group.end_of(self._processes.pop(worker)))
 
     def _send(self, worker: int, message: Any) -> None:
         # If the worker is lost, its connection ends, which `next` finds.

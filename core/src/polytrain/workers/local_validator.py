@@ -25,6 +25,9 @@ from polytrain.workers.validator import NotValidated, Validated, ValidationTask
 
 _ENTRY = "polytrain.workers.validation_process"
 
+_KILL_TIMEOUT_S = 60.0
+"""Seconds that a killed process may take to end. It frees its memory meanwhile."""
+
 _SIGKILLED = describe_exit(signal.SIGKILL)
 
 
@@ -123,12 +126,17 @@ class LocalValidator:
             while not process.how:
                 if process.outcome is not None and not is_leaving:
                     is_leaving, deadline = True, time.monotonic() + self._spec.leave_timeout_s
-                timed_out = timed_out or (deadline is not None and time.monotonic() >= deadline)
+                is_late = deadline is not None and time.monotonic() >= deadline
+                if is_killed and is_late:
+                    process.how = f"hasn't ended {_KILL_TIMEOUT_S:g} s after SIGKILL"
+                    break
+                timed_out = timed_out or is_late
                 if not is_killed and (timed_out or self._is_cancelled.is_set()):
-                    is_killed, deadline = True, None
+                    is_killed, deadline = True, time.monotonic() + _KILL_TIMEOUT_S
                     # If the zygote is gone, so is the process.
                     with contextlib.suppress(OSError):
                         zygote.request(["kill", self._number])
+                # Without a limit if the user has set none: a lost zygote closes its connection.
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 for key, _ in selector.select(left_s):
                     if key.fd == zygote.socket.fileno():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import logging
 import marshal
 import os
 import socket
@@ -24,6 +25,8 @@ from polytrain.common.processes import is_ending, peer_of
 from polytrain.workers.messages import SocketChannel
 from polytrain.workers.processes.lifetime import Description, described
 from polytrain.workers.processes.requests import send_request
+
+logger = logging.getLogger(__name__)
 
 # Threads that libraries start while they are imported would make forking unsafe.
 _NO_ARROW_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -41,6 +44,12 @@ _UNLESS_SET = {
 }
 
 _ANSWER_S = 1.0
+
+_TAKEN_WITHIN_S = 10.0
+"""Seconds that a zygote may leave a request untaken, for which the kernel has no room."""
+
+_ENDED_WITHIN_S = 10.0
+"""Seconds within which a zygote ends that nobody uses."""
 
 _REACHED_S = 30.0
 """Seconds within which the owner of an address must answer or release it."""
@@ -155,8 +164,21 @@ class ZygoteConnection:
         """Send a request, together with open descriptors.
 
         This doesn't wait for the zygote, which may be importing.
+
+        Raises:
+            OSError: the zygote is gone, or has taken none of many requests. It gets no other then.
         """
-        send_request(self.socket, message, descriptors)
+        self.socket.settimeout(_TAKEN_WITHIN_S)
+        try:
+            send_request(self.socket, message, descriptors)
+        except TimeoutError:
+            # Part of the request may have been sent: another would be taken for the rest.
+            self.socket.shutdown(socket.SHUT_RDWR)
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"the zygote has taken no request for {_TAKEN_WITHIN_S:g} s"
+            ) from None
+        finally:
+            self.socket.settimeout(None)
 
     @property
     def is_open(self) -> bool:
@@ -217,13 +239,14 @@ class ZygoteConnection:
         self.leave()
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            if not has_ended(self._process):
+                logger.warning("A zygote, process %d, isn't gone after SIGKILL", self._process.pid)
 
     def close(self) -> None:
-        """Disconnect. The process that started the zygote waits for its end."""
+        """Disconnect. The process that started the zygote waits for its end, for a limited time."""
         self.leave()
-        if self._process is not None:
-            self._process.wait()
+        if self._process is not None and not has_ended(self._process):
+            self.end()
 
 
 def attempts_to_connect(
@@ -313,6 +336,15 @@ def _listener_of(connection: socket.socket) -> int:
             f"user {os.getuid()}: nothing was sent to it. Have it ended, or start the run again"
         )
     return pid
+
+
+def has_ended(zygote: subprocess.Popen[bytes]) -> bool:
+    """Wait for the end of a zygote that this process started; return whether it has ended."""
+    try:
+        zygote.wait(_ENDED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _output_name(name: str) -> str:
