@@ -106,11 +106,10 @@ class Zygotes:
         directory: str,
     ) -> None:
         """Request a preloaded zygote with what a worker process imported, unless there is one."""
+        imported = [list(modules), dict(variables), dict(environment), directory]
         if self._node is not None:
             with contextlib.suppress(OSError):
-                self._node.connection.request(
-                    ["preload", list(modules), dict(variables), dict(environment), directory]
-                )
+                self._node.connection.request(["preload", _ENTRY, *imported])
 
     def close(self) -> subprocess.Popen[bytes] | None:
         """Disconnect, which ends this agent's worker processes.

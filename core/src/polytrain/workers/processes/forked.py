@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from polytrain.common.processes import die_with_parent
+from polytrain.common.processes import die_with_parent, kill_session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +117,16 @@ def spawn(request: ForkRequest) -> int:
     # The zygote reaps its children itself: this keeps Popen from doing it.
     process.returncode = 0
     return process.pid
+
+
+def watched(pid: int) -> int:
+    """Return a child's pidfd; kill the child if there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        kill_session(pid)
+        os.waitpid(pid, 0)
+        raise
 
 
 def close_all_but(kept: set[int]) -> None:

@@ -6,15 +6,17 @@ has inherited: so the preloaded zygote needs no address, which others could take
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 from polytrain.workers.messages import FrameBuffer
+from polytrain.workers.processes.forked import watched
 from polytrain.workers.processes.requests import send_request
 
 _TAKEN_WITHIN_S = 10.0
@@ -33,6 +35,9 @@ class Preloaded:
     pid: int
     pidfd: int
     connection: socket.socket
+    entry: str
+    """Whose processes it forks: others, such as validations, outlive it."""
+
     is_ready: bool = False
     """Whether it has imported everything, and can fork."""
 
@@ -44,6 +49,28 @@ class Preloaded:
     """Its number for a worker process → the client, and the client's number for it."""
 
     _frames: FrameBuffer = field(default_factory=FrameBuffer)
+
+    @classmethod
+    def forked(cls, entry: str, become: Callable[[socket.socket], NoReturn]) -> Preloaded | None:
+        """Fork this process.
+
+        Args:
+            entry: whose processes the preloaded zygote forks.
+            become: called in the fork, with its connection to this process.
+
+        Returns:
+            The preloaded zygote; None if the system refuses it. It only saves time.
+        """
+        with contextlib.suppress(OSError), contextlib.ExitStack() as unless_forked:
+            ours, theirs = map(unless_forked.enter_context, socket.socketpair())
+            pid = os.fork()
+            if pid == 0:
+                become(theirs)
+            preloaded = cls(pid, watched(pid), ours, entry)
+            unless_forked.pop_all()
+            theirs.close()
+            return preloaded
+        return None
 
     def fork(self, client: socket.socket, request: Sequence[Any], descriptors: list[int]) -> None:
         """Pass on a client's request for a worker process.

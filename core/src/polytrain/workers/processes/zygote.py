@@ -6,7 +6,7 @@ client; a warm one stays for a time after its last use.
 
     ["fork", id, environment, directory, sys.path, entry]
     ["kill", id]
-    ["preload", modules, variables, environment, directory]
+    ["preload", entry, modules, variables, environment, directory]
     ["reset"]
     ["describe"]
     ["stop"]                        the zygote ends with its last client
@@ -25,8 +25,8 @@ If the system refuses a process or file descriptor, only that request fails.
 
 On "preload" it forks a second zygote, the preloaded zygote, which imports the modules, so that only
 new ones take time and memory. Once that is done, and if that one can fork safely, it forks the
-worker processes that clients request here (`preloaded`). It ends with this zygote, or on "reset":
-the next run may need other modules.
+processes of this entry that clients request here (`preloaded`). It ends with this zygote, or on
+"reset": the next run may need other modules.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ from polytrain.workers.processes.forked import (
     fork_request,
     ignore_children,
     spawn,
+    watched,
 )
 from polytrain.workers.processes.lifetime import Lifetime
 from polytrain.workers.processes.preload import PreloadRequest, preload
@@ -291,7 +292,7 @@ class Zygote:
         if thread_count() > 1 or holds_device():
             return
         self._has_preloaded = True
-        _, modules, variables, environment, directory = request
+        _, entry, modules, variables, environment, directory = request
         preload_request = PreloadRequest(
             modules=tuple(modules),
             variables=variables,
@@ -299,19 +300,9 @@ class Zygote:
             directory=directory,
         )
         parent = os.getpid()
-        try:
-            ours, theirs = socket.socketpair()
-        except OSError:
-            # Preloading only saves time.
-            return
-        with theirs, contextlib.ExitStack() as unless_forked:
-            unless_forked.enter_context(ours)
-            with contextlib.suppress(OSError):
-                pid = os.fork()
-                if pid == 0:
-                    _become_preloaded(preload_request, theirs, parent)
-                self._preloaded = Preloaded(pid, _watched(pid), ours)
-                unless_forked.pop_all()
+        self._preloaded = Preloaded.forked(
+            entry, lambda client: _become_preloaded(preload_request, client, parent)
+        )
         if self._preloaded is not None:
             self._selector.register(self._preloaded.pidfd, selectors.EVENT_READ)
             self._selector.register(self._preloaded.connection, selectors.EVENT_READ)
@@ -335,18 +326,19 @@ class Zygote:
         self._pass_on(preloaded.unanswered())
 
     def _fork(self, client: socket.socket, request: list[Any], descriptors: list[int]) -> None:
-        if self._preloaded is not None and self._preloaded.is_ready:
+        fork_order = fork_request(request, descriptors)
+        preloaded = self._preloaded
+        if preloaded is not None and preloaded.is_ready and preloaded.entry == fork_order.entry:
             try:
-                self._preloaded.fork(client, request, descriptors)
+                preloaded.fork(client, request, descriptors)
             except OSError:
                 # It has died, or was stopped: it only saves time.
-                self._end_preloaded(self._preloaded)
+                self._end_preloaded(preloaded)
             else:
                 return
-        fork_order = fork_request(request, descriptors)
         try:
             pid = self._forked(fork_order)
-            pidfd = _watched(pid)
+            pidfd = watched(pid)
         except OSError as error:
             self._not_started(client, fork_order.id, error)
             return
@@ -368,16 +360,6 @@ class Zygote:
         if pid == 0:
             become_worker(request, self.variables, parent)
         return pid
-
-
-def _watched(pid: int) -> int:
-    """Return a child's pidfd; kill the child if there is none."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        kill_session(pid)
-        os.waitpid(pid, 0)
-        raise
 
 
 def _become_preloaded(
