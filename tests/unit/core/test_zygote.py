@@ -443,3 +443,46 @@ def test_a_killed_drivers_workers_end_though_a_child_of_it_lives() -> None:
         assert not has_ended(child)
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def is_serving(preloaded: psutil.Process) -> bool:
+    """Whether it waits for requests. Before, it has closed what it got from the node's zygote."""
+    files = [os.readlink(file) for file in Path(f"/proc/{preloaded.pid}/fd").iterdir()]
+    return "anon_inode:[eventpoll]" in files and "anon_inode:[pidfd]" not in files
+
+
+def test_the_preloaded_zygote_forks_for_all_clients_and_another_follows_it() -> None:
+    """Clients number their worker processes themselves: two may have the same number."""
+    with bare_zygote() as first:
+        second = ZygoteConnection.existing(first.socket.getpeername().decode())
+        assert second is not None
+        first.request(["preload", WORKER, ["csv"], {}, dict(os.environ), "/"])
+        node = psutil.Process(first.pid)
+        assert eventually(lambda: any(map(is_serving, node.children())))
+        [preloaded] = node.children()
+        pids = [run_in_worker(client, 1, PAUSE) for client in (first, second)]
+        assert {process.pid for process in preloaded.children()} == set(pids)
+        first.request(["kill", 1])
+        assert SocketChannel(first.socket).receive() == ["ended", 1, "killed by SIGKILL", True]
+        assert not has_ended(pids[1])
+        preloaded.kill()
+        assert SocketChannel(second.socket).receive() == ["ended", 1, "its zygote died", False]
+        assert has_ended(pids[1])
+        last = run_in_worker(second, 2, PAUSE)
+        assert [process.pid for process in node.children()] == [last]
+        second.leave()
+        # What a client leaves behind is killed.
+        assert eventually(lambda: has_ended(last))
+
+
+def test_workers_of_the_preloaded_zygote_end_with_their_client() -> None:
+    with bare_zygote() as first:
+        second = ZygoteConnection.existing(first.socket.getpeername().decode())
+        assert second is not None
+        first.request(["preload", WORKER, ["csv"], {}, dict(os.environ), "/"])
+        node = psutil.Process(first.pid)
+        assert eventually(lambda: any(map(is_serving, node.children())))
+        pids = [run_in_worker(client, 1, PAUSE) for client in (first, second)]
+        second.leave()
+        assert eventually(lambda: has_ended(pids[1]))
+        assert not has_ended(pids[0])
