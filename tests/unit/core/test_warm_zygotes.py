@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import pytest
 
 from polytrain.common.processes import peer_of
 from polytrain.testing.processes import eventually
+from polytrain.workers.processes import cache
 from polytrain.workers.processes.cache import keep, let_go, warm_zygote
-from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
+from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain.workers.processes.lifetime import Description
 from polytrain.workers.processes.warm import (
     find,
@@ -165,6 +167,26 @@ def test_another_users_process_is_not_taken_for_a_warm_zygote(
         connection, _ = impostor.accept()
         with connection:
             assert connection.recv(1 << 16) == b""
+
+
+@pytest.mark.parametrize("backlog", [0, 10])
+def test_a_run_whose_warm_zygote_has_no_address_has_its_own(
+    monkeypatch: pytest.MonkeyPatch, backlog: int
+) -> None:
+    """Another user may have seen the address before, and take it in between."""
+    monkeypatch.setenv("POLYTRAIN_WARM", "1")
+    monkeypatch.setattr(cache, "_GETS_ADDRESS_WITHIN_S", 0.05)
+    name = zygote_name(warm_token(SPEC.path), "node")
+    with socket.socket(socket.AF_UNIX) as squatter, ExitStack() as stack:
+        squatter.bind(name)
+        squatter.listen(backlog)
+        with suppress(BlockingIOError):
+            for _ in range(3):
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(name)
+        _, is_shared = used_by_a_run()
+    assert not is_shared
 
 
 @pytest.mark.parametrize("given", ["soon", "-1", "0", "inf", "nan"])

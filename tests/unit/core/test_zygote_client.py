@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from polytrain.common.processes import peer_of
-from polytrain.workers.messages import SocketChannel
+from polytrain.workers.messages import SocketChannel, pack
 from polytrain.workers.processes import client, zygote
 from polytrain.workers.processes.agent_side import Zygotes
 from polytrain.workers.processes.client import (
@@ -269,3 +269,13 @@ def test_requests_that_are_not_taken_are_an_error(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(BrokenPipeError):
             connection.request(["reset"])
         connection.end()
+
+
+def test_a_zygote_of_another_version_describes_nothing() -> None:
+    """Whoever edits polytrain itself may have one of before."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        connection = ZygoteConnection(ours)
+        theirs.sendall(pack(["holds", 1]))
+        assert connection.description() is None
+        connection.leave()

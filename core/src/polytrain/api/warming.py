@@ -36,7 +36,7 @@ def warm(names: Sequence[str], *, kept_s: float, cpus_per_worker: int) -> int:
         cpus_per_worker: as in `ScalingConfig` of the scripts.
 
     Returns:
-        The exit code: 2 if a name is wrong, 1 if the imports fail.
+        The exit code: 2 if a name is wrong, 1 if the process can't start or the imports fail.
     """
     try:
         spec = _spec(names, cpus_per_worker)
@@ -51,7 +51,11 @@ def warm(names: Sequence[str], *, kept_s: float, cpus_per_worker: int) -> int:
         if other is not None and not _end(other):
             print("A warm process with other modules is in use. Try again later", file=sys.stderr)
             return 1
-        connection = start(spec, node_id, kept_s=kept_s)
+        try:
+            connection = start(spec, node_id, kept_s=kept_s)
+        except OSError as error:
+            print(error, file=sys.stderr)
+            return 1
     held = connection.description(_IMPORTED_S)
     if held is None:
         print(f"The imports failed: {connection.last_output()}", file=sys.stderr)

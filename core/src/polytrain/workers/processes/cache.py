@@ -27,6 +27,9 @@ from polytrain.workers.processes.warm import (
 
 _KEPT_S = 60.0
 
+_GETS_ADDRESS_WITHIN_S = 1.0
+"""Seconds that a run waits for the address of warm zygotes before it does without."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmZygote:
@@ -96,7 +99,7 @@ def _shared(spec: ZygoteSpec, node_id: str) -> ZygoteConnection | None:
     with contextlib.suppress(OSError):
         other = ZygoteConnection.existing(zygote_name(warm_token(spec.path), node_id))
         if other is None:
-            return start(spec, node_id, kept_s=kept_s)
+            return start(spec, node_id, kept_s=kept_s, within_s=_GETS_ADDRESS_WITHIN_S)
         other.leave()
     return None
 

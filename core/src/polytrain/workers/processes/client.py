@@ -168,6 +168,7 @@ class ZygoteConnection:
         Raises:
             OSError: the zygote is gone, or has taken none of many requests. It gets no other then.
         """
+        limit_s = self.socket.gettimeout()
         self.socket.settimeout(_TAKEN_WITHIN_S)
         try:
             send_request(self.socket, message, descriptors)
@@ -178,7 +179,7 @@ class ZygoteConnection:
                 errno.ETIMEDOUT, f"the zygote has taken no request for {_TAKEN_WITHIN_S:g} s"
             ) from None
         finally:
-            self.socket.settimeout(None)
+            self.socket.settimeout(limit_s)
 
     @property
     def is_open(self) -> bool:
@@ -218,16 +219,18 @@ class ZygoteConnection:
             self.socket.settimeout(None)
 
     def description(self, within_s: float = _ANSWER_S) -> Description | None:
-        """Return what the zygote holds; None if it doesn't answer within this time."""
+        """Return what the zygote holds; None if it doesn't answer within this time.
+
+        One that has imported another version of this code may answer something else: None, too.
+        """
         self.socket.settimeout(within_s)
         try:
             self.request(["describe"])
-            answer = SocketChannel(self.socket).receive()
-        except (EOFError, OSError):
+            return described(SocketChannel(self.socket).receive())
+        except (EOFError, OSError, ValueError):
             return None
         finally:
             self.socket.settimeout(None)
-        return described(answer)
 
     def detach(self) -> subprocess.Popen[bytes] | None:
         """Leave the zygote to itself; return its process if this process started it."""

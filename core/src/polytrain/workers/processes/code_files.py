@@ -64,7 +64,7 @@ class CodeFiles:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a module as the other finders do, and note its file."""
-        for finder in sys.meta_path:
+        for finder in list(sys.meta_path):
             if finder is not self and hasattr(finder, "find_spec"):
                 spec = finder.find_spec(name, path, target)
                 if spec is not None:

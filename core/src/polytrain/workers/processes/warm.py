@@ -35,6 +35,9 @@ OF_NO_EFFECT = ("RAY_", "PYTEST_", "POLYTRAIN_")
 _OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID"})
 _NAMESPACES = ("mnt", "pid", "user", "ipc")
 
+_REACHED_S = 10.0
+"""Seconds within which a warm zygote that ends must release its address."""
+
 _started: list[subprocess.Popen[bytes]] = []
 """Warm zygotes of this process, to be reaped if they end first."""
 
@@ -51,19 +54,22 @@ def find(spec: ZygoteSpec, node_id: str) -> ZygoteConnection | None:
     return None
 
 
-def start(spec: ZygoteSpec, node_id: str, *, kept_s: float) -> ZygoteConnection:
+def start(
+    spec: ZygoteSpec, node_id: str, *, kept_s: float, within_s: float = _REACHED_S
+) -> ZygoteConnection:
     """Start a warm zygote, which stays for a time after its last use.
 
     Args:
         spec: its settings, without a name.
         node_id: the node.
         kept_s: seconds.
+        within_s: seconds to wait for the address, if another process has it.
 
     Raises:
         OSError: the system can't start the process, or another one holds the address.
     """
     name = zygote_name(warm_token(spec.path), node_id)
-    connection = ZygoteConnection.open(replace(spec, name=name, kept_s=kept_s))
+    connection = ZygoteConnection.open(replace(spec, name=name, kept_s=kept_s), within_s=within_s)
     process = connection.detach()
     _started[:] = [other for other in _started if other.poll() is None]
     if process is not None:
