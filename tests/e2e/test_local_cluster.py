@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 from pathlib import Path
 
+import psutil
 import pytest
-from tests.e2e.driver import run_driver
+from tests.e2e.driver import run_driver, start_driver
 
 import polytrain
 from polytrain import (
@@ -17,6 +19,7 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
+from polytrain.testing.processes import eventually
 
 
 def report_size() -> None:
@@ -104,3 +107,41 @@ def test_a_worker_that_cannot_be_prepared_ends_the_run(
             scaling_config=ScalingConfig(num_workers=2),
             run_config=dataclasses.replace(quiet, storage_path=tmp_path / "runs"),
         ).fit()
+
+
+def test_a_child_of_a_killed_driver_keeps_nothing_of_its_run(tmp_path: Path) -> None:
+    """A loader of the user's own outlives the driver. A resumed run must be alone."""
+    script = """
+    import multiprocessing
+    from pathlib import Path
+    from polytrain.testing.processes import eventually
+
+    def train():
+        polytrain.report({"trains": 1})
+        Path("worker.new").write_text(str(os.getpid()))
+        Path("worker.new").rename("worker")
+        signal.pause()
+
+    make_trainer(
+        "reference", train, scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path="runs", progress=False),
+    ).fit(wait=False)
+    assert eventually(Path("worker").exists, seconds=60)
+    child = multiprocessing.get_context("fork").Process(target=signal.pause)
+    child.start()
+    print(child.pid, Path("worker").read_text(), flush=True)
+    signal.pause()
+    """
+    driver = start_driver(tmp_path, script)
+    child = 0
+    try:
+        assert driver.stdout is not None
+        child, worker = map(int, driver.stdout.readline().split())
+        driver.kill()
+        assert eventually(lambda: not psutil.pid_exists(worker))
+        assert psutil.pid_exists(child)
+    finally:
+        driver.kill()
+        if child:
+            os.kill(child, signal.SIGKILL)
+        driver.communicate()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from tests.e2e.driver import run_driver
+from tests.e2e.driver import run_driver, start_driver
 from tests.e2e.test_ends import OURS
+
+from polytrain.testing.processes import eventually
 
 PARTS = 40
 
@@ -32,8 +36,10 @@ def is_settled(pid):
     import psutil
     try:
         process = psutil.Process(pid)
+        # One that is ready waits for requests.
         return process.status() == psutil.STATUS_ZOMBIE or any(
-            line.laddr.endswith("-preloaded") for line in process.net_connections("unix")
+            os.readlink(file) == "anon_inode:[eventpoll]"
+            for file in Path(f"/proc/{pid}/fd").iterdir()
         )
     except psutil.NoSuchProcess:
         return True
@@ -130,3 +136,56 @@ def test_without_the_process_that_has_learned_the_run_goes_on(tmp_path: Path) ->
     assert "restarts 2" in output
     for rank in range(2):
         assert f"(rank {rank}) attempt 2 had it: False grey yes" in output
+
+
+HELD_UP = """
+from pathlib import Path
+from polytrain.testing.processes import eventually
+
+def train():
+    attempt = polytrain.get_context().get_attempt()
+    polytrain.report({"attempt": attempt})
+    if attempt == 0:
+        Path("trains").touch()
+        assert eventually(Path("squatted").exists, seconds=60)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+result = make_trainer(
+    "reference", train, scaling_config=ScalingConfig(num_workers=1),
+    run_config=RunConfig(
+        storage_path="runs", progress=False, failure_config=FailureConfig(max_failures=2)
+    ),
+).fit()
+print("restarts", result.restarts)
+"""
+
+
+def squat(stack: ExitStack) -> None:
+    """Take every address that can be made from those in use, and never accept a connection."""
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        address = line.split()[-1]
+        if address.startswith("@polytrain-"):
+            squatter = stack.enter_context(socket.socket(socket.AF_UNIX))
+            with suppress(OSError):
+                squatter.bind(f"\0{address[1:]}-preloaded")
+                squatter.listen(0)
+                with suppress(BlockingIOError):
+                    while True:
+                        client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                        client.setblocking(False)
+                        client.connect(squatter.getsockname())
+
+
+def test_nobody_holds_a_run_up_at_an_address_like_those_it_has(tmp_path: Path) -> None:
+    """All users of a machine see abstract addresses, and can take any that are free."""
+    driver = start_driver(tmp_path, HELD_UP)
+    try:
+        assert eventually((tmp_path / "trains").exists, seconds=60)
+        with ExitStack() as stack:
+            squat(stack)
+            (tmp_path / "squatted").touch()
+            output, errors = driver.communicate(timeout=60)
+    finally:
+        driver.kill()
+    assert driver.returncode == 0, errors
+    assert "restarts 1" in output

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,7 +16,7 @@ from tests.unit.core.agent_specs import agent_spec
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.common.events import Exited
+from polytrain.common.events import Exited, Failed
 from polytrain.common.placement import NodeAddress, members
 from polytrain.monitoring.health_events import Stacks, Started, Unkillable
 from polytrain.workers.agent import Agent, AgentSpec
@@ -38,7 +40,7 @@ class FakeZygotes:
     def __init__(self, spec: ZygoteSpec, *, tell: Listener) -> None:
         self.tell = tell
 
-    def connect(self) -> None:
+    async def connect(self) -> None:
         """It is there."""
 
     def fork(self, attempt: int, *, descriptors: list[int], **rest: Any) -> None:
@@ -160,5 +162,53 @@ def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: Agen
         assert (start[0], roster[0]) == ("start", "roster")
         assert len(str(roster[1:])) > 4 << 20
         agent.process_ended(0, "exited with code 3", killed=False)
+
+    with_agent(spec, test)
+
+
+def test_a_refused_fork_leaves_no_descriptor_open(
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run tries again and again: at last nothing of the driver could be opened any more."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(FakeZygotes, "fork", refuse)
+    FakeZygotes.theirs = socket.socket()
+
+    async def test(agent: Agent) -> None:
+        before = os.listdir("/proc/self/fd")
+        for attempt in range(3):
+            await agent.launch((0, 1), order(attempt), ())
+            failed = await told(agent, Failed)
+            assert "too many open files" in failed.failure.message
+        assert os.listdir("/proc/self/fd") == before
+
+    with_agent(spec, test)
+
+
+def test_a_process_that_lacks_a_descriptor_leaves_none_open(
+    spec: AgentSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit may be reached with any of those that a worker process needs."""
+    pipe, made = os.pipe, 0
+
+    def second_refused() -> tuple[int, int]:
+        nonlocal made
+        made += 1
+        if made % 2 == 0:
+            raise OSError(errno.EMFILE, "too many open files")
+        return pipe()
+
+    FakeZygotes.theirs = socket.socket()
+
+    async def test(agent: Agent) -> None:
+        before = os.listdir("/proc/self/fd")
+        monkeypatch.setattr(os, "pipe", second_refused)
+        for attempt in range(3):
+            await agent.launch((0, 1), order(attempt), ())
+            await told(agent, Failed)
+        assert os.listdir("/proc/self/fd") == before
 
     with_agent(spec, test)

@@ -12,6 +12,7 @@ import pytest
 
 from polytrain.testing.processes import eventually
 from polytrain.workers.messages import ConnectionClosedError
+from polytrain.workers.processes import forked_group
 from polytrain.workers.processes.cache import kept_process, let_go
 from polytrain.workers.processes.forked_group import ForkedGroup
 
@@ -58,6 +59,17 @@ def test_it_tells_how_a_rank_has_ended() -> None:
         while not world.ends:
             world.read()
         assert world.ends == {0: "exited with code 1"}
+
+
+def test_a_rank_that_does_not_end_is_killed_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has closed its connection, and goes on."""
+    monkeypatch.setattr(forked_group, "_ENDS_WITHIN_S", 0.05)
+    with ForkedGroup(ENTRY, [], {}) as world:
+        forked(world, 0)
+        assert world.end_of(0) == "killed 0.05 s after the end of its connection"
+        monkeypatch.undo()
 
 
 def test_no_rank_outlives_its_world() -> None:

@@ -20,7 +20,9 @@ import pytest
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.output import Output
 from polytrain.testing.processes import eventually
+from polytrain.workers import local_validator
 from polytrain.workers.local_validator import LocalValidator, ValidationProcessSpec
+from polytrain.workers.processes import client
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.validator import NotValidated, Validated, ValidationTask
 
@@ -175,3 +177,20 @@ def test_one_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     assert isinstance(outcome, NotValidated)
     assert outcome.timed_out
     assert outcome.reason == "it took more than timeout_s=0.2 seconds, and was killed"
+
+
+def test_one_that_cannot_be_killed_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here it is its zygote that does nothing any more."""
+    monkeypatch.setattr(local_validator, "_KILL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(client, "_ENDED_WITHIN_S", 0.05)
+
+    def validate(checkpoint: Checkpoint) -> None:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        signal.pause()
+
+    with validator(validate, tmp_path) as (made, _):
+        outcome = made.validate(task(tmp_path, timeout_s=0.5))
+    assert isinstance(outcome, NotValidated)
+    assert outcome.timed_out

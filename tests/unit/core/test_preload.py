@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.workers.processes.preload import changed, is_installed
+from polytrain.workers.processes.code_files import is_installed
+from polytrain.workers.processes.preload import changed
 
 VARIABLES = st.dictionaries(st.sampled_from("ABCD"), st.sampled_from("123"))
 
@@ -21,7 +22,7 @@ STUDY = """
 import json, sys
 from polytrain.workers.processes.preload import PreloadRequest, preload
 
-sys.path.append("libraries")
+sys.path[:0] = [".", "site-packages"]
 preload_request = PreloadRequest(
     modules=("missing", "library"),
     variables=json.loads(sys.argv[1]),
@@ -52,8 +53,8 @@ def test_libraries_are_installed_and_scripts_are_not(tmp_path: Path) -> None:
 
 def preload(directory: Path, library: str, **variables: str) -> dict[str, str] | None:
     """What a process of its own says to this library, which a trainer has imported."""
-    (directory / "libraries").mkdir()
-    (directory / "libraries" / "library.py").write_text(library)
+    (directory / "site-packages").mkdir()
+    (directory / "site-packages" / "library.py").write_text(library)
     script = [sys.executable, "-c", STUDY, json.dumps(variables)]
     run = subprocess.run(script, cwd=directory, capture_output=True, text=True, check=True)
     answer, _, imported = run.stdout.strip().rpartition(" ")
@@ -88,3 +89,11 @@ def test_devices_of_one_rank_are_not_seen_by_what_is_imported_for_all(tmp_path: 
 )
 def test_what_a_fork_would_break_is_not_forked(tmp_path: Path, library: str) -> None:
     assert preload(tmp_path, library) is None
+
+
+def test_what_imports_a_module_beside_the_script_is_imported_by_each_attempt(
+    tmp_path: Path,
+) -> None:
+    """It may be edited before the next attempt."""
+    (tmp_path / "beside.py").touch()
+    assert preload(tmp_path, "import beside") is None

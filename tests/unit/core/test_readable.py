@@ -8,7 +8,6 @@ from contextlib import ExitStack
 
 import pytest
 
-from polytrain.common.processes import wait_if_ending
 from polytrain.common.readable import is_readable
 
 FIRST_REFUSED = 1024
@@ -35,16 +34,6 @@ def test_a_descriptor_may_have_any_number() -> None:
         assert not is_readable(ours)
         theirs.sendall(b"x")
         assert is_readable(ours, None)
-
-
-@pytest.mark.usefixtures("many_open_files")
-def test_the_end_of_a_process_is_seen_with_many_open_files() -> None:
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    assert wait_if_ending(child)
-    os.waitpid(child, 0)
 
 
 def test_an_end_can_be_read() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -129,6 +132,42 @@ def test_a_child_of_the_holder_does_not_hold(temporary: Path) -> None:
         assert runs(temporary) == []
     finally:
         child.communicate(b"\n")
+
+
+@contextmanager
+def forked_child() -> Iterator[None]:
+    """Have a child of this process meanwhile, with all that children of it inherit."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, b"x")
+        signal.pause()
+    try:
+        os.read(reader, 1)
+        yield
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_forked_child_of_the_holder_does_not_hold(temporary: Path) -> None:
+    """One of a user's driver may outlive the run, whose files would stay as long."""
+    scratch = Scratch.hold("run")
+    with forked_child():
+        scratch.release()
+        assert runs(temporary) == []
+
+
+def test_a_forked_child_does_not_keep_the_others_from_their_turn() -> None:
+    scratch = Scratch.hold("run")
+    with ExitStack() as stack:
+        with scratch.one_at_a_time("restore"):
+            stack.enter_context(forked_child())
+        with (scratch.path / "restore.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    scratch.release()
 
 
 def test_whoever_holds_has_a_directory_whoever_tidies_up(temporary: Path) -> None:

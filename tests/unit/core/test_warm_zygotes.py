@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,9 @@ import pytest
 
 from polytrain.common.processes import peer_of
 from polytrain.testing.processes import eventually
+from polytrain.workers.processes import cache
 from polytrain.workers.processes.cache import keep, let_go, warm_zygote
-from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
+from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain.workers.processes.lifetime import Description
 from polytrain.workers.processes.warm import (
     find,
@@ -33,7 +35,13 @@ SPEC = ZygoteSpec(
     name="", environment={"COLOUR": "red"}, modules=("json", "csv"), path=tuple(sys.path)
 )
 HELD = Description(
-    pid=1, modules=("json", "csv"), environment={"COLOUR": "red"}, kept_s=1, left_s=1, users=0
+    pid=1,
+    modules=("json", "csv"),
+    environment={"COLOUR": "red"},
+    kept_s=1,
+    left_s=1,
+    users=0,
+    is_current=True,
 )
 
 
@@ -90,6 +98,22 @@ def test_a_killed_one_is_replaced_by_the_runs_own() -> None:
     assert not is_shared
 
 
+def test_after_an_edit_runs_have_their_own_and_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "named.py").write_text("import other_one")
+    (tmp_path / "other_one.py").touch()
+    spec = replace(SPEC, modules=("named",), path=(str(tmp_path), *SPEC.path))
+    connection = start(spec, "node", kept_s=60.0)
+    held = connection.description(within_s=30)
+    connection.leave()
+    assert held is not None
+    assert used_by_a_run(spec) == (held.pid, True)
+    (tmp_path / "other_one.py").write_text("edited = True")
+    own, is_shared = used_by_a_run(spec)
+    assert own != held.pid
+    assert not is_shared
+    assert eventually(lambda: psutil.Process(held.pid).status() == psutil.STATUS_ZOMBIE)
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -107,10 +131,6 @@ def a_variable(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     monkeypatch.setenv("COLOUR", "green")
 
 
-def a_file_of_ours(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
-    (site / "polytrain_more" / "backend.py").write_text("changed = True")
-
-
 def an_installed_version(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     (site / "library-1.dist-info").rename(site / "library-2.dist-info")
 
@@ -119,16 +139,12 @@ def the_interpreter(monkeypatch: pytest.MonkeyPatch, site: Path) -> None:
     monkeypatch.setattr(sys, "executable", "/usr/bin/other-python")
 
 
-@pytest.mark.parametrize(
-    "change", [a_variable, a_file_of_ours, an_installed_version, the_interpreter]
-)
+@pytest.mark.parametrize("change", [a_variable, an_installed_version, the_interpreter])
 def test_each_thing_that_imports_depend_on_changes_the_address(
     change: Callable[[pytest.MonkeyPatch, Path], None],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "polytrain_more").mkdir()
-    (tmp_path / "polytrain_more" / "backend.py").write_text("")
     (tmp_path / "library-1.dist-info").mkdir()
     path = [str(tmp_path), *sys.path]
     before = warm_token(path)
@@ -151,6 +167,26 @@ def test_another_users_process_is_not_taken_for_a_warm_zygote(
         connection, _ = impostor.accept()
         with connection:
             assert connection.recv(1 << 16) == b""
+
+
+@pytest.mark.parametrize("backlog", [0, 10])
+def test_a_run_whose_warm_zygote_has_no_address_has_its_own(
+    monkeypatch: pytest.MonkeyPatch, backlog: int
+) -> None:
+    """Another user may have seen the address before, and take it in between."""
+    monkeypatch.setenv("POLYTRAIN_WARM", "1")
+    monkeypatch.setattr(cache, "_GETS_ADDRESS_WITHIN_S", 0.05)
+    name = zygote_name(warm_token(SPEC.path), "node")
+    with socket.socket(socket.AF_UNIX) as squatter, ExitStack() as stack:
+        squatter.bind(name)
+        squatter.listen(backlog)
+        with suppress(BlockingIOError):
+            for _ in range(3):
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(name)
+        _, is_shared = used_by_a_run()
+    assert not is_shared
 
 
 @pytest.mark.parametrize("given", ["soon", "-1", "0", "inf", "nan"])

@@ -11,6 +11,7 @@ import secrets
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -44,7 +45,7 @@ def served_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[ZygoteConnection]:
         listener.listen()
         connection = stack.enter_context(socket.socket(socket.AF_UNIX))
         connection.connect(listener.getsockname())
-        serving = threading.Thread(target=zygote.Zygote(listener, "").serve)
+        serving = threading.Thread(target=zygote.Zygote(listener).serve)
         serving.start()
         try:
             yield ZygoteConnection(connection)
@@ -83,6 +84,14 @@ def test_a_process_limit_is_told_and_the_next_request_is_served(
             assert os.strerror(errno.EAGAIN) in how
 
 
+def test_a_zygote_stays_in_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds modules from there. This one spawns its processes, as it has threads."""
+    here = os.getcwd()
+    with served_here(monkeypatch) as connection:
+        assert ask_to_fork(connection, 1)[:2] == ["forked", 1]
+    assert os.getcwd() == here
+
+
 def test_a_process_that_cannot_be_watched_is_not_left_behind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -95,8 +104,10 @@ def test_a_process_that_cannot_be_watched_is_not_left_behind(
         return started[0]
 
     monkeypatch.setattr(zygote, "spawn", spawned)
-    monkeypatch.setattr(os, "pidfd_open", fails(errno.EMFILE))
     with served_here(monkeypatch) as connection:
+        connection.request(["reset"])
+        assert SocketChannel(connection.socket).receive() == ["was reset"]
+        monkeypatch.setattr(os, "pidfd_open", fails(errno.EMFILE))
         kind, _, how, _ = ask_to_fork(connection, 1)
     assert kind == "ended"
     assert os.strerror(errno.EMFILE) in how
@@ -192,7 +203,7 @@ def test_an_agent_hears_what_its_zygote_has_died_of() -> None:
             listener.bind(spec.name)
             listener.listen()
             zygotes = agent_side.Zygotes(spec, tell=heard)
-            zygotes.connect()
+            await zygotes.connect()
             connection, _ = listener.accept()
             connection.sendall(pack(["dying", "MemoryError"]))
             connection.close()
@@ -223,9 +234,9 @@ def test_agents_hear_what_their_zygote_has_written_before_it_died(tmp_path: Path
         )
         heard = [Heard(), Heard()]
         zygotes = [agent_side.Zygotes(spec, tell=each) for each in heard]
-        zygotes[0].connect()
+        await zygotes[0].connect()
         fifo = await asyncio.to_thread(open, tmp_path / "fifo", "w")
-        zygotes[1].connect()
+        await zygotes[1].connect()
         with open(os.devnull, "r+b") as nothing:
             for attempt, each in enumerate(zygotes):
                 each.fork(
@@ -398,3 +409,80 @@ def test_too_many_files_for_a_large_request_are_told(monkeypatch: pytest.MonkeyP
     with served_here(monkeypatch) as connection:
         kind, number, how, _ = ask_to_fork(connection, 5)
     assert (kind, number, how) == ("ended", 5, "could not be started: too many open files")
+
+
+DRIVER_WITH_A_CHILD = """
+import os, signal, sys, time
+from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
+sys.path.insert(0, sys.argv[2])
+from tests.unit.core.test_zygote import PAUSE, run_in_worker
+
+spec = ZygoteSpec(name=chr(0) + sys.argv[1], environment={}, modules=(), path=tuple(sys.path))
+connection = ZygoteConnection.open(spec)
+worker = run_in_worker(connection, 1, PAUSE)
+# As a library without Python does, of which nobody hears that it forks.
+kept = os.dup(connection.socket.fileno())
+child = os.fork()
+if child == 0:
+    signal.pause()
+print(worker, child, flush=True)
+signal.pause()
+"""
+
+
+def test_a_killed_drivers_workers_end_though_a_child_of_it_lives() -> None:
+    """The child may have the driver's connection to the zygote open, for as long as it lives."""
+    root = str(Path(__file__).parents[3])
+    script = [sys.executable, "-c", DRIVER_WITH_A_CHILD, secrets.token_hex(8), root]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        worker, child = map(int, driver.stdout.readline().split())
+        driver.kill()
+    try:
+        assert eventually(lambda: has_ended(worker))
+        assert not has_ended(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def is_serving(preloaded: psutil.Process) -> bool:
+    """Whether it waits for requests. Before, it has closed what it got from the node's zygote."""
+    files = [os.readlink(file) for file in Path(f"/proc/{preloaded.pid}/fd").iterdir()]
+    return "anon_inode:[eventpoll]" in files and "anon_inode:[pidfd]" not in files
+
+
+def test_the_preloaded_zygote_forks_for_all_clients_and_another_follows_it() -> None:
+    """Clients number their worker processes themselves: two may have the same number."""
+    with bare_zygote() as first:
+        second = ZygoteConnection.existing(first.socket.getpeername().decode())
+        assert second is not None
+        first.request(["preload", WORKER, ["csv"], {}, dict(os.environ), "/"])
+        node = psutil.Process(first.pid)
+        assert eventually(lambda: any(map(is_serving, node.children())))
+        [preloaded] = node.children()
+        pids = [run_in_worker(client, 1, PAUSE) for client in (first, second)]
+        assert {process.pid for process in preloaded.children()} == set(pids)
+        first.request(["kill", 1])
+        assert SocketChannel(first.socket).receive() == ["ended", 1, "killed by SIGKILL", True]
+        assert not has_ended(pids[1])
+        preloaded.kill()
+        assert SocketChannel(second.socket).receive() == ["ended", 1, "its zygote died", False]
+        assert has_ended(pids[1])
+        last = run_in_worker(second, 2, PAUSE)
+        assert [process.pid for process in node.children()] == [last]
+        second.leave()
+        # What a client leaves behind is killed.
+        assert eventually(lambda: has_ended(last))
+
+
+def test_workers_of_the_preloaded_zygote_end_with_their_client() -> None:
+    with bare_zygote() as first:
+        second = ZygoteConnection.existing(first.socket.getpeername().decode())
+        assert second is not None
+        first.request(["preload", WORKER, ["csv"], {}, dict(os.environ), "/"])
+        node = psutil.Process(first.pid)
+        assert eventually(lambda: any(map(is_serving, node.children())))
+        pids = [run_in_worker(client, 1, PAUSE) for client in (first, second)]
+        second.leave()
+        assert eventually(lambda: has_ended(pids[1]))
+        assert not has_ended(pids[0])

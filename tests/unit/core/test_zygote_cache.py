@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -93,3 +96,39 @@ def test_a_fork_of_the_driver_does_not_keep_it() -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_fork_of_the_driver_has_zygotes_of_its_own() -> None:
+    pid = left_by_a_run()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(BaseException):
+            other = warm_zygote(SPEC, "node")
+            is_another = pid_of(other) != pid
+            other.connection.end()
+            os._exit(0 if is_another else 2)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert left_by_a_run() == pid
+
+
+def test_a_run_after_an_edit_does_not_have_old_code(tmp_path: Path) -> None:
+    """Of a module that a backend names, and of one that it imports."""
+    (tmp_path / "named.py").write_text("import other_one")
+    (tmp_path / "other_one.py").touch()
+    spec = replace(SPEC, modules=("named",), path=(str(tmp_path), *SPEC.path))
+    pid = left_by_a_run(spec)
+    assert left_by_a_run(spec) == pid
+    (tmp_path / "other_one.py").write_text("edited = True")
+    assert left_by_a_run(spec) != pid
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_run_after_an_installation_does_not_have_the_version_before(tmp_path: Path) -> None:
+    spec = replace(SPEC, path=(str(tmp_path), *SPEC.path))
+    (tmp_path / "library-1.dist-info").mkdir()
+    pid = left_by_a_run(spec)
+    assert left_by_a_run(spec) == pid
+    (tmp_path / "library-1.dist-info").rename(tmp_path / "library-2.dist-info")
+    assert left_by_a_run(spec) != pid

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import os
 import secrets
 import signal
@@ -9,17 +11,23 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from polytrain.common.processes import peer_of
-from polytrain.workers.messages import SocketChannel
-from polytrain.workers.processes import zygote
+from polytrain.workers.messages import SocketChannel, pack
+from polytrain.workers.processes import client, zygote
+from polytrain.workers.processes.agent_side import Zygotes
 from polytrain.workers.processes.client import (
     ZygoteConnection,
     ZygoteSpec,
-    preloaded_name,
+    attempts_to_connect,
     zygote_name,
 )
 
@@ -60,20 +68,6 @@ def test_nobody_is_connected_to_a_zygote_that_is_about_to_be_gone() -> None:
             assert peer_of(after.socket)[0] != dying.pid
         finally:
             after.close()
-
-
-def test_what_another_zygote_has_learned_is_left_alone() -> None:
-    """One that was killed leaves it behind for a moment, under the name that the next one has."""
-    name = f"\0{secrets.token_hex(8)}"
-    spec = ZygoteSpec(name=name, environment={}, modules=(), path=tuple(sys.path))
-    with socket.socket(socket.AF_UNIX) as left_behind:
-        left_behind.bind(preloaded_name(name))
-        left_behind.listen()
-        connection = ZygoteConnection.open(spec)
-        try:
-            assert ZygoteConnection.to_preloaded(spec) is None
-        finally:
-            connection.close()
 
 
 def spec_named(name: str) -> ZygoteSpec:
@@ -122,7 +116,7 @@ def test_an_address_tells_neither_the_run_nor_the_node() -> None:
     address = zygote_name("the-token", "the-node")
     assert "the-token" not in address
     assert "the-node" not in address
-    longest = preloaded_name(zygote_name("a" * 16, "b" * 56) + "c" * 8)
+    longest = zygote_name("a" * 16, "b" * 56) + "c" * 8
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(longest)
 
@@ -159,7 +153,7 @@ def test_a_zygote_turns_another_users_process_away(monkeypatch: pytest.MonkeyPat
         # This process has children that aren't a zygote's.
         monkeypatch.setattr(zygote, "kill_children_except", lambda spared: None)
         # It ends at once: nobody is its client.
-        zygote.Zygote(listener, "").serve()
+        zygote.Zygote(listener).serve()
         assert ours.recv(1) == b""
 
 
@@ -176,3 +170,112 @@ def test_a_zygote_starts_beside_files_that_are_called_like_modules(
         assert SocketChannel(connection.socket).receive() == ["was reset"]
     finally:
         connection.close()
+
+
+def test_a_forked_child_has_no_connection_to_the_zygote() -> None:
+    connection = ZygoteConnection.open(spec_named(f"\0{secrets.token_hex(8)}"))
+    try:
+        descriptor = connection.socket.fileno()
+        child = os.fork()
+        if child == 0:
+            os._exit(os.path.exists(f"/proc/self/fd/{descriptor}"))
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        # The child has closed it for itself alone.
+        connection.request(["reset"])
+        assert SocketChannel(connection.socket).receive() == ["was reset"]
+    finally:
+        connection.close()
+
+
+@contextmanager
+def taken(name: str) -> Iterator[None]:
+    """Have an address at which nobody is let in: as many wait there as may."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(name)
+        listener.listen(0)
+        with suppress(BlockingIOError):
+            while True:
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(name)
+        yield
+
+
+def test_an_address_at_which_too_many_wait_is_tried_for_a_limited_time() -> None:
+    spec = spec_named(f"\0{secrets.token_hex(8)}")
+    with taken(spec.name), pytest.raises(ConnectionError, match=r"doesn.t answer within 0\.05 s"):
+        ZygoteConnection.open(spec, within_s=0.05)
+    assert ZygoteConnection.existing(spec.name) is None
+
+
+def test_a_connection_is_made_once_there_is_room_for_it() -> None:
+    spec = spec_named(f"\0{secrets.token_hex(8)}")
+    attempts = attempts_to_connect(spec)
+    with taken(spec.name):
+        assert next(attempts) is None
+    connection = next(attempts)
+    assert connection is not None
+    connection.close()
+
+
+def test_an_agent_does_its_other_work_while_it_does_not_reach_its_zygote() -> None:
+    async def test() -> None:
+        spec = spec_named(f"\0{secrets.token_hex(8)}")
+        zygotes = Zygotes(spec, tell=Mock())
+        with taken(spec.name):
+            connecting = asyncio.create_task(zygotes.connect())
+            # A loop that was blocked would do nothing of this before the address is free.
+            await asyncio.wait({connecting}, timeout=0)
+            assert not connecting.done()
+        await asyncio.wait_for(connecting, timeout=30)
+        process = zygotes.close()
+        assert process is not None
+        process.wait(timeout=30)
+
+    asyncio.run(test())
+
+
+@contextmanager
+def stopped_zygote() -> Iterator[ZygoteConnection]:
+    """One that runs no further: a signal has stopped it."""
+    connection = ZygoteConnection.open(spec_named(f"\0{secrets.token_hex(8)}"))
+    connection.request(["reset"])
+    assert SocketChannel(connection.socket).receive() == ["was reset"]
+    assert connection.pid is not None
+    os.kill(connection.pid, signal.SIGSTOP)
+    try:
+        yield connection
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(connection.pid, signal.SIGKILL)
+
+
+def test_a_zygote_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_ENDED_WITHIN_S", 0.05)
+    with stopped_zygote() as connection:
+        connection.close()
+        assert not psutil.pid_exists(connection.pid)
+
+
+def test_requests_that_are_not_taken_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel has room for some. Who made them must not wait for the others for ever."""
+    monkeypatch.setattr(client, "_TAKEN_WITHIN_S", 0.05)
+    with stopped_zygote() as connection:
+        with pytest.raises(TimeoutError, match=r"has taken no request for 0\.05 s"):
+            deque(connection.request(["kill", number]) for number in itertools.count())
+        # It wouldn't find where the next one begins.
+        with pytest.raises(BrokenPipeError):
+            connection.request(["reset"])
+        connection.end()
+
+
+def test_a_zygote_of_another_version_describes_nothing() -> None:
+    """Whoever edits polytrain itself may have one of before."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        connection = ZygoteConnection(ours)
+        theirs.sendall(pack(["holds", 1]))
+        assert connection.description() is None
+        connection.leave()

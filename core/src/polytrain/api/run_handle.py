@@ -89,6 +89,7 @@ class Watcher:
         while True:
             with self._changed:
                 while self._count == seen and not self._ended:
+                    # Without a limit: the caller wants what comes until the run has ended.
                     self._changed.wait()
                 missed = min(self._count - seen, len(self._reports))
                 new = [self._reports[index] for index in range(-missed, 0)]

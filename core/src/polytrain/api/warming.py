@@ -17,7 +17,6 @@ from polytrain.workers.processes.client import (
     zygote_name,
 )
 from polytrain.workers.processes.lifetime import Description
-from polytrain.workers.processes.preload import is_installed
 from polytrain.workers.processes.warm import find, held_zygotes, start, warm_token
 from polytrain_plugins import Demand, Job, RegistryError, backend_names, load_backend
 
@@ -32,12 +31,12 @@ def warm(names: Sequence[str], *, kept_s: float, cpus_per_worker: int) -> int:
     """Start a warm zygote with these backends and modules, unless there is one.
 
     Args:
-        names: of backends, or of other installed modules.
+        names: of backends, or of other modules.
         kept_s: seconds for which it stays after its last use.
         cpus_per_worker: as in `ScalingConfig` of the scripts.
 
     Returns:
-        The exit code: 2 if a name is wrong, 1 if the imports fail.
+        The exit code: 2 if a name is wrong, 1 if the process can't start or the imports fail.
     """
     try:
         spec = _spec(names, cpus_per_worker)
@@ -52,7 +51,11 @@ def warm(names: Sequence[str], *, kept_s: float, cpus_per_worker: int) -> int:
         if other is not None and not _end(other):
             print("A warm process with other modules is in use. Try again later", file=sys.stderr)
             return 1
-        connection = start(spec, node_id, kept_s=kept_s)
+        try:
+            connection = start(spec, node_id, kept_s=kept_s)
+        except OSError as error:
+            print(error, file=sys.stderr)
+            return 1
     held = connection.description(_IMPORTED_S)
     if held is None:
         print(f"The imports failed: {connection.last_output()}", file=sys.stderr)
@@ -118,9 +121,7 @@ def _demand(name: str, cpus_per_worker: int) -> Demand:
     found = importlib.util.find_spec(top) if top else None
     if found is None:
         known = ", ".join(backend_names())
-        raise ValueError(f"{name!r} is neither a backend ({known}) nor an installed module")
-    if not is_installed(found.origin or ""):
-        raise ValueError(f"{name!r} isn't an installed module: a change to it wouldn't be noticed")
+        raise ValueError(f"{name!r} is neither a backend ({known}) nor a module here")
     return Demand(preload=(name,))
 
 
@@ -143,6 +144,8 @@ def _line(held: Description) -> str:
     tops = dict.fromkeys(name.partition(".")[0] for name in held.modules)
     modules = ", ".join(name for name in tops if not name.startswith("polytrain"))
     life = f"in use by {held.users}" if held.users else f"ends in {held.left_s / 60:.1f} minutes"
+    if not held.is_current:
+        life = "ends with its last use, as code that it has imported was edited"
     return f"process {held.pid}: {modules}; {_memory(held.pid) >> 20} MB; {life}"
 
 

@@ -19,6 +19,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from polytrain.common.forked_children import OwnDescriptor
+
 _LOCK = "in-use"
 """The lock file in a run's directory. It also marks the directory as a run's."""
 
@@ -29,7 +31,7 @@ _OF_RUN = "run-"
 class Scratch:
     """The run's directory on this node, locked by this process."""
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, lock: OwnDescriptor) -> None:
         self.path = path
         self._lock = lock
 
@@ -50,7 +52,7 @@ class Scratch:
 
     def release(self) -> None:
         """Release the lock. The last process to do so removes the directory."""
-        os.close(self._lock)
+        self._lock.close()
         _remove_unless_held(self.path)
         with contextlib.suppress(OSError):
             # It fails if other runs' directories are in it, or if it is gone.
@@ -59,8 +61,10 @@ class Scratch:
     @contextlib.contextmanager
     def one_at_a_time(self, name: str) -> Iterator[None]:
         """Hold a lock of this name against other processes on this node."""
-        with (self.path / f"{name}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.closing(_opened(self.path / f"{name}.lock")) as lock:
+            # Without a limit: the others do this for a checkpoint of any size. An agent that waits
+            # here answers, and ends its attempt when it is asked to.
+            fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
             yield
 
 
@@ -79,21 +83,27 @@ def directory_of_attempt(scratch: Path, *, rank: int, attempt: int) -> Path:
     return path
 
 
-def _locked(directory: Path) -> int:
+def _opened(file: Path) -> OwnDescriptor:
+    # A child that is forked and lives on would keep its lock.
+    return OwnDescriptor(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def _locked(directory: Path) -> OwnDescriptor:
     while True:
         # Another run that ends may remove the parent directory if it is empty.
         _make_own(directory.parent)
         with contextlib.suppress(FileNotFoundError):
             _make_own(directory)
         try:
-            lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = _opened(directory / _LOCK)
         except FileNotFoundError:
             continue
-        fcntl.flock(lock, fcntl.LOCK_SH)
+        # Without a limit: who holds it alone renames a directory, or releases it at once.
+        fcntl.flock(lock.fileno(), fcntl.LOCK_SH)
         # Another run may have removed the directory between the two calls.
-        if _is_lock_of(lock, directory):
+        if _is_lock_of(lock.fileno(), directory):
             return lock
-        os.close(lock)
+        lock.close()
 
 
 def _make_own(directory: Path) -> None:

@@ -54,6 +54,7 @@ def _serve(run: FoundRun, port: int) -> None:
     try:
         with contextlib.suppress(KeyboardInterrupt), served(run.location, port=port) as server:
             click.echo(f"The page of {run.location.name} is at {server.url}. Ctrl-C ends this.")
+            # Until Ctrl-C.
             threading.Event().wait()
     except OSError as error:
         raise click.ClickException(f"--port: {port}: {error.strerror or error}") from error

@@ -32,8 +32,7 @@ def command(
 ) -> int:
     """Keep a process that has imported backends or modules, from which scripts start at once.
 
-    NAME is a backend, such as torch, or another installed module. Without names, what is held is
-    shown.
+    NAME is a backend, such as torch, or another module. Without names, what is held is shown.
     """
     if names and (stop or status):
         raise click.UsageError("--stop and --status take no names")

@@ -11,8 +11,6 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from polytrain.common.readable import is_readable
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_PTRACER = 0x59616D61
@@ -147,18 +145,10 @@ def is_running(child: int) -> bool:
     return not _is_exiting(_stat(child))
 
 
-def wait_if_ending(pid: int) -> bool:
-    """Whether a process is exiting or gone. If so, it is gone when this returns."""
+def is_ending(pid: int) -> bool:
+    """Whether a process is exiting or gone."""
     fields = _stat(pid)
-    if fields and not _is_exiting(fields):
-        return False
-    with contextlib.suppress(ProcessLookupError):
-        ended = os.pidfd_open(pid)
-        try:
-            is_readable(ended, None)
-        finally:
-            os.close(ended)
-    return True
+    return not fields or _is_exiting(fields)
 
 
 def is_stopped(pid: int) -> bool:

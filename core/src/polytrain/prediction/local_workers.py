@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
+from polytrain.common.forked_children import keep_from_children
 from polytrain.prediction.parts import Unit
 from polytrain.prediction.scheduling import (
     Event,
@@ -82,6 +83,8 @@ class LocalWorkers(Workers):
 
     def replace(self, worker: int) -> None:
         mine, theirs = socket.socketpair()
+        # In a child that another thread forks it would hide the worker's end.
+        keep_from_children(theirs)
         self._connections[worker] = Connection(mine.detach())
         self._processes[worker] = next(self._numbers)
         with theirs:
@@ -92,7 +95,8 @@ class LocalWorkers(Workers):
 
     def next(self) -> Event:
         workers = {connection: worker for worker, connection in self._connections.items()}
-        # How a process ended is asked for once its connection has ended.
+        # Without a limit: a part takes as long as it takes, and a lost worker's connection ends.
+        # How its process ended is asked for then.
         connection = next(each for each in wait([*workers]) if isinstance(each, Connection))
         worker = workers[connection]
         try:
@@ -109,10 +113,7 @@ class LocalWorkers(Workers):
 
     def _lost(self, worker: int) -> Lost:
         self._connections.pop(worker).close()
-        number = self._processes.pop(worker)
-        while number not in self._group.ends:
-            self._group.read()
-        return Lost(worker=worker, reason=self._group.ends[number])
+        return Lost(worker=worker, reason=self._group.end_of(self._processes.pop(worker)))
 
     def _send(self, worker: int, message: Any) -> None:
         # If the worker is lost, its connection ends, which `next` finds.

@@ -148,6 +148,7 @@ class RayWorkers(Workers):
                 self._demand,
             )
             self._has_started = True
+        # Without a limit: a part takes as long as it takes. The end of its actor is an answer, too.
         while not ready:
             ready, _ = ray.wait([*self._calls], num_returns=1)
         return ready[0]

@@ -62,6 +62,7 @@ class BackgroundTasks:
     def finish(self) -> None:
         """Wait until all tasks are finished."""
         if self._last is not None:
+            # Without a limit: what isn't stored by now would be lost. Another signal interrupts it.
             self._last.result()
 
     def __enter__(self) -> BackgroundTasks:

@@ -163,6 +163,7 @@ class Lease:
     def release(self) -> None:
         """Release the run."""
         self._ended.set()
+        # Without a limit: it ends at once, or with its request to the storage, which has one.
         self._beating.join()
         self._write(replace(self._owner, released=True))
 

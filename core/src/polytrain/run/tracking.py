@@ -142,6 +142,7 @@ class _Courier:
         if self._is_behind or self._delivery is None:
             self._queue.clear()
             self._release()
+        # Without a limit: the run ends it, and the thread ends with the process.
         self._ending.wait()
         try:
             self._check_lease()

@@ -117,6 +117,7 @@ class ValidationCoordinator:
         ended = []
         self._start_next()
         while wait or not self._inbox.empty():
+            # Without a limit: a validation has the user's, and `nudge` interrupts the wait.
             match self._inbox.get():
                 case Output() as output:
                     self._show(output)

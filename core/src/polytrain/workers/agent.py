@@ -166,7 +166,7 @@ class Agent:
     async def place(self) -> NodeAddress:
         """Return this agent's node once it is ready for a rank."""
         # It may be long until it gets a rank: by then the zygote has imported everything.
-        self._zygotes.connect()
+        await self._zygotes.connect()
         self._scratch = Scratch.hold(self._spec.token)
         location, host = self._spec.store.location, self._place.host
         unusable = await storage_problem(location, self._spec.marker, host=host)
@@ -209,6 +209,12 @@ class Agent:
         except Exception as error:  # any error of a storage ends the attempt
             self._never_started(order, FailureKind.STORAGE, f"{type(error).__name__}: {error}")
             return
+        try:
+            await self._zygotes.connect()
+        except OSError as error:
+            message = f"can't reach the zygote that forks the worker process: {error}"
+            self._never_started(order, FailureKind.STARTUP, message)
+            return
         if self._loading != order.attempt:
             # It was killed meanwhile, and its end was reported.
             return
@@ -216,7 +222,6 @@ class Agent:
         try:
             self._launch(order, held, streams)
         except OSError as error:
-            self._worker = None
             self._never_started(
                 order, FailureKind.STARTUP, f"can't fork the worker process: {error}"
             )
@@ -344,8 +349,6 @@ class Agent:
         self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]
     ) -> None:
         assert self._scratch is not None
-        self._zygotes.connect()
-        lines = _lines(order, streams, self._rank)
         worker = ProcessConnection(
             order,
             self._rank,
@@ -356,20 +359,27 @@ class Agent:
             straggler_window_s=self._spec.straggler_window_s,
             passes_all_reports=self._spec.passes_all_reports or self._rank == 0,
         )
+        lines: list[socket.socket] = []
+        try:
+            lines += _lines(order, streams, self._rank)
+            self._zygotes.fork(
+                order.attempt,
+                environment=self._environment,
+                directory=self._directory,
+                descriptors=[
+                    *worker.theirs,
+                    self._job,
+                    *(held.descriptors if held else ()),
+                    *(line.fileno() for line in lines),
+                ],
+            )
+        except BaseException:
+            worker.discard()
+            raise
+        finally:
+            for handed_over in lines:
+                handed_over.close()
         self._worker = worker
-        self._zygotes.fork(
-            order.attempt,
-            environment=self._environment,
-            directory=self._directory,
-            descriptors=[
-                *worker.theirs,
-                self._job,
-                *(held.descriptors if held else ()),
-                *(line.fileno() for line in lines),
-            ],
-        )
-        for handed_over in lines:
-            handed_over.close()
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines)))
         self._events.put_nowait(Started(attempt=order.attempt, rank=self._rank))

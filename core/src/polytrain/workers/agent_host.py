@@ -7,6 +7,7 @@ On one machine the host is a part of the driver (`local_launcher`); on Ray it is
 from __future__ import annotations
 
 import asyncio
+import logging
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from polytrain.common.placement import NodeAddress
 from polytrain.workers.agent import Agent, AgentSpec
 from polytrain.workers.group import Happening
 from polytrain.workers.job_memory import JobMemory
+from polytrain.workers.processes.client import has_ended
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +114,8 @@ class AgentHost:
         await asyncio.gather(*map(self.end, list(self._agents)), return_exceptions=True)
         self._job_memory.close()
         for zygote in self._zygotes:
-            await asyncio.to_thread(zygote.wait)
+            if not await asyncio.to_thread(has_ended, zygote):
+                logger.warning("The zygote, process %d, is still in use, or hangs", zygote.pid)
 
     async def _serve(self, number: int, agent: Agent) -> None:
         self._tell(number, (Ready(place=await agent.place()),))

@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from polytrain.common.output import Output, OutputLimit
 from polytrain.common.processes import describe_exit, oom_kills
 from polytrain.common.readable import is_readable
-from polytrain.monitoring.progress_page import Page
 from polytrain.workers.messages import FrameBuffer, Message, pack
 from polytrain.workers.output_pipe import LAST_WORDS, READ_SIZE
+from polytrain.workers.process_ends import ProcessEnds
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 from polytrain.workers.validation_process import bounded_threads, task_message
 from polytrain.workers.validator import NotValidated, Validated, ValidationTask
 
 _ENTRY = "polytrain.workers.validation_process"
+
+_KILL_TIMEOUT_S = 60.0
+"""Seconds that a killed process may take to end. It frees its memory meanwhile."""
 
 _SIGKILLED = describe_exit(signal.SIGKILL)
 
@@ -68,18 +71,18 @@ class LocalValidator:
 
     def validate(self, task: ValidationTask) -> Validated | NotValidated | None:
         self._number += 1
-        with _Process(tell=self._tell) as process:
-            try:
+        try:
+            with _Process(tell=self._tell) as process:
                 zygote = self._forked(process, task)
                 timed_out = self._waited(process, zygote, task.timeout_s)
-            except OSError as error:
-                return NotValidated(reason=f"its process can't be started: {error}")
-            if process.outcome is not None:
-                return process.outcome
-            if timed_out:
-                reason = f"it took more than timeout_s={task.timeout_s:g} seconds, and was killed"
-                return NotValidated(reason=reason, timed_out=True)
-            return None if self._is_cancelled.is_set() else process.death()
+        except OSError as error:
+            return NotValidated(reason=f"its process can't be started: {error}")
+        if process.outcome is not None:
+            return process.outcome
+        if timed_out:
+            reason = f"it took more than timeout_s={task.timeout_s:g} seconds, and was killed"
+            return NotValidated(reason=reason, timed_out=True)
+        return None if self._is_cancelled.is_set() else process.death()
 
     def cancel(self) -> None:
         self._is_cancelled.set()
@@ -123,12 +126,17 @@ class LocalValidator:
             while not process.how:
                 if process.outcome is not None and not is_leaving:
                     is_leaving, deadline = True, time.monotonic() + self._spec.leave_timeout_s
-                timed_out = timed_out or (deadline is not None and time.monotonic() >= deadline)
+                is_late = deadline is not None and time.monotonic() >= deadline
+                if is_killed and is_late:
+                    process.how = f"hasn't ended {_KILL_TIMEOUT_S:g} s after SIGKILL"
+                    break
+                timed_out = timed_out or is_late
                 if not is_killed and (timed_out or self._is_cancelled.is_set()):
-                    is_killed, deadline = True, None
+                    is_killed, deadline = True, time.monotonic() + _KILL_TIMEOUT_S
                     # If the zygote is gone, so is the process.
                     with contextlib.suppress(OSError):
                         zygote.request(["kill", self._number])
+                # Without a limit if the user has set none: a lost zygote closes its connection.
                 left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 for key, _ in selector.select(left_s):
                     if key.fd == zygote.socket.fileno():
@@ -163,29 +171,24 @@ class _Process:
         """What it has sent."""
 
         self._frames = FrameBuffer()
-        self._connection, self._their_connection = socket.socketpair()
-        self._page = Page()
-        pipes = {stream: os.pipe() for stream in ("stdout", "stderr")}
+        self._ends = ProcessEnds()
+        self._connection = self._ends.connection
         self._streams = {
-            reader: _Stream(stream, tell=tell) for stream, (reader, _) in pipes.items()
+            reader.fileno(): _Stream(stream, tell=tell)
+            for stream, reader in self._ends.pipes.items()
         }
-        self._writers = [writer for _, writer in pipes.values()]
         self._oom_kills = oom_kills()
 
     def __enter__(self) -> _Process:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._close_theirs()
-        self._connection.close()
-        self._page.close()
-        for reader in self._streams:
-            os.close(reader)
+        self._ends.close()
 
     @property
     def theirs(self) -> tuple[int, ...]:
         """The process's descriptors, in the order of the zygote's request."""
-        return (self._their_connection.fileno(), *self._writers, self._page.descriptor)
+        return self._ends.theirs
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -194,7 +197,7 @@ class _Process:
 
     def begin(self, message: Message) -> None:
         """Send the first message. The process has its ends now: ours of them are closed."""
-        self._close_theirs()
+        self._ends.close_theirs()
         # If it is gone, the zygote says how.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.sendall(pack(message))
@@ -232,11 +235,6 @@ class _Process:
         return NotValidated(
             reason=f"its process {_verb(self.how)}{memory} before it returned", output=said
         )
-
-    def _close_theirs(self) -> None:
-        self._their_connection.close()
-        while self._writers:
-            os.close(self._writers.pop())
 
 
 class _Stream:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_ENDS_WITHIN_S = 10.0
 
 
 class LoopThread:
@@ -18,7 +25,7 @@ class LoopThread:
             name: the name of the thread.
         """
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, None]) -> Future[None]:
@@ -29,16 +36,38 @@ class LoopThread:
         """Call a function on the loop, without waiting for it."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
-    def close(self) -> None:
-        """Cancel what still runs, and end the thread."""
-        self.submit(_cancel_others()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def close(self, timeout_s: float = _ENDS_WITHIN_S) -> None:
+        """Cancel what still runs, and end the thread.
 
+        A thread that is stuck is left behind: it doesn't keep the process from ending.
 
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+        Args:
+            timeout_s: seconds to wait for its end.
+        """
+        # The thread ends also if this one is interrupted while it waits.
+        self.submit(self._end())
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.warning(
+                "The thread %s hasn't ended within %g s, and is left behind. It is at:\n%s",
+                self._thread.name,
+                timeout_s,
+                self._stack(),
+            )
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        self._loop.stop()
+
+    def _stack(self) -> str:
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(frame)).rstrip()

@@ -32,7 +32,8 @@ class NodeWatch:
     def close(self) -> None:
         """Stop watching."""
         self._ended.set()
-        self._thread.join()
+        # Longer only if Ray doesn't answer. What the thread tells then is of no use to anybody.
+        self._thread.join(_LOOK_S)
 
     def _watch(self) -> None:
         known: frozenset[str] = frozenset()

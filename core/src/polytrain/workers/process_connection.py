@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +11,6 @@ from functools import partial
 from polytrain.checkpoint.parts import StagedPart
 from polytrain.common.output import Output
 from polytrain.common.processes import oom_kills
-from polytrain.monitoring.progress_page import Page
 from polytrain.monitoring.progress_probe import Probe, ProgressProbe, Watch
 from polytrain.monitoring.stacks import stacks_of
 from polytrain.monitoring.utilization_probe import UtilizationProbe
@@ -20,6 +18,7 @@ from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.messages import FrameBuffer, Message, ReportReader, pack, to_event, to_part
 from polytrain.workers.output_pipe import READ_SIZE, OutputPipe
+from polytrain.workers.process_ends import ProcessEnds
 from polytrain.workers.report_ring import Ring, calls_every_s
 
 
@@ -60,7 +59,9 @@ class ProcessConnection:
         self.ended_at: float | None = None
         """When the agent first noticed that the process is ending, on the event loop's clock."""
 
-        self.page = Page()
+        self._ends = ProcessEnds()
+        self.page = self._ends.page
+        self._connection = self._ends.connection
         self._oom_kills = oom_kills()
         self._rank = rank
         self._tell = tell
@@ -73,16 +74,10 @@ class ProcessConnection:
         self._frames = FrameBuffer()
         self._reports = ReportReader(Ring(self.page.reports))
         self._next_look: asyncio.TimerHandle | None = None
-        self._connection, self._their_connection = socket.socketpair()
         self._unsent = bytearray()
         """What the worker process's socket has had no room for."""
 
-        pipes = {stream: os.pipe() for stream in ("stdout", "stderr")}
-        self._writers = [writer for _, writer in pipes.values()]
-        self._pipes = {
-            stream: OutputPipe(reader, tell=partial(self._emit_output, stream))
-            for stream, (reader, _) in pipes.items()
-        }
+        self._pipes: dict[str, OutputPipe] = {}
 
     @property
     def attempt(self) -> int:
@@ -97,19 +92,24 @@ class ProcessConnection:
     @property
     def theirs(self) -> tuple[int, ...]:
         """The worker process's descriptors, in the order of the zygote's request."""
-        return (self._their_connection.fileno(), *self._writers, self.page.descriptor)
+        return self._ends.theirs
 
     def begin(self, message: Message) -> None:
         """Say the first thing, and listen. The worker has its ends now: ours of them are closed."""
-        self._their_connection.close()
-        for writer in self._writers:
-            os.close(writer)
+        self._ends.close_theirs()
         self._connection.setblocking(False)
         self.send(message)
         loop = asyncio.get_running_loop()
         loop.add_reader(self._connection, self._read_messages)
-        for pipe in self._pipes.values():
+        for stream, reader in self._ends.pipes.items():
+            pipe = OutputPipe(reader.detach(), tell=partial(self._emit_output, stream))
+            self._pipes[stream] = pipe
             pipe.open()
+
+    def discard(self) -> None:
+        """Close all: no process was forked."""
+        self._reports.close()
+        self._ends.close()
 
     @property
     def memory_ran_out(self) -> bool:
@@ -148,10 +148,9 @@ class ProcessConnection:
         loop.remove_reader(self._connection)
         loop.remove_writer(self._connection)
         self._reports.close()
-        self._connection.close()
-        self.page.close()
         for pipe in self._pipes.values():
             pipe.close()
+        self._ends.close()
 
     async def stacks(self, pausing: bool) -> str:
         """Return the stacks of the worker process, within a bounded time.

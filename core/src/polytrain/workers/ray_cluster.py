@@ -90,6 +90,8 @@ class RayMemory:
 
     def open(self) -> OpenShared:
         """Open it in an agent."""
+        # Without a limit: it may be transferred from another node. The agent waits in a thread that
+        # isn't its own, and ends its attempt when it is asked to.
         array = ray.get(self.references[0])
         descriptor, extent = _store_memory(array) or (
             bytes_to_shared_memory(memoryview(array)),

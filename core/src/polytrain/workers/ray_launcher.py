@@ -213,7 +213,7 @@ class RayAgentLauncher:
         # It may be ending by itself.
         placer = self._placer
         if placer is not None:
-            placer.join()
+            placer.join(timeout_s)
         hosts = set(self._hosts.values())
         released = [host.actor.end_all.remote() for host in hosts if host.place is not None]
         if released:

@@ -108,6 +108,7 @@ def _serve(
 
 def _answer(reference: Any) -> Any:
     try:
+        # Without a limit: a pipeline takes as long as it takes. The end of its actor is an error.
         return ray.get(reference)
     except RayTaskError as error:
         # The pipeline's own error, without Ray's traceback.

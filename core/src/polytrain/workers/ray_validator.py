@@ -44,7 +44,7 @@ class RayValidator:
                 return None
             self._running = running = self._task.remote(self._function, cloudpickle.dumps(task))
         try:
-            # The time that it waits for resources doesn't count.
+            # The time that it waits for resources doesn't count. `cancel` ends both.
             if not ray.wait([running], timeout=_WAITS_S)[0]:
                 self._warn_of_wait()
             ray.get(next(running))

@@ -1,4 +1,4 @@
-"""The agent's connections to its node's zygotes, which fork its worker processes."""
+"""The agent's connection to its node's zygote, which forks its worker processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from typing import Protocol
 
 from polytrain.workers.messages import FrameBuffer
 from polytrain.workers.output_pipe import READ_SIZE
-from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
+from polytrain.workers.processes.client import (
+    PAUSE_S,
+    ZygoteConnection,
+    ZygoteSpec,
+    attempts_to_connect,
+)
 
 _ENTRY = "polytrain.workers.worker_process"
 
@@ -30,23 +35,36 @@ class Listener(Protocol):
 
 
 class Zygotes:
-    """The node's zygote, and the preloaded zygote if there is one.
+    """The agent's connection to its node's zygote, and to the next one if that ends.
 
-    The first agent that needs the node's zygote starts it. The preloaded zygote is a fork of it,
-    and ends with it. It has an address only once it is ready; a launch that finds it uses it.
-
-    All methods run on the agent's event loop.
+    The first agent that needs the node's zygote starts it. All methods run on the agent's event
+    loop.
     """
 
     def __init__(self, spec: ZygoteSpec, *, tell: Listener) -> None:
         self._spec = spec
         self._tell = tell
         self._node: _Connection | None = None
-        self._preloaded: _Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._is_closed = False
 
-    def connect(self) -> None:
-        """Start or connect to the node's zygote, so that it imports what worker processes need."""
-        self._connected()
+    async def connect(self) -> None:
+        """Start or connect to the node's zygote, so that it imports what worker processes need.
+
+        Raises:
+            OSError: see `ZygoteConnection.open`.
+        """
+        async with self._connecting:
+            if self._node is not None:
+                return
+            attempts = attempts_to_connect(self._spec)
+            while (connection := next(attempts)) is None:
+                await asyncio.sleep(PAUSE_S)
+            if self._is_closed:
+                connection.leave()
+                return
+            self._node = _Connection(connection)
+            asyncio.get_running_loop().add_reader(connection.socket, self._read, self._node)
 
     def fork(
         self,
@@ -61,8 +79,9 @@ class Zygotes:
         Raises:
             OSError: the zygote is gone.
         """
-        node = self._connected()
-        zygote = self._connected_to_preloaded() or node
+        zygote = self._node
+        if zygote is None:
+            raise ConnectionError("its zygote is gone")
         zygote.attempt = attempt
         try:
             zygote.connection.request(
@@ -75,10 +94,9 @@ class Zygotes:
 
     def kill(self, attempt: int) -> None:
         """Kill a worker process. If its zygote is gone, so is the process."""
-        for zygote in (self._node, self._preloaded):
-            if zygote is not None and zygote.attempt == attempt:
-                with contextlib.suppress(OSError):
-                    zygote.connection.request(["kill", attempt])
+        if self._node is not None and self._node.attempt == attempt:
+            with contextlib.suppress(OSError):
+                self._node.connection.request(["kill", attempt])
 
     def preload(
         self,
@@ -88,11 +106,10 @@ class Zygotes:
         directory: str,
     ) -> None:
         """Request a preloaded zygote with what a worker process imported, unless there is one."""
+        imported = [list(modules), dict(variables), dict(environment), directory]
         if self._node is not None:
             with contextlib.suppress(OSError):
-                self._node.connection.request(
-                    ["preload", list(modules), dict(variables), dict(environment), directory]
-                )
+                self._node.connection.request(["preload", _ENTRY, *imported])
 
     def close(self) -> subprocess.Popen[bytes] | None:
         """Disconnect, which ends this agent's worker processes.
@@ -100,30 +117,13 @@ class Zygotes:
         Returns:
             The node's zygote if this agent started it. It lives while other agents use it.
         """
-        node = self._node
-        for zygote in (self._preloaded, node):
-            if zygote is not None:
-                asyncio.get_running_loop().remove_reader(zygote.connection.socket)
-                zygote.connection.leave()
-        self._node = self._preloaded = None
-        return node.connection.detach() if node is not None else None
-
-    def _connected(self) -> _Connection:
-        if self._node is None:
-            self._node = self._listen(ZygoteConnection.open(self._spec))
-        return self._node
-
-    def _connected_to_preloaded(self) -> _Connection | None:
-        if self._preloaded is None:
-            connection = ZygoteConnection.to_preloaded(self._spec)
-            if connection is not None:
-                self._preloaded = self._listen(connection)
-        return self._preloaded
-
-    def _listen(self, connection: ZygoteConnection) -> _Connection:
-        zygote = _Connection(connection)
-        asyncio.get_running_loop().add_reader(connection.socket, self._read, zygote)
-        return zygote
+        self._is_closed = True
+        node, self._node = self._node, None
+        if node is None:
+            return None
+        asyncio.get_running_loop().remove_reader(node.connection.socket)
+        node.connection.leave()
+        return node.connection.detach()
 
     def _read(self, zygote: _Connection) -> None:
         try:
@@ -147,10 +147,7 @@ class Zygotes:
         asyncio.get_running_loop().remove_reader(zygote.connection.socket)
         why = zygote.why_lost
         zygote.connection.leave()
-        if zygote is self._preloaded:
-            self._preloaded = None
-        else:
-            self._node = None
+        self._node = None
         self._tell.process_lost(zygote.attempt, why)
 
 

@@ -2,8 +2,8 @@
 
 In a notebook, or to compare settings, `fit()` is called several times. A kept zygote has imported
 what workers need. At most one is kept, on the driver's node, for a minute; it ends with the
-process. A run that needs a different zygote ends it. If there is a warm zygote (`warm`), which
-other processes use too, the run uses that one.
+process. A run that needs a different zygote, or one with other code, ends it. If there is a warm
+zygote (`warm`), which other processes use too, the run uses that one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polytrain.common.processes import umask
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain.workers.processes.warm import (
     find,
+    installed_versions,
     relevant_variables,
     start,
     warm_seconds,
@@ -26,6 +27,9 @@ from polytrain.workers.processes.warm import (
 )
 
 _KEPT_S = 60.0
+
+_GETS_ADDRESS_WITHIN_S = 1.0
+"""Seconds that a run waits for the address of warm zygotes before it does without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +40,9 @@ class WarmZygote:
     """Identifies the zygotes of its run on every node."""
 
     connection: ZygoteConnection
-    likeness: tuple[str, ZygoteSpec, Mapping[str, str], int]
-    """Node, modules, environment and umask: everything that the zygote depends on."""
+    likeness: tuple[str, ZygoteSpec, Mapping[str, str], Sequence[str], int]
+    """Node, modules, environment, installed versions and umask: what the zygote depends on, besides
+    files of code that may be edited."""
 
     is_shared: bool = False
     """Whether other processes use it too, and it keeps itself alive."""
@@ -60,10 +65,11 @@ def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
         spec: the zygote's settings, without a name.
         node_id: the driver's node.
     """
-    likeness = (node_id, spec, relevant_variables(os.environ), umask())
+    variables, versions = relevant_variables(os.environ), installed_versions(spec.path)
+    likeness = node_id, spec, variables, versions, umask()
     kept = _taken()
     if kept is not None:
-        if kept.likeness == likeness and kept.connection.was_reset():
+        if kept.likeness == likeness and _is_usable(kept.connection):
             return kept
         kept.connection.end()
     shared = _shared(spec, node_id)
@@ -73,6 +79,14 @@ def warm_zygote(spec: ZygoteSpec, node_id: str) -> WarmZygote:
     token = secrets.token_hex(8)
     connection = ZygoteConnection.open(replace(spec, name=zygote_name(token, node_id)))
     return WarmZygote(token=token, connection=connection, likeness=likeness)
+
+
+def _is_usable(kept: ZygoteConnection) -> bool:
+    """Return whether it has nothing of the last run, and no code that was edited since."""
+    if not kept.was_reset():
+        return False
+    held = kept.description()
+    return held is not None and held.is_current
 
 
 def _shared(spec: ZygoteSpec, node_id: str) -> ZygoteConnection | None:
@@ -87,7 +101,7 @@ def _shared(spec: ZygoteSpec, node_id: str) -> ZygoteConnection | None:
     with contextlib.suppress(OSError):
         other = ZygoteConnection.existing(zygote_name(warm_token(spec.path), node_id))
         if other is None:
-            return start(spec, node_id, kept_s=kept_s)
+            return start(spec, node_id, kept_s=kept_s, within_s=_GETS_ADDRESS_WITHIN_S)
         other.leave()
     return None
 
@@ -134,10 +148,11 @@ def _taken() -> WarmZygote | None:
     return kept.zygote
 
 
-def _leave_in_fork() -> None:
-    """A forked child of the driver must not keep it alive."""
-    if _kept is not None:
-        _kept.zygote.connection.leave()
+def _forget_in_fork() -> None:
+    """Forget what the driver has: a forked child of it has no connections to zygotes."""
+    global _lock, _kept
+    # Another thread of the driver may have held the lock.
+    _lock, _kept = threading.Lock(), None
 
 
-os.register_at_fork(after_in_child=_leave_in_fork)
+os.register_at_fork(after_in_child=_forget_in_fork)

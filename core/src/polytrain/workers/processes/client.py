@@ -9,20 +9,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import logging
 import marshal
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polytrain.common.processes import children_of, peer_of, wait_if_ending
+from polytrain.common.forked_children import keep_from_children
+from polytrain.common.processes import is_ending, peer_of
 from polytrain.workers.messages import SocketChannel
 from polytrain.workers.processes.lifetime import Description, described
 from polytrain.workers.processes.requests import send_request
+
+logger = logging.getLogger(__name__)
 
 # Threads that libraries start while they are imported would make forking unsafe.
 _NO_ARROW_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -41,10 +45,17 @@ _UNLESS_SET = {
 
 _ANSWER_S = 1.0
 
+_TAKEN_WITHIN_S = 10.0
+"""Seconds that a zygote may leave a request untaken, for which the kernel has no room."""
+
+_ENDED_WITHIN_S = 10.0
+"""Seconds within which a zygote ends that nobody uses."""
+
 _REACHED_S = 30.0
 """Seconds within which the owner of an address must answer or release it."""
 
-_PAUSE_S = 0.001
+PAUSE_S = 0.001
+"""Seconds between two attempts to connect."""
 
 _LAST_OUTPUT = 4000
 """Bytes of a zygote's output that are shown."""
@@ -106,11 +117,6 @@ def preload_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {**_UNLESS_SET, **environment, **_NO_ARROW_THREAD}
 
 
-def preloaded_name(name: str) -> str:
-    """Return the address of a zygote's preloaded zygote."""
-    return f"{name}-preloaded"
-
-
 class ZygoteConnection:
     """A client's connection to a zygote, which ends when its last connection is closed."""
 
@@ -127,7 +133,8 @@ class ZygoteConnection:
             process: the zygote, if this process started it.
             output: a descriptor of the file that is its standard error, which this object closes.
         """
-        self.socket = connection
+        # A forked child that outlives this process must not keep the zygote, and its processes.
+        self.socket = keep_from_children(connection)
         self._process = process
         self._output = output
 
@@ -140,45 +147,39 @@ class ZygoteConnection:
             OSError: nobody answers at the address within this time, or the system can't start the
                 process.
         """
-        return _connect(spec, time.monotonic() + within_s, within_s)
+        attempts = attempts_to_connect(spec, within_s=within_s)
+        while (connection := next(attempts)) is None:
+            time.sleep(PAUSE_S)
+        return connection
 
     @classmethod
     def existing(cls, name: str) -> ZygoteConnection | None:
         """Connect to the zygote at an address; None if there is none of this user."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.suppress(OSError):
-            connection.settimeout(_ANSWER_S)
-            connection.connect(name)
-            connection.settimeout(None)
-            peer = _listener_of(connection)
-            if not wait_if_ending(peer):
-                return cls(connection, output=_output_of(peer, name))
-        connection.close()
-        return None
-
-    @classmethod
-    def to_preloaded(cls, spec: ZygoteSpec) -> ZygoteConnection | None:
-        """Connect to the preloaded zygote; None if there is none, or if it isn't ready.
-
-        If an earlier zygote of this name was killed, its preloaded zygote still answers for a
-        moment before the kernel ends it, so the parent is checked.
-        """
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.suppress(OSError):
-            connection.connect(preloaded_name(spec.name))
-            listener = _listener_of(connection)
-            is_ours = listener in children_of(_listener_at(spec.name))
-            if is_ours and not wait_if_ending(listener):
-                return cls(connection, output=_output_of(listener, spec.name))
-        connection.close()
-        return None
+        try:
+            return _connected(name)
+        except OSError:
+            return None
 
     def request(self, message: list[object], descriptors: Sequence[int] = ()) -> None:
         """Send a request, together with open descriptors.
 
         This doesn't wait for the zygote, which may be importing.
+
+        Raises:
+            OSError: the zygote is gone, or has taken none of many requests. It gets no other then.
         """
-        send_request(self.socket, message, descriptors)
+        limit_s = self.socket.gettimeout()
+        self.socket.settimeout(_TAKEN_WITHIN_S)
+        try:
+            send_request(self.socket, message, descriptors)
+        except TimeoutError:
+            # Part of the request may have been sent: another would be taken for the rest.
+            self.socket.shutdown(socket.SHUT_RDWR)
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"the zygote has taken no request for {_TAKEN_WITHIN_S:g} s"
+            ) from None
+        finally:
+            self.socket.settimeout(limit_s)
 
     @property
     def is_open(self) -> bool:
@@ -218,16 +219,18 @@ class ZygoteConnection:
             self.socket.settimeout(None)
 
     def description(self, within_s: float = _ANSWER_S) -> Description | None:
-        """Return what the zygote holds; None if it doesn't answer within this time."""
+        """Return what the zygote holds; None if it doesn't answer within this time.
+
+        One that has imported another version of this code may answer something else: None, too.
+        """
         self.socket.settimeout(within_s)
         try:
             self.request(["describe"])
-            answer = SocketChannel(self.socket).receive()
-        except (EOFError, OSError):
+            return described(SocketChannel(self.socket).receive())
+        except (EOFError, OSError, ValueError):
             return None
         finally:
             self.socket.settimeout(None)
-        return described(answer)
 
     def detach(self) -> subprocess.Popen[bytes] | None:
         """Leave the zygote to itself; return its process if this process started it."""
@@ -239,69 +242,98 @@ class ZygoteConnection:
         self.leave()
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            if not has_ended(self._process):
+                logger.warning("A zygote, process %d, isn't gone after SIGKILL", self._process.pid)
 
     def close(self) -> None:
-        """Disconnect. The process that started the zygote waits for its end."""
+        """Disconnect. The process that started the zygote waits for its end, for a limited time."""
         self.leave()
-        if self._process is not None:
-            self._process.wait()
+        if self._process is not None and not has_ended(self._process):
+            self.end()
 
 
-def _connect(spec: ZygoteSpec, deadline: float, within_s: float) -> ZygoteConnection:
+def attempts_to_connect(
+    spec: ZygoteSpec, *, within_s: float = _REACHED_S
+) -> Iterator[ZygoteConnection | None]:
+    """Yield what each attempt of `ZygoteConnection.open` results in; `PAUSE_S` is to lie between.
+
+    Raises:
+        OSError: see `ZygoteConnection.open`.
+    """
+    deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            try:
-                # Only one can bind the name: that one starts the zygote.
-                listener.bind(spec.name)
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise OSError(
-                        error.errno,
-                        f"this system refuses an abstract Unix socket ({error.strerror}), which is "
-                        "needed to start worker processes",
-                    ) from error
-                # Refused: it isn't listening yet, or has just ended. The next `bind` decides.
-                with contextlib.suppress(ConnectionRefusedError):
-                    connection.settimeout(within_s)
-                    connection.connect(spec.name)
-                    connection.settimeout(None)
-                    peer = _listener_of(connection)
-                    if not wait_if_ending(peer):
-                        return ZygoteConnection(connection, output=_output_of(peer, spec.name))
-                connection.close()
-                time.sleep(_PAUSE_S)
-                continue
-            # Before anybody can connect, and look for it.
-            output = os.memfd_create(_output_name(spec.name))
-            listener.listen(BACKLOG)
-            # Connect before it runs: a zygote without clients ends.
-            connection.connect(spec.name)
-            try:
-                process = _start(spec, listener, output)
-            except OSError:
-                os.close(output)
-                raise
-            return ZygoteConnection(connection, process=process, output=output)
+        yield _attempt(spec)
     raise ConnectionError(
         f"the process at the zygote's address {spec.name[1:]!r} doesn't answer within "
-        f"{within_s:g} s"
+        f"{within_s:g} s. If it is another user's, start the run again"
     )
+
+
+def _attempt(spec: ZygoteSpec) -> ZygoteConnection | None:
+    """Connect to the zygote, or start it; None if neither is possible at this moment."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            # Only one can bind the name: that one starts the zygote.
+            listener.bind(spec.name)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise OSError(
+                    error.errno,
+                    f"this system refuses an abstract Unix socket ({error.strerror}), which is "
+                    "needed to start worker processes",
+                ) from error
+            return _connected(spec.name)
+        with contextlib.ExitStack() as unless_started:
+            # Before anybody can connect, and look for it.
+            output = os.memfd_create(_output_name(spec.name))
+            unless_started.callback(os.close, output)
+            listener.listen(BACKLOG)
+            connection = unless_started.enter_context(
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            )
+            # Connect before it runs: a zygote without clients ends.
+            connection.connect(spec.name)
+            process = _start(spec, listener, output)
+            unless_started.pop_all()
+    return ZygoteConnection(connection, process=process, output=output)
+
+
+def _connected(name: str) -> ZygoteConnection | None:
+    """Connect to the zygote at an address, without waiting for anybody.
+
+    Returns:
+        The connection; None if the zygote is ending or isn't listening yet, or if too many others
+        wait at its address.
+
+    Raises:
+        PermissionError: another user's process has the address.
+    """
+    with contextlib.ExitStack() as unless_connected:
+        connection = unless_connected.enter_context(
+            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        )
+        connection.setblocking(False)
+        try:
+            connection.connect(name)
+        except (BlockingIOError, ConnectionRefusedError):
+            return None
+        peer = _listener_of(connection)
+        # It may close its connections before its listening socket, so others still connect to it.
+        if is_ending(peer):
+            return None
+        connection.setblocking(True)
+        unless_connected.pop_all()
+    return ZygoteConnection(connection, output=_output_of(peer, name))
 
 
 def _listener_of(connection: socket.socket) -> int:
     """Return the process that listens at the other end.
-
-    A process that ends may close its connections before its listening socket, so a client may still
-    connect to it.
 
     Raises:
         PermissionError: the process belongs to another user.
     """
     pid, uid = peer_of(connection)
     if uid != os.getuid():
-        connection.close()
         raise PermissionError(
             f"a process of user {uid} listens at the address of this run's zygote, and this is "
             f"user {os.getuid()}: nothing was sent to it. Have it ended, or start the run again"
@@ -309,10 +341,13 @@ def _listener_of(connection: socket.socket) -> int:
     return pid
 
 
-def _listener_at(name: str) -> int:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.connect(name)
-        return _listener_of(connection)
+def has_ended(zygote: subprocess.Popen[bytes]) -> bool:
+    """Wait for the end of a zygote that this process started; return whether it has ended."""
+    try:
+        zygote.wait(_ENDED_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _output_name(name: str) -> str:
@@ -339,7 +374,6 @@ def _start(spec: ZygoteSpec, listener: socket.socket, output: int) -> subprocess
         marshal.dump(
             {
                 "listener_descriptor": listener.fileno(),
-                "name": spec.name,
                 "modules": spec.modules,
                 "path": spec.path,
                 "environment": dict(spec.environment),

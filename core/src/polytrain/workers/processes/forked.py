@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from polytrain.common.processes import die_with_parent
+from polytrain.common.processes import die_with_parent, kill_session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +96,6 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
 def spawn(request: ForkRequest) -> int:
     """Spawn a worker process with a new interpreter. Slower: it imports everything itself."""
     descriptors = (request.connection, request.page, *request.others)
-    with contextlib.suppress(OSError):
-        os.chdir(request.directory)
     process = subprocess.Popen(
         [
             sys.executable,
@@ -108,6 +106,8 @@ def spawn(request: ForkRequest) -> int:
             f"spawned({request.entry!r}, *{descriptors!r})",
         ],
         env=request.environment,
+        # The driver's directory may not exist on this node.
+        cwd=request.directory if os.path.isdir(request.directory) else None,
         stdin=subprocess.DEVNULL,
         stdout=request.stdout,
         stderr=request.stderr,
@@ -117,6 +117,16 @@ def spawn(request: ForkRequest) -> int:
     # The zygote reaps its children itself: this keeps Popen from doing it.
     process.returncode = 0
     return process.pid
+
+
+def watched(pid: int) -> int:
+    """Return a child's pidfd; kill the child if there is none."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        kill_session(pid)
+        os.waitpid(pid, 0)
+        raise
 
 
 def close_all_but(kept: set[int]) -> None:

@@ -76,11 +76,26 @@ class ForkedGroup:
             [connection.fileno(), 1, 2, self._page.descriptor],
         )
 
+    def end_of(self, number: int) -> str:
+        """Return how a process has ended that has closed its connection; kill it if it hasn't."""
+        zygote = self._zygote.connection
+        zygote.socket.settimeout(_ENDS_WITHIN_S)
+        try:
+            while number not in self.ends:
+                self.read()
+        except TimeoutError:
+            zygote.request(["kill", number])
+            return f"killed {_ENDS_WITHIN_S:g} s after the end of its connection"
+        finally:
+            zygote.socket.settimeout(None)
+        return self.ends[number]
+
     def read(self) -> None:
-        """Record the ends that the zygote has reported.
+        """Record the ends that the zygote has reported, once there is one.
 
         Raises:
             ConnectionClosedError: the zygote is gone.
+            TimeoutError: the time that the caller has set is over.
         """
         data = self._zygote.connection.socket.recv(READ_SIZE)
         if not data:

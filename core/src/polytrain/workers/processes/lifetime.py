@@ -31,6 +31,9 @@ class Description:
     users: int
     """Clients for which it has forked worker processes."""
 
+    is_current: bool
+    """Whether files of code that it has imported are as they were."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Lifetime:
@@ -66,20 +69,23 @@ class Lifetime:
         """End with the last client from now on."""
         self.kept_s = 0.0
 
-    def description(self, modules: Sequence[str], environment: Mapping[str, str]) -> list[Any]:
+    def description(
+        self, modules: Sequence[str], environment: Mapping[str, str], *, is_current: bool
+    ) -> list[Any]:
         """Return the answer to "describe".
 
         Args:
             modules: those that the zygote was started to import.
             environment: the variables that were set for it.
+            is_current: whether files of code that it has imported are as they were.
         """
         held = [list(modules), dict(environment), self.kept_s, self.left_s]
-        return ["holds", os.getpid(), *held, len(self._users)]
+        return ["holds", os.getpid(), *held, len(self._users), is_current]
 
 
 def described(answer: Sequence[Any]) -> Description:
     """Read the answer to "describe"."""
-    _, pid, modules, environment, kept_s, left_s, users = answer
+    _, pid, modules, environment, kept_s, left_s, users, is_current = answer
     return Description(
         pid=pid,
         modules=tuple(modules),
@@ -87,4 +93,5 @@ def described(answer: Sequence[Any]) -> Description:
         kept_s=kept_s,
         left_s=left_s,
         users=users,
+        is_current=is_current,
     )

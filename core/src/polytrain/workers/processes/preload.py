@@ -2,7 +2,8 @@
 
 Only installed modules are preloaded: users expect that only their script imports modules beside it.
 And only if one import for all processes has the same effect: the function must not have changed
-`sys.path` or variables, and the imports must not start a thread or child, open a file or load Ray.
+`sys.path` or variables, and the imports must not start a thread or child, open a file, load Ray or
+import a module beside the script.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import importlib
 import os
 import sys
-import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +19,10 @@ from typing import Any
 from polytrain.common.processes import has_children, holds_device, open_files, thread_count
 from polytrain.workers.messages import Message, SocketChannel, imported_message
 from polytrain.workers.processes.client import preload_environment
+from polytrain.workers.processes.code_files import CodeFiles, is_installed
 
 _WORTH_IT = 30
 """With fewer modules a preloaded zygote saves only milliseconds."""
-
-_STANDARD = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
-_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 _OF_ONE_WORKER = "VISIBLE"
 """Part of the names of variables that hold a worker's devices and differ between workers."""
@@ -42,11 +40,6 @@ class PreloadRequest:
 
     environment: Mapping[str, str]
     directory: str
-
-
-def is_installed(file: str) -> bool:
-    """Return whether a module's file belongs to the interpreter or an installed distribution."""
-    return not _INSTALLED.isdisjoint(file.split(os.sep)) or file.startswith(_STANDARD)
 
 
 def changed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
@@ -118,11 +111,15 @@ def preload(preload_request: PreloadRequest) -> dict[str, str] | None:
     os.environ.update(preload_environment(common))
     with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
         os.chdir(preload_request.directory)
-    before, held = dict(os.environ), open_files()
-    for module in preload_request.modules:
-        # Not every name in `sys.modules` can be imported.
-        with contextlib.suppress(Exception):
-            importlib.import_module(module)
+    before, held, own_code = dict(os.environ), open_files(), CodeFiles()
+    with own_code.noting():
+        for module in preload_request.modules:
+            # Not every name in `sys.modules` can be imported.
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+    if own_code:
+        # The next attempt has what was edited meanwhile, as it would without this.
+        return None
     if any(os.environ.get(name) != value for name, value in preload_request.variables.items()):
         # The function set this variable, and its imports may depend on it.
         return None

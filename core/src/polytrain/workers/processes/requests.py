@@ -64,15 +64,18 @@ def receive_request(connection: socket.socket) -> tuple[list[Any], list[int]]:
         IndexError, OSError, ValueError: it doesn't keep to the protocol.
     """
     header, descriptors, flags, _ = socket.recv_fds(connection, 4, _MAX_DESCRIPTORS)
-    header += receive_exactly(connection, 4 - len(header))
-    message = unpack(receive_exactly(connection, int.from_bytes(header, "big")))
-    if flags & socket.MSG_CTRUNC:
+    try:
+        header += receive_exactly(connection, 4 - len(header))
+        message = unpack(receive_exactly(connection, int.from_bytes(header, "big")))
+        if flags & socket.MSG_CTRUNC:
+            kind, *details = message[1:] if message[0] == _IN_MEMORY else message
+            raise LacksDescriptorsError(kind, details)
+        if message[0] == _IN_MEMORY:
+            message = unpack(_content(descriptors.pop(0))[4:])
+    except BaseException:
         for descriptor in descriptors:
             os.close(descriptor)
-        kind, *details = message[1:] if message[0] == _IN_MEMORY else message
-        raise LacksDescriptorsError(kind, details)
-    if message[0] == _IN_MEMORY:
-        message = unpack(_content(descriptors.pop(0))[4:])
+        raise
     return message, descriptors
 
 

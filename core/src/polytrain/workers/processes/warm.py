@@ -1,7 +1,8 @@
 """Warm zygotes: they outlive the run, and later scripts of the same user fork from them.
 
 The address is a digest of everything that a zygote depends on. So a script finds a warm zygote only
-if it would have started the same one; one that nobody finds ends by itself.
+if it would have started the same one; one that nobody finds ends by itself. So does one that has
+imported code which was edited since.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ OF_NO_EFFECT = ("RAY_", "PYTEST_", "POLYTRAIN_")
 _OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "COLUMNS", "LINES", "WINDOWID"})
 _NAMESPACES = ("mnt", "pid", "user", "ipc")
 
+_REACHED_S = 10.0
+"""Seconds within which a warm zygote that ends must release its address."""
+
 _started: list[subprocess.Popen[bytes]] = []
 """Warm zygotes of this process, to be reaped if they end first."""
 
@@ -44,25 +48,28 @@ def find(spec: ZygoteSpec, node_id: str) -> ZygoteConnection | None:
     if connection is None:
         return None
     held = connection.description()
-    if held is not None and held.kept_s > 0 and serves(held, spec):
+    if held is not None and held.is_current and held.kept_s > 0 and serves(held, spec):
         return connection
     connection.leave()
     return None
 
 
-def start(spec: ZygoteSpec, node_id: str, *, kept_s: float) -> ZygoteConnection:
+def start(
+    spec: ZygoteSpec, node_id: str, *, kept_s: float, within_s: float = _REACHED_S
+) -> ZygoteConnection:
     """Start a warm zygote, which stays for a time after its last use.
 
     Args:
         spec: its settings, without a name.
         node_id: the node.
         kept_s: seconds.
+        within_s: seconds to wait for the address, if another process has it.
 
     Raises:
         OSError: the system can't start the process, or another one holds the address.
     """
     name = zygote_name(warm_token(spec.path), node_id)
-    connection = ZygoteConnection.open(replace(spec, name=name, kept_s=kept_s))
+    connection = ZygoteConnection.open(replace(spec, name=name, kept_s=kept_s), within_s=within_s)
     process = connection.detach()
     _started[:] = [other for other in _started if other.poll() is None]
     if process is not None:
@@ -114,8 +121,7 @@ def warm_token(path: Sequence[str]) -> str:
         [sys.executable, sys.prefix, sys.version, str(sys.flags)],
         list(path),
         relevant_variables(os.environ),
-        sorted(_installed_versions(path)),
-        sorted(_own_files(path)),
+        installed_versions(path),
         _limits(),
     ]
     return f"warm-{hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()}"
@@ -130,25 +136,18 @@ def relevant_variables(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _installed_versions(path: Sequence[str]) -> Iterator[str]:
+def installed_versions(path: Sequence[str]) -> list[str]:
+    """Return what identifies the distributions that are installed in directories, sorted."""
+    return sorted(_installed(path))
+
+
+def _installed(path: Sequence[str]) -> Iterator[str]:
     for directory in path:
         with contextlib.suppress(OSError), os.scandir(directory) as entries:
             for entry in entries:
                 # A name has the version; a new installation has a new time.
                 if entry.name.endswith((".dist-info", ".egg-info", ".pth")):
                     yield f"{directory} {entry.name} {entry.stat().st_mtime_ns}"
-
-
-def _own_files(path: Sequence[str]) -> Iterator[str]:
-    for directory in path:
-        for package in Path(directory or ".").glob("polytrain*"):
-            for folder, _, files in os.walk(package):
-                for name in files:
-                    if name.endswith(".py"):
-                        file = os.path.join(folder, name)
-                        with contextlib.suppress(OSError):
-                            status = os.stat(file)
-                            yield f"{file} {status.st_mtime_ns} {status.st_size}"
 
 
 def _limits() -> list[str]:

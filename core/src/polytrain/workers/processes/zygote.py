@@ -6,7 +6,7 @@ client; a warm one stays for a time after its last use.
 
     ["fork", id, environment, directory, sys.path, entry]
     ["kill", id]
-    ["preload", modules, variables, environment, directory]
+    ["preload", entry, modules, variables, environment, directory]
     ["reset"]
     ["describe"]
     ["stop"]                        the zygote ends with its last client
@@ -18,15 +18,15 @@ sends and receives these. The zygote answers
     ["forked", id, pid]
     ["ended", id, how, killed]      when a worker process ends, or can't be started
     ["was reset"]
-    ["holds", pid, modules, environment, kept_s, left_s, users]
+    ["holds", pid, modules, environment, kept_s, left_s, users, is_current]
     ["dying", why]                 when the zygote fails with an unexpected error
 
 If the system refuses a process or file descriptor, only that request fails.
 
 On "preload" it forks a second zygote, the preloaded zygote, which imports the modules, so that only
-new ones take time and memory. Once that is done, and if it can fork safely, the preloaded zygote
-listens at its own address. It ends with the first zygote, or on "reset": the next run may need
-other modules.
+new ones take time and memory. Once that is done, and if that one can fork safely, it forks the
+processes of this entry that clients request here (`preloaded`). It ends with this zygote, or on
+"reset": the next run may need other modules.
 """
 
 from __future__ import annotations
@@ -54,13 +54,15 @@ from polytrain.common.processes import (
     kill_children,
     kill_children_except,
     kill_session,
-    peer_of,
     reap_children_except,
     session_of,
     thread_count,
 )
+from polytrain.common.readable import is_readable
 from polytrain.workers.messages import pack
-from polytrain.workers.processes.client import BACKLOG, preloaded_name
+from polytrain.workers.processes.client import BACKLOG
+from polytrain.workers.processes.clients import Clients
+from polytrain.workers.processes.code_files import CodeFiles
 from polytrain.workers.processes.forked import (
     ForkRequest,
     become_worker,
@@ -68,9 +70,11 @@ from polytrain.workers.processes.forked import (
     fork_request,
     ignore_children,
     spawn,
+    watched,
 )
 from polytrain.workers.processes.lifetime import Lifetime
 from polytrain.workers.processes.preload import PreloadRequest, preload
+from polytrain.workers.processes.preloaded import Answer, Preloaded
 from polytrain.workers.processes.requests import LacksDescriptorsError, receive_request
 
 
@@ -90,9 +94,11 @@ class _Worker:
 class Zygote:
     """The event loop: accepts clients, serves requests, and notifies clients of ends."""
 
-    listener: socket.socket
-    name: str
-    """The zygote's address."""
+    listener: socket.socket | None
+    """Where clients connect; None for the preloaded zygote."""
+
+    client: socket.socket | None = None
+    """The preloaded zygote's only client: the node's zygote."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables that its imports set, for worker processes."""
@@ -100,37 +106,37 @@ class Zygote:
     children: socket.socket | None = None
     """Becomes readable when a child has ended; None in tests without it."""
 
-    is_preloaded: bool = False
-    """Whether it is the preloaded zygote, which stays when its clients leave."""
-
     modules: Sequence[str] = ()
     """The modules that it was started to import."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     """The variables that were set for its imports."""
 
+    code_files: CodeFiles = field(default_factory=CodeFiles)
+    """The files of code that it has imported."""
+
     lifetime: Lifetime = field(default_factory=Lifetime)
     _has_preloaded: bool = False
-    _preloaded: tuple[int, int] | None = None
-    """The preloaded zygote's process id and pidfd."""
-
-    _spare: int = field(default_factory=lambda: _any_descriptor())
-    """A descriptor in reserve, to accept and close a connection when there is no other."""
-
+    _preloaded: Preloaded | None = None
     _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _clients: set[socket.socket] = field(default_factory=set)
+    _clients: Clients = field(init=False)
     _workers: dict[int, _Worker] = field(default_factory=dict)
     """By pidfd."""
 
+    def __post_init__(self) -> None:
+        self._clients = Clients(self._selector)
+
     def serve(self) -> None:
         """Serve until the last client leaves. The first connected before the zygote ran."""
-        self._selector.register(self.listener, selectors.EVENT_READ)
         if self.children is not None:
             self._selector.register(self.children, selectors.EVENT_READ)
-        if not self.is_preloaded:
-            self._accept()
+        if self.listener is not None:
+            self._selector.register(self.listener, selectors.EVENT_READ)
+            self._accept(self.listener)
+        if self.client is not None:
+            self._clients.add(self.client)
         try:
-            while self._clients or self.is_preloaded or self.lifetime.left_s > 0:
+            while self._clients or self.lifetime.left_s > 0:
                 for key, _ in self._selector.select(self._longest_wait_s):
                     self._serve_source(key.fileobj)
         except Exception as error:
@@ -142,46 +148,46 @@ class Zygote:
 
     @property
     def _longest_wait_s(self) -> float | None:
-        return None if self._clients or self.is_preloaded else max(0.0, self.lifetime.left_s)
+        return None if self._clients else max(0.0, self.lifetime.left_s)
 
     def _serve_source(self, source: Any) -> None:
-        if source is self.listener:
-            self._accept()
+        if self.listener is not None and source is self.listener:
+            self._accept(self.listener)
         elif source is self.children:
             self._reap_strays()
         elif source in self._clients:
             self._serve_client(source)
-        elif self._preloaded is not None and source == self._preloaded[1]:
-            self._reap_preloaded(*self._preloaded)
+        elif self._preloaded is not None and source is self._preloaded.connection:
+            self._pass_on(self._preloaded.read())
+        elif self._preloaded is not None and source == self._preloaded.pidfd:
+            self._end_preloaded(self._preloaded)
         elif source in self._workers:
             self._reap(self._workers[source])
+        else:
+            for client in self._clients.of_process(source):
+                self._serve_the_rest(client)
 
     def _answer(self, client: socket.socket, message: list[Any]) -> None:
         # A client that is gone is dropped when its connection is read.
         with contextlib.suppress(OSError):
             client.sendall(pack(message))
 
-    def _accept(self) -> None:
-        try:
-            client, _ = self.listener.accept()
-        except OSError:
-            self._turn_away()
-            return
-        # An abstract address has no permissions: the kernel names the client's user.
-        _, uid = peer_of(client)
-        if uid != os.getuid():
-            client.close()
-            return
-        self._clients.add(client)
-        self._selector.register(client, selectors.EVENT_READ)
+    def _pass_on(self, answers: Sequence[Answer]) -> None:
+        for client, message in answers:
+            if client in self._clients:
+                self._answer(client, message)
 
-    def _turn_away(self) -> None:
-        """Close the connection of a client that gets no descriptor, so that it doesn't wait."""
-        with contextlib.suppress(OSError):
-            os.close(self._spare)
-            self.listener.accept()[0].close()
-        with contextlib.suppress(OSError):
-            self._spare = _any_descriptor()
+    def _accept(self, listener: socket.socket) -> None:
+        orphan = self._clients.accept(listener)
+        if orphan is not None:
+            self._serve_the_rest(orphan)
+
+    def _serve_the_rest(self, client: socket.socket) -> None:
+        """Serve what a client has requested whose process has ended, and drop it."""
+        while client in self._clients and is_readable(client):
+            self._serve_client(client)
+        if client in self._clients:
+            self._drop(client)
 
     def _serve_client(self, client: socket.socket) -> None:
         try:
@@ -194,28 +200,48 @@ class Zygote:
         except (EOFError, IndexError, OSError, ValueError):
             self._drop(client)
             return
+        try:
+            self._serve_request(client, request, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _serve_request(
+        self, client: socket.socket, request: list[Any], descriptors: list[int]
+    ) -> None:
         if request[0] == "fork":
-            self._fork(client, fork_request(request, descriptors))
+            self._fork(client, request, descriptors)
         elif request[0] == "kill":
             self._kill(client, request[1])
         elif request[0] == "reset":
             self._reset(client)
         elif request[0] == "describe":
-            self._answer(client, self.lifetime.description(self.modules, self.environment))
+            self._describe(client)
         elif request[0] == "stop":
             self.lifetime.stop()
         else:
             self._preload(request)
+
+    def _describe(self, client: socket.socket) -> None:
+        is_current = self.code_files.are_current()
+        description = self.lifetime.description(
+            self.modules, self.environment, is_current=is_current
+        )
+        self._answer(client, description)
+        if not is_current:
+            # Nobody uses it any more: the next one has its address.
+            self.lifetime.stop()
 
     def _drop(self, client: socket.socket) -> None:
         """Drop an agent that is gone, and kill its worker processes."""
         for worker in self._workers.values():
             if worker.client is client:
                 kill_session(worker.pid)
-        self._selector.unregister(client)
-        self._clients.discard(client)
+        if self._preloaded is not None:
+            with contextlib.suppress(OSError):
+                self._preloaded.kill(client)
         self.lifetime.end_use(client)
-        client.close()
+        self._clients.drop(client)
 
     def _kill(self, client: socket.socket, process_id: int) -> None:
         for worker in self._workers.values():
@@ -223,6 +249,9 @@ class Zygote:
                 # A process that has just died by itself wasn't killed: it may be the cause.
                 worker.killed = is_running(worker.pid)
                 kill_session(worker.pid)
+        if self._preloaded is not None:
+            with contextlib.suppress(OSError):
+                self._preloaded.kill(client, process_id)
 
     def _reap(self, worker: _Worker) -> None:
         # The session is killed before its leader is reaped: afterwards the id may be reused.
@@ -238,7 +267,7 @@ class Zygote:
 
     def _known(self) -> set[int]:
         known = {worker.pid for worker in self._workers.values()}
-        return known if self._preloaded is None else {*known, self._preloaded[0]}
+        return known if self._preloaded is None else {*known, self._preloaded.pid}
 
     def _reap_strays(self) -> None:
         """Reap orphans of worker processes, which are this process's children."""
@@ -257,13 +286,13 @@ class Zygote:
 
     def _preload(self, request: list[Any]) -> None:
         # A warm zygote serves several scripts: none may get what another's function imported.
-        if self.lifetime.is_warm or self.is_preloaded or self._has_preloaded:
+        if self.lifetime.is_warm or self._has_preloaded:
             return
         # Only once: imports that made forking unsafe would do so again.
         if thread_count() > 1 or holds_device():
             return
         self._has_preloaded = True
-        _, modules, variables, environment, directory = request
+        _, entry, modules, variables, environment, directory = request
         preload_request = PreloadRequest(
             modules=tuple(modules),
             variables=variables,
@@ -271,46 +300,51 @@ class Zygote:
             directory=directory,
         )
         parent = os.getpid()
-        try:
-            pid = os.fork()
-            if pid == 0:
-                _become_preloaded(preload_request, self.name, parent)
-            self._preloaded = pid, _watched(pid)
-        except OSError:
-            # Preloading only saves time.
-            return
-        self._selector.register(self._preloaded[1], selectors.EVENT_READ)
+        self._preloaded = Preloaded.forked(
+            entry, lambda client: _become_preloaded(preload_request, client, parent)
+        )
+        if self._preloaded is not None:
+            self._selector.register(self._preloaded.pidfd, selectors.EVENT_READ)
+            self._selector.register(self._preloaded.connection, selectors.EVENT_READ)
 
     def _reset(self, client: socket.socket) -> None:
         if self._preloaded is not None:
-            pid, pidfd = self._preloaded
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            self._reap_preloaded(pid, pidfd)
+            self._end_preloaded(self._preloaded)
         self._has_preloaded = False
         self._answer(client, ["was reset"])
 
-    def _reap_preloaded(self, pid: int, pidfd: int) -> None:
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
-        os.waitpid(pid, 0)
+    def _end_preloaded(self, preloaded: Preloaded) -> None:
+        """End the preloaded zygote, or take notice of its end."""
+        self._selector.unregister(preloaded.pidfd)
+        self._selector.unregister(preloaded.connection)
+        self._pass_on(preloaded.read())
+        preloaded.end()
         self._preloaded = None
         # Its worker processes die with it; their children are now this process's.
         known = self._known()
         kill_children(lambda pid: known.isdisjoint((pid, session_of(pid))))
+        self._pass_on(preloaded.unanswered())
 
-    def _fork(self, client: socket.socket, request: ForkRequest) -> None:
+    def _fork(self, client: socket.socket, request: list[Any], descriptors: list[int]) -> None:
+        fork_order = fork_request(request, descriptors)
+        preloaded = self._preloaded
+        if preloaded is not None and preloaded.is_ready and preloaded.entry == fork_order.entry:
+            try:
+                preloaded.fork(client, request, descriptors)
+            except OSError:
+                # It has died, or was stopped: it only saves time.
+                self._end_preloaded(preloaded)
+            else:
+                return
         try:
-            pid = self._forked(request)
-            pidfd = _watched(pid)
+            pid = self._forked(fork_order)
+            pidfd = watched(pid)
         except OSError as error:
-            self._not_started(client, request.id, error)
+            self._not_started(client, fork_order.id, error)
             return
-        finally:
-            for descriptor in request.descriptors:
-                os.close(descriptor)
         self.lifetime.begin_use(client)
-        self._answer(client, ["forked", request.id, pid])
-        self._workers[pidfd] = _Worker(id=request.id, pid=pid, pidfd=pidfd, client=client)
+        self._answer(client, ["forked", fork_order.id, pid])
+        self._workers[pidfd] = _Worker(id=fork_order.id, pid=pid, pidfd=pidfd, client=client)
         self._selector.register(pidfd, selectors.EVENT_READ)
 
     def _not_started(self, client: socket.socket, process_id: int, error: OSError) -> None:
@@ -328,38 +362,22 @@ class Zygote:
         return pid
 
 
-def _watched(pid: int) -> int:
-    """Return a child's pidfd; kill the child if there is none."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:
-        kill_session(pid)
-        os.waitpid(pid, 0)
-        raise
-
-
-def _any_descriptor() -> int:
-    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _become_preloaded(preload_request: PreloadRequest, name: str, parent: int) -> NoReturn:
+def _become_preloaded(
+    preload_request: PreloadRequest, client: socket.socket, parent: int
+) -> NoReturn:
     """Turn a forked copy of the zygote into the preloaded zygote. Never returns."""
     try:
         ignore_children()
         die_with_parent(parent)
         adopt_orphans()
-        close_all_but({0, 1, 2})
+        close_all_but({0, 1, 2, client.fileno()})
         variables = preload(preload_request)
         if variables is not None:
             gc.collect()
             gc.freeze()
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-                listener.bind(preloaded_name(name))
-                listener.listen(BACKLOG)
-                with _woken_by_children() as children:
-                    Zygote(
-                        listener, name, variables=variables, children=children, is_preloaded=True
-                    ).serve()
+            client.sendall(pack(["ready"]))
+            with _woken_by_children() as children:
+                Zygote(None, client=client, variables=variables, children=children).serve()
     finally:
         os._exit(0)
 
@@ -394,7 +412,6 @@ def _woken_by_children() -> Iterator[socket.socket]:
 
 def main(
     listener_descriptor: int,
-    name: str,
     modules: Sequence[str],
     environment: Mapping[str, str],
     kept_s: float,
@@ -403,7 +420,6 @@ def main(
 
     Args:
         listener_descriptor: a listening Unix socket to which the starter has connected.
-        name: the address that this socket is bound to.
         modules: the modules to import.
         environment: the variables that were set for it.
         kept_s: seconds after its last use for which it stays without clients.
@@ -416,13 +432,18 @@ def main(
     with socket.socket(fileno=listener_descriptor) as listener:
         # From here on the kernel names this process as the listener to its clients.
         listener.listen(BACKLOG)
-        _preload(modules)
+        code_files = CodeFiles()
+        code_files.note_imported()
+        with code_files.noting():
+            _preload(modules)
+        # Some modules put finders of their own before all others.
+        code_files.note_imported()
         with _woken_by_children() as children:
             Zygote(
                 listener,
-                name,
                 children=children,
                 modules=modules,
                 environment=environment,
+                code_files=code_files,
                 lifetime=Lifetime(kept_s=kept_s),
             ).serve()

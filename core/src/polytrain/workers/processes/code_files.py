@@ -1,0 +1,100 @@
+"""Which files of code a process has imported, and whether they are still as they were.
+
+A zygote may serve several runs. Between them a user edits modules beside the script, or installed
+in editable mode: worker processes that are forked from what was imported before would run old code.
+Files of installed distributions aren't noted: those are replaced as a whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_STANDARD = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+_State = tuple[int, int] | None
+"""Time and size of a file; None if there is none."""
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a module's file belongs to the interpreter or an installed distribution."""
+    return not _INSTALLED.isdisjoint(file.split(os.sep)) or file.startswith(_STANDARD)
+
+
+class CodeFiles:
+    """The files of modules that aren't from an installed distribution, as they were when imported.
+
+    It is the first of the process's finders while it notes them, and asks the others: so a file is
+    looked at before it is read, and an edit between the two is noticed later.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[str, _State] = {}
+        """File → what it was."""
+
+        self._linked: set[str] = set()
+        """Packages that are links in a directory of installed ones."""
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note the files of all modules that are imported meanwhile."""
+        sys.meta_path.insert(0, self)
+        try:
+            yield
+        finally:
+            sys.meta_path.remove(self)
+
+    def note_imported(self) -> None:
+        """Note the files of modules that this process has imported by now."""
+        for name, module in list(sys.modules.items()):
+            # `__dict__` is read directly: some modules import others on attribute access.
+            with contextlib.suppress(AttributeError):
+                self._note(name, object.__getattribute__(module, "__dict__").get("__spec__"))
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Find a module as the other finders do, and note its file."""
+        for finder in list(sys.meta_path):
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+                if spec is not None:
+                    self._note(name, spec)
+                    return spec
+        return None
+
+    def are_current(self) -> bool:
+        """Return whether all files are as they were."""
+        return all(_state(file) == state for file, state in self._states.items())
+
+    def _note(self, name: str, spec: ModuleSpec | None) -> None:
+        if spec is None or not spec.has_location or spec.origin is None:
+            return
+        top, _, below = name.partition(".")
+        if is_installed(spec.origin):
+            if not below and os.path.islink(os.path.dirname(spec.origin)):
+                self._linked.add(top)
+            if top not in self._linked:
+                return
+        file = os.path.abspath(spec.origin)
+        while not os.path.exists(file) and file != os.path.dirname(file):
+            # It is in an archive.
+            file = os.path.dirname(file)
+        self._states.setdefault(file, _state(file))
+
+
+def _state(file: str) -> _State:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size

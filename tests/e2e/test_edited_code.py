@@ -1,0 +1,59 @@
+"""A notebook's user edits a module, and runs `fit()` again: workers have what the driver has."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+from tests.e2e.driver import run_driver
+
+BACKEND = """
+from dataclasses import dataclass, replace
+from polytrain.testing.reference import Reference
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Reference):
+    def demand(self, job):
+        return replace(super().demand(job), preload=("own_engine",))
+"""
+
+SCRIPT = """
+import importlib
+from pathlib import Path
+from own_backend import Own
+import own_rules
+
+def train():
+    polytrain.report({"parent": os.getppid(), "value": sys.modules["own_rules"].VALUE})
+
+def fit():
+    metrics = polytrain.Trainer(
+        Own(), train, scaling_config=ScalingConfig(num_workers=1),
+        run_config=RunConfig(storage_path="runs", progress=False),
+    ).fit().metrics
+    return metrics["parent"], metrics["value"]
+
+before, again = fit(), fit()
+print("the same process:", before == again, before[1])
+Path("own_rules.py").write_text("VALUE = 'edited'")
+importlib.reload(own_rules)
+after = fit()
+print("driver:", own_rules.VALUE, "worker:", after[1])
+os.kill(after[0], signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("minutes", ["", "1"])
+def test_workers_have_what_was_edited_between_two_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: str
+) -> None:
+    """Without any variable, and with a process that is kept for other scripts, too."""
+    monkeypatch.setenv("POLYTRAIN_WARM", minutes)
+    monkeypatch.setenv("MARK", secrets.token_hex(8))
+    (tmp_path / "own_backend.py").write_text(BACKEND)
+    (tmp_path / "own_engine.py").write_text("import own_rules")
+    (tmp_path / "own_rules.py").write_text("VALUE = 1")
+    code, output, errors = run_driver(tmp_path, SCRIPT)
+    assert code == 0, errors
+    assert output == "the same process: True 1\ndriver: edited worker: edited\n"
