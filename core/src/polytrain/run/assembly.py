@@ -14,6 +14,7 @@ from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
+from polytrain.run.interrupts import Interrupts
 from polytrain.run.journal import Journal
 from polytrain.run.output import opened_output
 from polytrain.run.publisher import Publisher
@@ -30,7 +31,11 @@ from polytrain.workers.group import WorkerGroup
 
 
 def controller_of(
-    run: Run, journal: Journal, observers: Observers, stack: contextlib.ExitStack
+    run: Run,
+    journal: Journal,
+    observers: Observers,
+    interrupts: Interrupts,
+    stack: contextlib.ExitStack,
 ) -> Controller:
     """Make a run's controller, with all that it needs.
 
@@ -38,6 +43,7 @@ def controller_of(
         run: the run.
         journal: its open journal.
         observers: the user's and polytrain's own.
+        interrupts: takes signals.
         stack: closes everything, in reverse order.
     """
     output = stack.enter_context(opened_output(run))
@@ -93,6 +99,7 @@ def controller_of(
         remote_requests=stack.enter_context(_remote_requests(run)),
         stop_rule=run.stop_rule,
         release_workers=workers.close,
+        deferred=interrupts.deferred,
     )
 
 
