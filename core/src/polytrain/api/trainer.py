@@ -50,6 +50,7 @@ from polytrain.run.resume import PreviousRun, checkpoint_manager, previous_run
 from polytrain.run.run import Run
 from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
+from polytrain.storage.retry import no_retries_once
 from polytrain.workers.available_clusters import opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend
 
@@ -362,7 +363,11 @@ def _trained(run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack
     def ask(signal_name: str) -> None:
         run.stop_requests.request(Stopped(by="signal", reason=signal_name))
 
-    with stop_requests(ask) as interrupts, held:
+    with (
+        stop_requests(ask) as interrupts,
+        no_retries_once(lambda: interrupts.are_urgent),
+        held,
+    ):
         result = result_of(run, run_to_end(run, cluster, interrupts))
         if run.lease.lost is None:
             reports = sum(map(len, result.histories.values()))

@@ -33,7 +33,9 @@ from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
 from polytrain.trackers.names import trackers_of
 from polytrain.trackers.tracker import Tracker
+from polytrain.ui.call_queues import CallQueues
 from polytrain.ui.observers import Observers, installed_observers
+from polytrain.ui.queued_records import queued_records
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
 logger = logging.getLogger(__name__)
@@ -91,23 +93,31 @@ def run_to_end(run: Run, held: contextlib.ExitStack, interrupts: Interrupts) -> 
     past = RunHistory() if run.past is None else run.past
     expose = exposed_figures(run.config.observers, run.info, past.ledger)
     with (
-        _tracking(run) as tracking,
-        shown_progress(run.info, run.config.progress, past.ledger) as show,
+        CallQueues(is_urgent=lambda: interrupts.are_urgent) as queues,
+        queued_records(queues),
+        _tracking(run, interrupts) as tracking,
+        shown_progress(run.info, run.config.progress, past.ledger, queues=queues) as show,
         _journal(run, past, (show, tracking.follow, expose)) as journal,
     ):
         try:
-            return _run_to_end(run, journal, interrupts)
+            return _run_to_end(run, journal, queues, interrupts)
         finally:
             held.close()
             journal.closed()
 
 
-def _run_to_end(run: Run, journal: Journal, interrupts: Interrupts) -> RunOutcome:
-    observers = Observers(_observers(run), stop=run.stop_requests.request)
+def _run_to_end(
+    run: Run, journal: Journal, queues: CallQueues, interrupts: Interrupts
+) -> RunOutcome:
+    # In an inline run the training function runs in the same thread, and they may call it.
+    slow = CallQueues(at_once=True) if run.scaling.num_workers == 0 else queues
+    observers = Observers(
+        _observers(run), stop=run.stop_requests.request, queues=slow, at_once=run.watchers
+    )
     outcome = Outcome(succeeded=False, reason="interrupted", restarts=0)
     try:
         with contextlib.ExitStack() as stack:
-            controller = controller_of(run, journal, observers, interrupts, stack)
+            controller = controller_of(run, journal, observers, queues, interrupts, stack)
             conclusion = _concluded(run, controller, interrupts)
             outcome = Outcome(
                 succeeded=conclusion.succeeded,
@@ -121,6 +131,7 @@ def _run_to_end(run: Run, journal: Journal, interrupts: Interrupts) -> RunOutcom
     finally:
         _tidy(run)
         observers.run_ended(run.info, outcome)
+        observers.finish()
 
 
 def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conclude:
@@ -207,7 +218,7 @@ def _configuration(run: Run) -> Configuration:
     )
 
 
-def _tracking(run: Run) -> Tracking:
+def _tracking(run: Run, interrupts: Interrupts) -> Tracking:
     own = run.lease.token
     facts = TrackedFacts(
         location=run.location,
@@ -216,7 +227,13 @@ def _tracking(run: Run) -> Tracking:
         world_size=run.world_size,
     )
     trackers = trackers_of(run.config.track, run.config.observers)
-    return Tracking(trackers, facts, own_token=own, check_lease=run.lease.check)
+    return Tracking(
+        trackers,
+        facts,
+        own_token=own,
+        check_lease=run.lease.check,
+        is_urgent=lambda: interrupts.are_urgent,
+    )
 
 
 def _observers(run: Run) -> list[Any]:
