@@ -110,9 +110,9 @@ class Stopped:
     """Who stopped a run before its end, and why."""
 
     by: Literal["signal", "observer", "handle", "command", "condition"]
-    """A signal (Ctrl-C, SIGTERM), an observer, the handle of `Trainer.fit(wait=False)`, the command
-    `polytrain stop`, or a condition of `RunConfig`: `stop` or `time_budget_s`. Only a condition
-    finishes the run."""
+    """A signal (Ctrl-C, SIGTERM, SIGHUP), an observer, the handle of `Trainer.fit(wait=False)`, the
+    command `polytrain stop`, or a condition of `RunConfig`: `stop` or `time_budget_s`. Only a
+    condition finishes the run."""
 
     reason: str
     """The signal's name; the observer's class, and what it gave as the reason; what the handle's

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import pytest
 
 from polytrain.workers.output_pipe import OutputPipe
 
@@ -41,6 +44,74 @@ def test_all_states_of_a_bar_are_one_piece() -> None:
         return told
 
     assert asyncio.run(scenario()) == ["\r99%"]
+
+
+class Waiting:
+    """The event loop's clock: only what waits for a time lets it go on."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
+        self.now_s = 0.0
+        self._meanwhile = meanwhile
+        self._loop: Any = loop
+        self._loop.time, self._loop.call_later = self._time, self._call_later
+
+    def _time(self) -> float:
+        return self.now_s
+
+    def _call_later(self, delay_s: float, call: Callable[[], None]) -> asyncio.Handle:
+        def at_that_time() -> None:
+            self.now_s += delay_s
+            self._meanwhile()
+            call()
+
+        return self._loop.call_soon(at_that_time)
+
+
+def fill(writer: int, state: bytes) -> int:
+    """Write states of a bar until the pipe is full; return the number of bytes."""
+    written = 0
+    try:
+        while True:
+            written += os.write(writer, state)
+    except BlockingIOError:
+        return written
+
+
+@pytest.mark.parametrize("length", [20, 700, 2100])
+def test_a_process_that_writes_a_bar_without_a_pause_does_not_wait(length: int) -> None:
+    async def scenario() -> float:
+        clock, told = Waiting(asyncio.get_running_loop()), list[str]()
+        with opened(told) as (_, writer):
+            os.set_blocking(writer, False)
+            for _ in range(40):
+                while not fill(writer, b"\r" + b"#" * (length - 1)):
+                    await asyncio.sleep(0)
+        return clock.now_s
+
+    assert asyncio.run(scenario()) < 0.5
+
+
+def test_a_bar_that_moves_slowly_wakes_nobody_at_each_state() -> None:
+    async def scenario() -> tuple[int, int]:
+        states, told = 0, list[str]()
+        with opened(told) as (_, writer):
+
+            def moves() -> None:
+                nonlocal states
+                states += 1
+                os.write(writer, b"\r50%")
+
+            clock = Waiting(asyncio.get_running_loop(), moves)
+            moves()
+            while clock.now_s < 100:
+                await asyncio.sleep(0)
+        return states, len(told)
+
+    reads, passes = asyncio.run(scenario())
+    assert reads < 250
+    assert passes <= 11
 
 
 def test_a_bar_that_stands_still_is_passed_on_and_what_follows_comes_at_once() -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.storage.retry import retry
+from polytrain.storage.retry import no_retries_once, retry
 
 PASSING = [
     OSError(errno.EIO, "Input/output error"),
@@ -130,6 +130,15 @@ def test_without_patience_there_is_one_attempt(
         retry(storage, retry_s=0, what="s3://bucket")
     assert storage.calls == 1
     assert caplog.records == []
+
+
+def test_a_program_that_wants_to_end_repeats_nothing_any_more(clock: Clock) -> None:
+    errors = [OSError(f"error {number}") for number in range(1000)]
+    storage = Storage(*errors)
+    with no_retries_once(lambda: storage.calls >= 3), pytest.raises(OSError, match="error 2"):
+        retry(storage, retry_s=600, what="s3://bucket")
+    assert storage.calls == 3
+    assert retry(Storage(*errors[:5]), retry_s=600, what="s3://bucket") == "content"
 
 
 def test_the_last_error_is_what_is_raised(clock: Clock) -> None:

@@ -142,7 +142,7 @@ class RunHandle:
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the run's end, and return its result.
 
-        In the main thread, Ctrl-C or SIGTERM during the wait stops the run after its next
+        In the main thread, Ctrl-C, SIGTERM or SIGHUP during the wait stops the run after its next
         checkpoint, and the wait continues. A second signal ends the wait, not the run.
 
         Args:
@@ -158,7 +158,8 @@ class RunHandle:
             self._requests.request(Stopped(by="signal", reason=signal_name))
 
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with stop_requests(ask):
+        with stop_requests(ask) as interrupts:
+            interrupts.phase = "running"
             while not self._future.done() and (left_s := deadline - time.monotonic()) > 0:
                 wait([self._future], min(left_s, _LONGEST_WAIT_S))
             return self._future.result(timeout=0)

@@ -44,13 +44,15 @@ from polytrain.run.conditions import already_met
 from polytrain.run.fit import run_to_end, storage_needed
 from polytrain.run.history import RunHistory
 from polytrain.run.identity import content_differences, differences, identity_of
+from polytrain.run.interrupts import stop_requests
 from polytrain.run.lease import Lease, leased
 from polytrain.run.resume import PreviousRun, checkpoint_manager, previous_run
 from polytrain.run.run import Run
 from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
+from polytrain.storage.retry import no_retries_once
 from polytrain.workers.available_clusters import opened_cluster
-from polytrain_plugins import Backend, InvalidJobError, Problem, load_backend
+from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend
 
 logger = logging.getLogger(__name__)
 
@@ -174,8 +176,9 @@ class Trainer:
         If there is a run of the same name in the same storage, `fit` resumes it from its newest
         checkpoint, on any number of workers. If that run is finished, `fit` returns its result.
 
-        After Ctrl-C or SIGTERM the run makes its next checkpoint and stops. The result then has
-        `finished=False`, and `fit()` resumes the run. A second signal stops it at once.
+        After Ctrl-C, SIGTERM or SIGHUP (the terminal is closed) the run makes its next checkpoint
+        and stops. The result then has `finished=False`, and `fit()` resumes the run. A second
+        Ctrl-C or SIGTERM stops it at once.
 
         If nothing needs a cluster, workers run on this machine without Ray
         (`ScalingConfig.cluster`). If Ray is initialised, it is used as it is; otherwise `fit`
@@ -356,8 +359,16 @@ def _trained(run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack
     Raises:
         TrainingFailedError: if training failed.
     """
-    with held:
-        result = result_of(run, run_to_end(run, cluster))
+
+    def ask(signal_name: str) -> None:
+        run.stop_requests.request(Stopped(by="signal", reason=signal_name))
+
+    with (
+        stop_requests(ask) as interrupts,
+        no_retries_once(lambda: interrupts.are_urgent),
+        held,
+    ):
+        result = result_of(run, run_to_end(run, cluster, interrupts))
         if run.lease.lost is None:
             reports = sum(map(len, result.histories.values()))
             write_at_end(run.location, wall_s=result.ledger.wall_s, reports=reports)

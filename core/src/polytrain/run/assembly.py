@@ -14,6 +14,7 @@ from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
+from polytrain.run.interrupts import Interrupts
 from polytrain.run.journal import Journal
 from polytrain.run.output import opened_output
 from polytrain.run.publisher import Publisher
@@ -22,6 +23,7 @@ from polytrain.run.run import Run
 from polytrain.run.states import State
 from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
 from polytrain.run.validation_coordinator import ValidationCoordinator
+from polytrain.ui.call_queues import CallQueues
 from polytrain.ui.observers import Observers
 from polytrain.ui.worker_output import WorkerOutput
 from polytrain.workers.agent_group import AgentGroup, AgentGroupSpec
@@ -30,7 +32,12 @@ from polytrain.workers.group import WorkerGroup
 
 
 def controller_of(
-    run: Run, journal: Journal, observers: Observers, stack: contextlib.ExitStack
+    run: Run,
+    journal: Journal,
+    observers: Observers,
+    queues: CallQueues,
+    interrupts: Interrupts,
+    stack: contextlib.ExitStack,
 ) -> Controller:
     """Make a run's controller, with all that it needs.
 
@@ -38,9 +45,13 @@ def controller_of(
         run: the run.
         journal: its open journal.
         observers: the user's and polytrain's own.
+        queues: write to streams and logs, and call callbacks.
+        interrupts: takes signals.
         stack: closes everything, in reverse order.
     """
-    output = stack.enter_context(opened_output(run))
+    # The end of a run waits for them once all that it holds is released.
+    callbacks = stack.enter_context(_callbacks(run, queues))
+    output = stack.enter_context(opened_output(run, queues))
     group = _group(run, observers)
     background_tasks = stack.enter_context(
         BackgroundTasks(wake=group.wake, at_once=run.scaling.num_workers == 0)
@@ -83,7 +94,7 @@ def controller_of(
             output=output,
             keeps_all_reports=run.config.keep_reports == "every_rank",
         ),
-        callbacks=_callbacks(run),
+        callbacks=callbacks,
         output=output,
         health_monitor=HealthMonitor(
             config=run.config.failure_config, group=group, journal=journal
@@ -93,6 +104,7 @@ def controller_of(
         remote_requests=stack.enter_context(_remote_requests(run)),
         stop_rule=run.stop_rule,
         release_workers=workers.close,
+        deferred=interrupts.deferred,
     )
 
 
@@ -106,14 +118,15 @@ def _remote_requests(run: Run) -> RemoteRequests:
     )
 
 
-def _callbacks(run: Run) -> UserCallbacks:
+def _callbacks(run: Run, queues: CallQueues) -> UserCallbacks:
     context = TrainRunContext(
         run=run.info,
         run_config=run.config,
         scaling_config=run.scaling,
         train_loop_config=run.training_config,
     )
-    return UserCallbacks(run.config.callbacks, context, run.location.filesystem)
+    slow = CallQueues(at_once=True) if run.scaling.num_workers == 0 else queues
+    return UserCallbacks(run.config.callbacks, context, run.location.filesystem, queues=slow)
 
 
 def _validations(

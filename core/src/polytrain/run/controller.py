@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
@@ -80,6 +81,9 @@ class Controller:
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
 
+    deferred: Callable[[], AbstractContextManager[None]] = nullcontext
+    """No signal interrupts what happens within: resources are taken or released."""
+
     _conclusion: Conclude | None = None
     _unanswered: list[CheckpointsAsked] = field(default_factory=list)
     """Questions of this attempt that wait for validations."""
@@ -123,7 +127,8 @@ class Controller:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
             logger.info("Training has ended; %d validations are left.", self.validations.pending)
             # They may wait for what the workers have.
-            self.release_workers()
+            with self.deferred():
+                self.release_workers()
         while self.validations.is_busy and self.validations.failure is None:
             if self.lease.lost is not None:
                 failure = lease_lost(self.lease.lost, attempt=self.state.attempt).failure
@@ -287,7 +292,8 @@ class Controller:
     def _do(self, action: Action) -> None:
         match action:
             case AcquireWorkers(avoid=avoid, without=without):
-                self.group.place(avoid=avoid, without=without)
+                with self.deferred():
+                    self.group.place(avoid=avoid, without=without)
             case Launch(attempt=attempt):
                 self._launch(attempt)
             case SendRoster(attempt=attempt, offers=offers):
@@ -358,14 +364,14 @@ class Controller:
             )
         )
         self.callbacks.attempt_started(world_size)
-        self.group.launch(
-            LaunchOrder(
-                attempt_id=AttemptId(token=self.lease.token, attempt=attempt),
-                members=self.group.members,
-                start=start,
-                first_checkpoint=self.checkpoints.manager.next_number,
-            )
+        order = LaunchOrder(
+            attempt_id=AttemptId(token=self.lease.token, attempt=attempt),
+            members=self.group.members,
+            start=start,
+            first_checkpoint=self.checkpoints.manager.next_number,
         )
+        with self.deferred():
+            self.group.launch(order)
 
     def _drain(self, attempt: int) -> None:
         drain = self.state.drain

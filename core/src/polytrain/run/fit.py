@@ -20,7 +20,7 @@ from polytrain.run.configuration import Configuration, datasets_of, options_of
 from polytrain.run.controller import Controller
 from polytrain.run.exposed_figures import exposed_figures
 from polytrain.run.history import RunHistory
-from polytrain.run.interrupts import stop_requests
+from polytrain.run.interrupts import Interrupts
 from polytrain.run.journal import Journal
 from polytrain.run.ledger import Ledger
 from polytrain.run.progress_display import shown_progress
@@ -33,7 +33,9 @@ from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
 from polytrain.trackers.names import trackers_of
 from polytrain.trackers.tracker import Tracker
+from polytrain.ui.call_queues import CallQueues
 from polytrain.ui.observers import Observers, installed_observers
+from polytrain.ui.queued_records import queued_records
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
 logger = logging.getLogger(__name__)
@@ -80,35 +82,45 @@ def storage_needed(location: Location) -> Iterator[None]:
         raise TrainingFailedError(failed.reason, failed.failures, path=location.address) from error
 
 
-def run_to_end(run: Run, held: contextlib.ExitStack) -> RunOutcome:
+def run_to_end(run: Run, held: contextlib.ExitStack, interrupts: Interrupts) -> RunOutcome:
     """Run, release all resources, and return the outcome, with an error if the run failed.
 
     Args:
         run: the run.
         held: resources to release last.
+        interrupts: takes signals from before the run starts until it has ended.
     """
     past = RunHistory() if run.past is None else run.past
     expose = exposed_figures(run.config.observers, run.info, past.ledger, run.lease.clock)
     with (
-        _tracking(run) as tracking,
-        shown_progress(run.info, run.config.progress, past.ledger, now=run.lease.clock.now) as show,
+        CallQueues(is_urgent=lambda: interrupts.are_urgent) as queues,
+        queued_records(queues),
+        _tracking(run, interrupts) as tracking,
+        shown_progress(
+            run.info, run.config.progress, past.ledger, now=run.lease.clock.now, queues=queues
+        ) as show,
         _journal(run, past, (show, tracking.follow, expose)) as journal,
     ):
         try:
-            return _run_to_end(run, journal)
+            return _run_to_end(run, journal, queues, interrupts)
         finally:
             held.close()
             journal.closed()
 
 
-def _run_to_end(run: Run, journal: Journal) -> RunOutcome:
-    observers = Observers(_observers(run), stop=run.stop_requests.request)
+def _run_to_end(
+    run: Run, journal: Journal, queues: CallQueues, interrupts: Interrupts
+) -> RunOutcome:
+    # In an inline run the training function runs in the same thread, and they may call it.
+    slow = CallQueues(at_once=True) if run.scaling.num_workers == 0 else queues
+    observers = Observers(
+        _observers(run), stop=run.stop_requests.request, queues=slow, at_once=run.watchers
+    )
     outcome = Outcome(succeeded=False, reason="interrupted", restarts=0)
     try:
         with contextlib.ExitStack() as stack:
-            controller = controller_of(run, journal, observers, stack)
-            observers.run_started(run.info)
-            conclusion = _concluded(run, controller)
+            controller = controller_of(run, journal, observers, queues, interrupts, stack)
+            conclusion = _concluded(run, controller, interrupts)
             outcome = Outcome(
                 succeeded=conclusion.succeeded,
                 reason=conclusion.reason,
@@ -121,23 +133,32 @@ def _run_to_end(run: Run, journal: Journal) -> RunOutcome:
     finally:
         _tidy(run)
         observers.run_ended(run.info, outcome)
+        observers.finish()
 
 
-def _concluded(run: Run, controller: Controller) -> Conclude:
-    def stop(signal_name: str) -> None:
+def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conclude:
+    request = interrupts.ask
+
+    def ask(signal_name: str) -> None:
         if run.scaling.num_workers == 0 and not controller.state.saves:
             # The training function runs in this thread: only an exception ends it.
+            interrupts.phase = "ending"
             raise KeyboardInterrupt
-        run.stop_requests.request(Stopped(by="signal", reason=signal_name))
+        request(signal_name)
 
+    interrupts.ask = ask
     try:
-        with stop_requests(stop):
-            return controller.conclude()
+        interrupts.phase = "running"
+        interrupts.raise_if_waiting()
+        controller.publisher.run_started()
+        return controller.conclude()
     except StorageError as error:
         # Keep the journal and the manifests, from which the run can be resumed. The logs are in the
         # same storage, which was retried.
         controller.output.retry_s = 0.0
         return _storage_failed(run.location, error)
+    finally:
+        interrupts.phase = "ending"
 
 
 def _storage_failed(location: Location, error: OSError) -> Conclude:
@@ -199,7 +220,7 @@ def _configuration(run: Run) -> Configuration:
     )
 
 
-def _tracking(run: Run) -> Tracking:
+def _tracking(run: Run, interrupts: Interrupts) -> Tracking:
     own = run.lease.token
     facts = TrackedFacts(
         location=run.location,
@@ -208,7 +229,13 @@ def _tracking(run: Run) -> Tracking:
         world_size=run.world_size,
     )
     trackers = trackers_of(run.config.track, run.config.observers)
-    return Tracking(trackers, facts, own_token=own, check_lease=run.lease.check)
+    return Tracking(
+        trackers,
+        facts,
+        own_token=own,
+        check_lease=run.lease.check,
+        is_urgent=lambda: interrupts.are_urgent,
+    )
 
 
 def _observers(run: Run) -> list[Any]:

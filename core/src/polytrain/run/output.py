@@ -12,14 +12,20 @@ from pathlib import Path
 
 from polytrain.run.run import Run
 from polytrain.storage.beneath import Beneath
+from polytrain.ui.call_queues import CallQueues
 from polytrain.ui.worker_output import WorkerOutput
 
 logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def opened_output(run: Run) -> Iterator[WorkerOutput]:
-    """Open the output of a run's workers. At the end the logs are in the run's storage."""
+def opened_output(run: Run, queues: CallQueues) -> Iterator[WorkerOutput]:
+    """Open the output of a run's workers. At the end the logs are in the run's storage.
+
+    Args:
+        run: the run.
+        queues: write it.
+    """
     with contextlib.ExitStack() as stack:
         if run.location.is_local:
             logs = Path(run.location.address, "logs")
@@ -31,6 +37,7 @@ def opened_output(run: Run) -> Iterator[WorkerOutput]:
             retry_s=run.location.retry_s,
             address=f"{run.location.address}/{_logs_of(run)}",
             show=run.config.show_output,
+            queues=queues,
         )
         if not run.location.is_local:
             stack.callback(_store_logs, run, logs, output)

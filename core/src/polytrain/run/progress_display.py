@@ -24,10 +24,11 @@ from polytrain.run.progress_text import (
     started,
     state_lines,
 )
+from polytrain.ui.call_queues import CallQueue, CallQueues
 from polytrain.ui.heartbeats import heartbeat_pauses
 from polytrain.ui.notebook_output import NotebookOutput, is_notebook
 from polytrain.ui.status_lines import StatusLines, can_stay
-from polytrain.ui.ticker import Ticker
+from polytrain.ui.streams import write_text
 from polytrain_plugins import RunInfo
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,8 @@ _NOTEBOOK_WIDTH = 100
 _NOTEBOOK_EVENTS = 20
 """Lines of events that stay in a notebook's output."""
 
-_THREAD = "polytrain progress"
+_START_WITHIN_S = 0.5
+"""Seconds that a run waits for its first lines: so they stand above what follows."""
 
 Text = TypeVar("Text")
 Entry = Mapping[str, Any]
@@ -80,6 +82,7 @@ def shown_progress(
     stream: TextIO | None = None,
     *,
     now: Callable[[], float],
+    queues: CallQueues | None = None,
 ) -> Iterator[Callable[[Entry], None]]:
     """Show a run's progress; yield what takes each line of its journal, and never raises.
 
@@ -89,6 +92,7 @@ def shown_progress(
         ledger: the journal's ledger, which has each line before it is taken here.
         stream: where it is shown, outside notebooks; on standard error by default.
         now: reads the clock of the journal, in seconds since the epoch.
+        queues: those of the run, if it has any. All writing is done on the thread of one of them.
     """
     stream = sys.stderr if stream is None else stream
     mode = mode_of(progress, stream)
@@ -96,9 +100,12 @@ def shown_progress(
         yield lambda entry: None
         return
     progress_so_far = Progress(ledger=ledger, since=now(), world_size=max(1, run.num_workers))
-    follower = _Follower(run, progress_so_far, stream, now)
     with contextlib.ExitStack() as stack:
+        queues = stack.enter_context(CallQueues()) if queues is None else queues
+        follower = _Follower(run, progress_so_far, stream, clock=now, queue=queues.of(stream))
+        stack.callback(follower.queue.finish)
         _DISPLAYS[mode](follower, stack)
+        follower.queue.finish(stuck_after_s=_START_WITHIN_S, within_s=_START_WITHIN_S)
         yield follower.take
 
 
@@ -106,13 +113,20 @@ class _Follower:
     """What all displays share: the run's progress, its lock, and a stream that may break."""
 
     def __init__(
-        self, run: RunInfo, progress: Progress, stream: TextIO, clock: Callable[[], float]
+        self,
+        run: RunInfo,
+        progress: Progress,
+        stream: TextIO,
+        *,
+        clock: Callable[[], float],
+        queue: CallQueue,
     ) -> None:
         self.run = run
         self.progress = progress
         self.lock = threading.Lock()
         self.stream = stream
         self.clock = clock
+        self.queue = queue
         self.on_event: Callable[[Entry], None] = lambda entry: None
         self._is_broken = False
 
@@ -150,15 +164,23 @@ class _Follower:
         stack.callback(lambda: self.print_line(ended(self.run, self.progress)))
 
     def print_line(self, line: str) -> None:
-        """Print a line, unless the reader of the stream is gone."""
+        """Have a line printed, unless the reader of the stream is gone."""
+        self.queue.give(partial(self._print, f"{line}\n"), size=len(line))
+
+    def _print(self, text: str) -> None:
         if self._is_broken:
             return
         try:
-            # One call, with the line's end: other threads print, too.
-            self.stream.write(f"{_encodable(line, self.stream.encoding)}\n")
-            self.stream.flush()
+            write_text(self.stream, text)
         except (OSError, ValueError):
             self._is_broken = True
+
+    def draw_again(
+        self, stack: contextlib.ExitStack, draw: Callable[[], None], pauses: Iterator[float]
+    ) -> None:
+        """Draw after each of some pauses, until the stack unwinds."""
+        self.queue.repeat(draw, pauses)
+        stack.callback(self.queue.stop_repeating)
 
 
 def _plain(follower: _Follower, stack: contextlib.ExitStack) -> None:
@@ -166,7 +188,7 @@ def _plain(follower: _Follower, stack: contextlib.ExitStack) -> None:
         follower.print_line(follower.now(heartbeat))
 
     follower.print_events(stack)
-    stack.enter_context(Ticker(beat, heartbeat_pauses(), name=_THREAD))
+    follower.draw_again(stack, beat, heartbeat_pauses())
 
 
 def _live(follower: _Follower, stack: contextlib.ExitStack) -> None:
@@ -175,14 +197,17 @@ def _live(follower: _Follower, stack: contextlib.ExitStack) -> None:
         _plain(follower, stack)
         return
     stack.callback(_bottom_of_terminal.release)
+    stack.callback(follower.queue.finish)
     signs = signs_for(follower.stream.encoding)
 
     def lines(width: int) -> tuple[str, str]:
         return follower.now(partial(state_lines, width=width, signs=signs))
 
     follower.print_events(stack)
-    status = stack.enter_context(StatusLines(follower.stream, lines, count=2))
-    stack.enter_context(Ticker(status.draw, itertools.repeat(_DRAW_EVERY_S), name=_THREAD))
+    status = StatusLines(follower.stream, lines, count=2)
+    follower.queue.give(status.open)
+    stack.callback(follower.queue.give, status.close)
+    follower.draw_again(stack, status.draw, itertools.repeat(_DRAW_EVERY_S))
 
 
 def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
@@ -199,9 +224,9 @@ def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
         output.show([*events, ended(follower.run, follower.progress)])
 
     follower.on_event = take_event
-    show()
-    stack.callback(show_end)
-    stack.enter_context(Ticker(show, itertools.repeat(_NOTEBOOK_EVERY_S), name=_THREAD))
+    follower.queue.give(show)
+    stack.callback(follower.queue.give, show_end)
+    follower.draw_again(stack, show, itertools.repeat(_NOTEBOOK_EVERY_S))
 
 
 def _json(follower: _Follower, stack: contextlib.ExitStack) -> None:
@@ -226,7 +251,7 @@ def _json(follower: _Follower, stack: contextlib.ExitStack) -> None:
     follower.print_line(started_line(follower.run, now=follower.clock()))
     follower.on_event = print_event
     stack.callback(print_end)
-    stack.enter_context(Ticker(print_progress, itertools.repeat(_JSON_EVERY_S), name=_THREAD))
+    follower.draw_again(stack, print_progress, itertools.repeat(_JSON_EVERY_S))
 
 
 _DISPLAYS: Mapping[str, Callable[[_Follower, contextlib.ExitStack], None]] = {
@@ -235,8 +260,3 @@ _DISPLAYS: Mapping[str, Callable[[_Follower, contextlib.ExitStack], None]] = {
     "notebook": _notebook,
     "json": _json,
 }
-
-
-def _encodable(line: str, encoding: str | None) -> str:
-    """Return a line with what an encoding lacks as escapes. A stream of text alone has none."""
-    return line if encoding is None else line.encode(encoding, "backslashreplace").decode(encoding)

@@ -30,6 +30,10 @@ class Publisher:
     )
     _is_syncing: bool = False
 
+    def run_started(self) -> None:
+        """Publish that the run starts."""
+        self.observers.run_started(self.run)
+
     def attempt_started(self, attempt: Attempt) -> None:
         """Publish that an attempt starts."""
         self._attempt = attempt

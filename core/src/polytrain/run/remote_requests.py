@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from polytrain.storage.protocol import Storage
-from polytrain.ui.ticker import Ticker
+from polytrain.ui.call_queues import CallQueue
 from polytrain_plugins import Stopped
 
 logger = logging.getLogger(__name__)
@@ -70,8 +70,8 @@ class RemoteRequests:
         self._taken: set[str] = set()
         self._has_deleted_old = False
         # A short run has ended before the first look, and costs its storage nothing.
-        pauses = itertools.repeat(_LOOK_EVERY_S[storage.is_local])
-        self._ticker = Ticker(self._look, pauses, name="polytrain-requests")
+        self._pauses = itertools.repeat(_LOOK_EVERY_S[storage.is_local])
+        self._looks = CallQueue("polytrain-requests", left_out=lambda count: None)
 
     def notify(self, wake: Callable[[], None]) -> None:
         """Call this function, on another thread, when `stacks_wanted` has a request."""
@@ -90,7 +90,7 @@ class RemoteRequests:
             logger.warning("The request %s can't be answered: %s", request, error)
 
     def __enter__(self) -> RemoteRequests:
-        self._ticker.__enter__()
+        self._looks.repeat(self._look, self._pauses)
         return self
 
     def __exit__(
@@ -99,7 +99,7 @@ class RemoteRequests:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._ticker.__exit__(kind, error, traceback)
+        self._looks.close()
 
     def _look(self) -> None:
         try:

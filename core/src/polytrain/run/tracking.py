@@ -46,6 +46,7 @@ class Tracking:
         *,
         own_token: int,
         check_lease: Callable[[], None] = lambda: None,
+        is_urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """
         Args:
@@ -53,7 +54,9 @@ class Tracking:
             facts: the run.
             own_token: fencing token of this driver's lease.
             check_lease: raises if another driver has taken the run over: it sends from then on.
+            is_urgent: whether the program wants to end, and waits for no tracker.
         """
+        self._is_urgent = is_urgent
         self._couriers = tuple(_Courier(each, facts, own_token, check_lease) for each in trackers)
 
     def follow(self, entry: Mapping[str, Any]) -> None:
@@ -77,7 +80,10 @@ class Tracking:
             courier.end()
         deadline = time.monotonic() + _END_WITHIN_S
         for courier in self._couriers:
-            courier.join(deadline - time.monotonic())
+            # In short steps: a signal that makes it urgent doesn't end a wait.
+            while courier.is_busy and time.monotonic() < deadline and not self._is_urgent():
+                courier.join(0.1)
+            courier.give_up()
 
 
 class _Courier:
@@ -119,10 +125,18 @@ class _Courier:
         """Let the thread send what is missing, and end."""
         self._ending.set()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether the thread hasn't ended."""
+        return self._thread.is_alive()
+
     def join(self, timeout_s: float) -> None:
         """Wait for the thread's end, for so long."""
-        self._thread.join(max(0.0, timeout_s))
-        if self._thread.is_alive():
+        self._thread.join(timeout_s)
+
+    def give_up(self) -> None:
+        """Leave what isn't sent by now."""
+        if self.is_busy:
             self._given_up = True
             self._warn_of_the_rest("it takes too long")
 

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import RunConfig, ScalingConfig
 from polytrain.common.errors import Failure
 from polytrain.common.events import Reported
+from polytrain.ui.call_queues import CallQueues
+from polytrain.ui.observers import END_WITHIN_S
 from polytrain_plugins import CheckpointInfo, Problem, RunInfo
 
 logger = logging.getLogger(__name__)
 
 _METHODS = ("after_report", "after_exception")
+
+_CALL_SIZE = 1000
+"""Bytes that a call which waits is counted with."""
 
 _LONGEST_WAIT = 10_000
 """Reports that wait for other ranks; then the oldest is passed on without them."""
@@ -114,20 +121,49 @@ class _Step:
 class UserCallbacks:
     """Calls a run's callbacks: for reports in order, each once all that belongs to it is known."""
 
-    def __init__(self, callbacks: Sequence[Any], context: TrainRunContext, filesystem: Any) -> None:
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        context: TrainRunContext,
+        filesystem: Any,
+        *,
+        queues: CallQueues | None = None,
+    ) -> None:
         """
         Args:
             callbacks: the user's.
             context: what they are called with.
             filesystem: the storage's, for checkpoints.
+            queues: call them, so that nobody waits for a callback; by default they are called at
+                once.
         """
+        self._queues = CallQueues(at_once=True) if queues is None else queues
         self._callbacks = list(callbacks)
+        self._broken: set[int] = set()
         self._context = context
         self._filesystem = filesystem
         self._ranks = 1
         self._steps: dict[int, _Step] = {}
         self._committed = 0
         """Step of the newest commit."""
+
+    def __enter__(self) -> UserCallbacks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait until all calls are made, for a limited time."""
+        for callback in self._queues.unfinished(self._callbacks, within_s=END_WITHIN_S):
+            logger.warning(
+                "The callback %r hasn't taken all reports within %g s of the run's end. It gets "
+                "the others for as long as this program runs.",
+                type(callback).__name__,
+                END_WITHIN_S,
+            )
 
     def attempt_started(self, ranks: int) -> None:
         """Note that an attempt starts."""
@@ -159,11 +195,9 @@ class UserCallbacks:
 
     def failed(self, failures: Sequence[Failure]) -> None:
         """Note what has ended an attempt. The next one makes the reports that are left again."""
-        # To load an exception may import a framework, and the next attempt waits meanwhile.
-        if any(_overrides(callback, "after_exception") for callback in self._callbacks):
-            exceptions = _exceptions(failures)
-            if exceptions:
-                self._call("after_exception", exceptions)
+        if any(failure.rank is not None for failure in failures):
+            # Loaded where they are used: that may import a framework.
+            self._call("after_exception", lambda: (_exceptions(failures),))
 
     def _complete(self) -> list[int]:
         """The steps of which all is known, up to the first one of which it isn't."""
@@ -180,24 +214,38 @@ class UserCallbacks:
     def _tell(self, steps: Sequence[int]) -> None:
         for number in steps:
             step = self._steps.pop(number)
-            self._call(
-                "after_report",
-                [dict(step.metrics.get(rank, {})) for rank in range(self._ranks)],
-                step.checkpoint and Checkpoint(step.checkpoint.path, self._filesystem),
-            )
+            metrics = [dict(step.metrics.get(rank, {})) for rank in range(self._ranks)]
+            checkpoint = step.checkpoint and Checkpoint(step.checkpoint.path, self._filesystem)
+            self._call("after_report", partial(tuple, (metrics, checkpoint)))
 
-    def _call(self, method: str, *arguments: Any) -> None:
-        for callback in list(self._callbacks):
-            try:
-                if _overrides(callback, method):
-                    getattr(callback, method)(self._context, *arguments)
-            except Exception:
-                logger.exception(
-                    "The callback %r raised in %s and is not called again; the run continues.",
-                    type(callback).__name__,
-                    method,
-                )
-                self._callbacks.remove(callback)
+    def _call(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
+        for callback in self._callbacks:
+            if _overrides(callback, method):
+                queue = self._queues.of(callback, left_out=partial(_warn_of_calls, callback))
+                queue.give(partial(self._call_one, callback, method, arguments), size=_CALL_SIZE)
+
+    def _call_one(
+        self, callback: Any, method: str, arguments: Callable[[], tuple[Any, ...]]
+    ) -> None:
+        if id(callback) in self._broken:
+            return
+        try:
+            getattr(callback, method)(self._context, *arguments())
+        except Exception:
+            logger.exception(
+                "The callback %r raised in %s and is not called again; the run continues.",
+                type(callback).__name__,
+                method,
+            )
+            self._broken.add(id(callback))
+
+
+def _warn_of_calls(callback: Any, count: int) -> None:
+    logger.warning(
+        "The callback %r is slower than the run: %d of its calls are left out. The run continues.",
+        type(callback).__name__,
+        count,
+    )
 
 
 def _overrides(callback: Any, method: str) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+
+_urgent: list[Callable[[], bool]] = []
 
 _FIRST_WAIT_S = 0.2
 _LONGEST_WAIT_S = 15.0
@@ -78,14 +81,33 @@ def retry(call: Callable[[], Answer], *, retry_s: float, what: str) -> Answer:
                 "%s: %s. Trying again for up to %g s.", what, state.outcome.exception(), retry_s
             )
 
+    is_late = tenacity.stop_before_delay(retry_s)
     repeated = tenacity.Retrying(
         retry=tenacity.retry_if_exception(is_temporary),
         wait=tenacity.wait_random_exponential(multiplier=_FIRST_WAIT_S, max=_LONGEST_WAIT_S),
-        stop=tenacity.stop_before_delay(retry_s),
+        stop=lambda state: _is_urgent() or is_late(state),
         before_sleep=warn,
         reraise=True,
     )
     return repeated(call_again)
+
+
+@contextmanager
+def no_retries_once(is_urgent: Callable[[], bool]) -> Iterator[None]:
+    """Within this block, retry nothing once the program wants to end.
+
+    Args:
+        is_urgent: whether it does.
+    """
+    _urgent.append(is_urgent)
+    try:
+        yield
+    finally:
+        _urgent.remove(is_urgent)
+
+
+def _is_urgent() -> bool:
+    return any(is_urgent() for is_urgent in _urgent)
 
 
 def is_temporary(error: BaseException) -> bool:

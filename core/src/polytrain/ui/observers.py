@@ -1,20 +1,28 @@
-"""Calls observers. An observer that raises is logged and not called again."""
+"""Calls observers, each on a thread of its own. One that raises is logged and not called again."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
 import pluggy
+from pluggy import HookImpl
 
+from polytrain.ui.call_queues import CallQueues
 from polytrain.ui.observer_checks import observer_problems
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo, Stopped
 from polytrain_plugins.hookspecs import PROJECT, ObserverHooks
 
 GROUP = "polytrain.observers"
+
+_EVENT_SIZE = 1000
+"""Bytes that an event which waits for an observer is counted with."""
+
+END_WITHIN_S = 60.0
+"""Seconds that the end of a run waits for its observers."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +35,27 @@ class Observers:
         observers: Iterable[Any] = (),
         *,
         stop: Callable[[Stopped], None] = lambda stopped: None,
+        queues: CallQueues | None = None,
+        at_once: Collection[Any] = (),
     ) -> None:
         """
         Args:
             observers: objects with hooks.
             stop: called if one of them stops the run.
+            queues: call them, so that nobody waits for an observer; by default they are called at
+                once.
+            at_once: those of them that are called at once in any case.
         """
+        self._queues = CallQueues(at_once=True) if queues is None else queues
+        self._at_once = CallQueues(at_once=True)
+        self._quick = {id(observer) for observer in at_once}
+        self._broken: set[int] = set()
         self._stop = stop
         # One manager for each run: concurrent runs don't share observers.
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(ObserverHooks)
-        for observer in observers:
+        self._observers = list(observers)
+        for observer in self._observers:
             self._manager.register(observer)
         # A hook with a misspelt name would otherwise never be called.
         self._manager.check_pending()
@@ -71,25 +89,56 @@ class Observers:
     def run_ended(self, run: RunInfo, outcome: Outcome) -> None:
         self._tell("polytrain_run_ended", run=run, outcome=outcome)
 
+    def finish(self) -> None:
+        """Wait until the observers have taken all events, for a limited time."""
+        for observer in self._queues.unfinished(self._observers, within_s=END_WITHIN_S):
+            logger.warning(
+                "The observer %r hasn't taken all events within %g s of the run's end. It gets the "
+                "others for as long as this program runs.",
+                _name(observer),
+                END_WITHIN_S,
+            )
+
     def _tell(self, hook: str, **arguments: Any) -> None:
         # pluggy's own call would stop at the first exception, and skip the other observers.
         for implementation in getattr(self._manager.hook, hook).get_hookimpls():
-            known = {**arguments, "stop": partial(self._stopped_by, implementation.plugin)}
+            observer = implementation.plugin
+            known = {**arguments, "stop": partial(self._stopped_by, observer)}
             wanted = {name: known[name] for name in implementation.argnames}
-            try:
-                implementation.function(**wanted)
-            except Exception:
-                logger.exception(
-                    "The observer %r raised in %s and is not called again; the run continues.",
-                    implementation.plugin_name,
-                    hook,
-                )
-                self._manager.unregister(implementation.plugin)
+            queues = self._at_once if id(observer) in self._quick else self._queues
+            queue = queues.of(observer, left_out=partial(_warn_of_events, observer))
+            queue.give(partial(self._call, implementation, hook, wanted), size=_EVENT_SIZE)
+
+    def _call(self, implementation: HookImpl, hook: str, arguments: Mapping[str, Any]) -> None:
+        if id(implementation.plugin) in self._broken:
+            return
+        try:
+            implementation.function(**arguments)
+        except Exception:
+            logger.exception(
+                "The observer %r raised in %s and is not called again; the run continues.",
+                _name(implementation.plugin),
+                hook,
+            )
+            self._broken.add(id(implementation.plugin))
 
     def _stopped_by(self, observer: Any, reason: str = "") -> None:
-        name = type(observer).__name__
+        name = _name(observer)
         why = f"{name}: {reason}" if reason else name
         self._stop(Stopped(by="observer", reason=why))
+
+
+def _name(observer: Any) -> str:
+    """An observer may be a module, too."""
+    return str(getattr(observer, "__name__", type(observer).__name__))
+
+
+def _warn_of_events(observer: Any, count: int) -> None:
+    logger.warning(
+        "The observer %r is slower than the run: it isn't told of %d events. The run continues.",
+        _name(observer),
+        count,
+    )
 
 
 def installed_observers() -> list[Any]:

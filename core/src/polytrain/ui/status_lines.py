@@ -54,8 +54,7 @@ class StatusLines:
         self._is_open = False
 
     def __enter__(self) -> StatusLines:
-        self._is_open = True
-        self.draw()
+        self.open()
         return self
 
     def __exit__(
@@ -64,6 +63,15 @@ class StatusLines:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Draw the lines for the first time."""
+        self._is_open = True
+        self.draw()
+
+    def close(self) -> None:
+        """Take the lines away."""
         self._is_open = False
         if self._size is not None:
             with contextlib.suppress(OSError):  # the terminal is gone

@@ -12,10 +12,17 @@ from types import TracebackType
 from typing import Literal, TextIO
 
 from polytrain.common.output import Output
+from polytrain.ui.call_queues import CallQueues
 from polytrain.ui.lines import LineBuffer
 from polytrain.ui.rank_log import RankLog
+from polytrain.ui.streams import write_text
 
 _LAST_LINES = 10
+
+_LOG_STUCK_AFTER_S = 5.0
+
+_OVERHEAD = 200
+"""Bytes that a text which waits takes besides its own."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +34,7 @@ class WorkerOutput:
     to the logs alone.
 
     None of it decides about a run: a standard output whose reader is gone, and a log that can't be
-    written in time, are warned about once.
+    written in time, are warned about once. What nobody reads for long is left out, and said to be.
     """
 
     def __init__(
@@ -37,6 +44,7 @@ class WorkerOutput:
         retry_s: float,
         address: str = "",
         show: Literal["all", "rank_0", "none"] = "all",
+        queues: CallQueues | None = None,
     ) -> None:
         """
         Args:
@@ -44,6 +52,8 @@ class WorkerOutput:
             retry_s: how long text for a log that can't be written is kept.
             address: where the logs are once the run has ended; the same directory by default.
             show: whose output is shown to the user.
+            queues: write to the logs and the user's streams, so that nobody waits for these; by
+                default they are written at once.
         """
         self.retry_s = retry_s
         self._logs = logs
@@ -54,6 +64,8 @@ class WorkerOutput:
         self._last: defaultdict[int | None, deque[str]] = defaultdict(
             lambda: deque(maxlen=_LAST_LINES)
         )
+        self._queues = CallQueues(at_once=True) if queues is None else queues
+        self._of_the_logs = self._queues.of(self, left_out=self._warn_of_logs)
         self._warned: set[str] = set()
         self.muted = False
 
@@ -67,13 +79,23 @@ class WorkerOutput:
         traceback: TracebackType | None,
     ) -> None:
         self.flush()
-        deadline = time.monotonic() + self.retry_s
-        for file in self._files.values():
-            file.close(deadline=deadline)
+        logs, limit_s = self._of_the_logs, self.retry_s + _LOG_STUCK_AFTER_S
+        # A write that hangs isn't waited for as long as one that fails and is repeated.
+        is_written = logs.finish(stuck_after_s=_LOG_STUCK_AFTER_S, within_s=limit_s)
+        logs.give(self._close_logs)
+        if not (is_written and logs.finish(stuck_after_s=limit_s, within_s=limit_s)):
+            logger.warning(
+                "The end of what workers wrote may be missing in the logs in %s: they take too "
+                "long to be written.",
+                self._logs,
+            )
 
     def write(self, output: Output) -> None:
         """Take some text; whole lines are passed on, the rest waits for its end."""
-        self._log(output.rank).write(output.text, retry_s=self.retry_s)
+        log = self._log(output.rank)
+        self._of_the_logs.give(
+            lambda: log.write(output.text, retry_s=self.retry_s), size=len(output.text) + _OVERHEAD
+        )
         for line in self._partial[output.rank, output.stream].feed(output.text):
             self._show(output.rank, output.stream, line)
 
@@ -108,8 +130,14 @@ class WorkerOutput:
         # A program without a terminal may have neither.
         if target is None or is_hidden or is_muted:
             return
+        text = f"({_name(rank)}) {line}\n"
+        self._queues.of(target).give(
+            partial(self._print, stream, target, text), size=len(text) + _OVERHEAD
+        )
+
+    def _print(self, stream: str, target: TextIO, text: str) -> None:
         try:
-            _print(f"({_name(rank)}) {line}", target)
+            write_text(target, text)
         except (OSError, ValueError) as error:
             self._warn(
                 stream,
@@ -123,6 +151,18 @@ class WorkerOutput:
             f"What {_name(rank)} writes can't be kept in {self._logs}, and some of it will be "
             f"missing there: {error}. The run goes on.",
         )
+
+    def _warn_of_logs(self, count: int) -> None:
+        self._warn(
+            "logs",
+            f"{count} pieces of output are missing in {self._logs}: they couldn't be written as "
+            "fast as they came. The run goes on.",
+        )
+
+    def _close_logs(self) -> None:
+        deadline = time.monotonic() + self.retry_s
+        for file in self._files.values():
+            file.close(deadline=deadline)
 
     def _warn(self, about: str, message: str) -> None:
         if about not in self._warned:
@@ -143,13 +183,3 @@ def _name(rank: int | None) -> str:
 
 def _file_of(rank: int | None) -> str:
     return f"{_name(rank).replace(' ', '_')}.log"
-
-
-def _print(text: str, target: TextIO) -> None:
-    # In one call, with the line's end: other threads print, too.
-    try:
-        target.write(f"{text}\n")
-    except UnicodeEncodeError as error:
-        known = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
-        target.write(f"{known}\n")
-    target.flush()

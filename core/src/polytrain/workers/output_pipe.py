@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import fcntl
 import os
 from collections.abc import Callable
 
@@ -15,8 +16,9 @@ READ_SIZE = 1 << 16
 _READS = 64
 """Reads that empty a pipe, which holds 64 KiB to 1 MiB on Linux, unless it is refilled."""
 
+_SHORTEST_BAR_PAUSE_S = 0.001
 _BAR_PAUSE_S = 0.5
-"""While a bar moves, the pipe is read this often: each state would wake the agent."""
+"""While a bar moves slowly, the pipe is read this often: each state would wake the agent."""
 
 _BAR_PASSES_EVERY_S = 10.0
 """How often a state of a bar that moves is passed on."""
@@ -40,8 +42,11 @@ class OutputPipe:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._limit = OutputLimit(now=self._loop.time())
         self._bars = BarStates()
-        self._passed_at = self._loop.time()
-        self._pause: asyncio.TimerHandle | None = None
+        self._passed_at = self._moved_at = self._loop.time()
+        self._pause: asyncio.Handle | None = None
+        self._pause_s = _SHORTEST_BAR_PAUSE_S
+        # Small writes leave gaps in the pipe's pages: it is full with little more than half of it.
+        self._full = fcntl.fcntl(reader, fcntl.F_GETPIPE_SZ) // 2
         self._is_over = False
         """Whether all that can write to it are gone."""
 
@@ -79,31 +84,46 @@ class OutputPipe:
         A process that never stops writing would keep the pipe full.
         """
         is_paused, self._pause = self._pause is not None, None
-        there_was_some = self._read()
-        if there_was_some and self._bars.moves:
+        size = self._read()
+        now = self._loop.time()
+        if size and self._bars.moves:
             if not is_paused:
                 self._loop.remove_reader(self._reader)
-            if self._loop.time() - self._passed_at >= _BAR_PASSES_EVERY_S:
+                self._pause_s = _SHORTEST_BAR_PAUSE_S
+            self._moved_at = now
+            if now - self._passed_at >= _BAR_PASSES_EVERY_S:
                 self._pass_on(self._bars.take_held())
-            self._pause = self._loop.call_later(_BAR_PAUSE_S, self._look)
+            self._look_later(is_full=size >= self._full)
+        elif is_paused and self._is_over:
+            self._pass_on(self._bars.take_held())
+        elif is_paused and self._bars.held and now - self._moved_at < _BAR_PAUSE_S:
+            self._look_later(is_full=False)
         elif is_paused:
             # The bar stands still: its state may be the last thing that is known of a hang.
             self._pass_on(self._bars.take_held())
-            if not self._is_over:
-                self._loop.add_reader(self._reader, self._look)
+            self._loop.add_reader(self._reader, self._look)
 
-    def _read(self) -> bool:
-        """Read once; return whether there may be more."""
+    def _look_later(self, *, is_full: bool) -> None:
+        """Look again before a process that goes on writing as fast would have to wait."""
+        if is_full:
+            self._pause_s = _SHORTEST_BAR_PAUSE_S
+            self._pause = self._loop.call_soon(self._look)
+        else:
+            self._pause = self._loop.call_later(self._pause_s, self._look)
+            self._pause_s = min(2 * self._pause_s, _BAR_PAUSE_S)
+
+    def _read(self) -> int:
+        """Read once; return the number of bytes: with none, there are no more now."""
         try:
             data = os.read(self._reader, READ_SIZE)
         except BlockingIOError:
-            return False
+            return 0
         text = self._decoder.decode(data, final=not data)
         self._pass_on(self._bars.passed(text))
         if not data:
             self._is_over = True
             self._loop.remove_reader(self._reader)
-        return bool(data)
+        return len(data)
 
     def _pass_on(self, text: str) -> None:
         if text:

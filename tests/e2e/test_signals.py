@@ -1,0 +1,181 @@
+"""Signals of any number, at any time: a run makes its checkpoint, or ends and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.e2e.driver import PREAMBLE, WITH_RAY, start_driver
+
+from polytrain import Result
+from polytrain.testing.processes import eventually, is_alive
+
+TRAINING = """
+import contextlib, tempfile, threading
+from pathlib import Path
+from polytrain.workers.processes.cache import let_go
+
+def train():
+    rank, here = polytrain.get_context().get_world_rank(), Path(DIRECTORY)
+    for step in range(1, 1_000_000):
+        if (here / "until").exists():
+            return
+        # It makes a checkpoint only when it is asked for one, and then when the test wants it.
+        wanted = polytrain.checkpoint_requested() and (here / "go").exists()
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "step").write_text(str(step))
+            kept = polytrain.Checkpoint.from_directory(directory) if wanted else None
+            polytrain.report({"step": step}, checkpoint=kept)
+        if step == 2:
+            (here / f"trains {rank}").touch()
+        time.sleep(0.01)
+
+def fit():
+    return make_trainer(
+        "reference", train, scaling_config=ScalingConfig(num_workers=2, cluster=CLUSTER),
+        run_config=RunConfig(storage_path="runs", name="run", progress=False),
+    ).fit()
+"""
+
+FIT = """
+result = fit()
+Path("returned").write_text(str(result.finished))
+"""
+
+INTERRUPTED = """
+before, is_in_fit = set(threading.enumerate()), True
+
+def send():
+    while not all(Path(f"trains {rank}").exists() for rank in (0, 1)):
+        time.sleep(0.01)
+    for pause_s in PAUSES:
+        if not is_in_fit:
+            break
+        os.kill(os.getpid(), NUMBER)
+        time.sleep(pause_s)
+
+sender = threading.Thread(target=send)
+sender.start()
+try:
+    try:
+        fit()
+    except KeyboardInterrupt:
+        is_in_fit = False
+except KeyboardInterrupt:
+    is_in_fit = False
+while sender.is_alive():
+    with contextlib.suppress(KeyboardInterrupt):
+        sender.join()
+let_go()
+print("left:", [each.name for each in threading.enumerate() if each not in before], flush=True)
+"""
+
+
+def script(directory: Path, then: str, *, cluster: str = "local") -> str:
+    training = TRAINING.replace("DIRECTORY", repr(str(directory)))
+    return training.replace("CLUSTER", repr(cluster)) + then
+
+
+def trains(directory: Path) -> bool:
+    return all((directory / f"trains {rank}").exists() for rank in (0, 1))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Drivers, which a failed test leaves running."""
+    drivers: list[subprocess.Popen[str]] = []
+    yield drivers
+    for driver in drivers:
+        driver.kill()
+        driver.communicate()
+
+
+def is_stopped_by(directory: Path, reason: str) -> bool:
+    result = Result.from_path(directory / "runs" / "run")
+    assert result.stopped is not None
+    assert (result.stopped.by, result.stopped.reason) == ("signal", reason)
+    return result.checkpoint is not None
+
+
+def test_a_terminal_that_is_closed_stops_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(PREAMBLE + script(tmp_path, FIT))
+    (tmp_path / "go").touch()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            os.chdir(tmp_path)
+            os.execv(sys.executable, [sys.executable, str(path)])
+        finally:
+            os._exit(127)
+    assert eventually(lambda: trains(tmp_path))
+    os.close(terminal)
+    os.waitpid(pid, 0)
+    assert is_stopped_by(tmp_path, "SIGHUP")
+    assert (tmp_path / "returned").read_text() == "False"
+
+
+@pytest.mark.parametrize("cluster", ["local", "ray"])
+def test_a_shell_that_sends_it_too_does_not_end_the_run_without_a_checkpoint(
+    tmp_path: Path, started: list[subprocess.Popen[str]], cluster: str
+) -> None:
+    """The kernel tells all processes of a closed terminal, and so does the shell."""
+    preamble = WITH_RAY if cluster == "ray" else PREAMBLE
+    driver = start_driver(tmp_path, script(tmp_path, FIT, cluster=cluster), preamble=preamble)
+    started.append(driver)
+    assert eventually(lambda: trains(tmp_path))
+    assert driver.stderr is not None
+    driver.send_signal(signal.SIGHUP)
+    next(line for line in driver.stderr if "ends after its next checkpoint" in line)
+    driver.send_signal(signal.SIGHUP)
+    (tmp_path / "go").touch()
+    driver.communicate(timeout=120)
+    assert is_stopped_by(tmp_path, "SIGHUP")
+    assert driver.returncode == 0
+
+
+def test_under_nohup_a_run_goes_on(tmp_path: Path, started: list[subprocess.Popen[str]]) -> None:
+    (tmp_path / "script.py").write_text(PREAMBLE + script(tmp_path, FIT))
+    driver = subprocess.Popen(
+        ["nohup", sys.executable, "script.py"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    started.append(driver)
+    assert eventually(lambda: trains(tmp_path))
+    driver.send_signal(signal.SIGHUP)
+    (tmp_path / "until").touch()
+    _, errors = driver.communicate(timeout=120)
+    assert driver.returncode == 0, errors
+    assert Result.from_path(tmp_path / "runs" / "run").finished
+
+
+def ended(driver: subprocess.Popen[str]) -> tuple[str, str]:
+    """What an interrupted driver says is left of its run, once it has ended."""
+    children = psutil.Process(driver.pid).children(recursive=True)
+    output, errors = driver.communicate(timeout=120)
+    assert eventually(lambda: not [each for each in children if is_alive(each)])
+    return output, errors
+
+
+@pytest.mark.parametrize("pauses", ["[0.0] * 4", "[0.02] * 4", "[0.1] * 4", "[0.0005] * 4000"])
+@pytest.mark.parametrize("cluster", ["local", "ray"])
+def test_however_many_signals_come_nothing_is_left(
+    tmp_path: Path, started: list[subprocess.Popen[str]], cluster: str, pauses: str
+) -> None:
+    then = INTERRUPTED.replace("PAUSES", pauses).replace("NUMBER", "signal.SIGINT")
+    preamble = WITH_RAY if cluster == "ray" else PREAMBLE
+    driver = start_driver(tmp_path, script(tmp_path, then, cluster=cluster), preamble=preamble)
+    started.append(driver)
+    assert eventually(lambda: trains(tmp_path))
+    output, errors = ended(driver)
+    assert "left: []" in output, errors
