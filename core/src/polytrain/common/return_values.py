@@ -10,7 +10,7 @@ import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import cloudpickle
 import msgpack
@@ -109,12 +109,15 @@ def from_bytes(data: bytes) -> tuple[Returned | None, ...]:
         ValueError: it is something else.
     """
     try:
-        return tuple(
-            each and Returned(kind=each[0], data=each[1], why=each[2])
-            for each in msgpack.unpackb(data)
-        )
+        return tuple(each and _returned(*each) for each in msgpack.unpackb(data))
     except Exception as error:  # msgpack has many
         raise ValueError(f"not the return values of a run: {error!r}") from error
+
+
+def _returned(kind: Any, data: Any, why: Any) -> Returned:
+    if kind not in get_args(Kind) or type(data) is not bytes or type(why) is not str:
+        raise TypeError(f"{kind!r} is no kind of return value, or it has other fields")
+    return Returned(kind=kind, data=data, why=why)
 
 
 class _TooLargeError(Exception):

@@ -8,8 +8,9 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Annotated, Any
 
+from polytrain.common.typed_json import Count, Within
 from polytrain.run.history import new_reports
 from polytrain.run.reports import Reports
 from polytrain.trackers.tracker import Row, flat
@@ -24,16 +25,16 @@ _ALL = sys.maxsize
 class Position:
     """How far a tracker is in a run's journal."""
 
-    since: int = -1
+    since: Annotated[int, Within(-1, 2**62)] = -1
     """Token of the driver that started the run, or started it over."""
 
-    launches: int = 0
+    launches: Count = 0
     """Attempts whose start the tracker knows of."""
 
-    sent: int = 0
+    sent: Count = 0
     """The last step that was sent."""
 
-    amendments: int = 0
+    amendments: Count = 0
     """Validations whose metrics were sent."""
 
 

@@ -20,6 +20,7 @@ from polytrain.run.tracker_delivery import (
     TrackerDelivery,
     send_missing,
 )
+from polytrain.trackers.destinations import sync_command
 from polytrain.trackers.tracker import Tracker
 
 logger = logging.getLogger(__name__)
@@ -224,10 +225,10 @@ class _Courier:
 
     def _warn_of_the_rest(self, why: str) -> None:
         logger.warning(
-            "The tracker %s lacks a part of the run: %s. Send it with: polytrain sync %s",
+            "The tracker %s lacks a part of the run: %s. Send it with: %s",
             self._tracker.name,
             why,
-            self._facts.location.address,
+            sync_command(self._tracker, self._facts.location),
         )
 
 

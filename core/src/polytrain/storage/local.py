@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, TypeVar
 
+from polytrain.storage.failure import expect_size
+from polytrain.storage.protocol import READS_AT_MOST
 from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")
@@ -56,8 +58,13 @@ class LocalStorage:
 
         return self._retrying(found)
 
-    def read(self, path: str) -> bytes:
-        return self._retrying((self._root / path).read_bytes)
+    def read(self, path: str, *, at_most: int = READS_AT_MOST) -> bytes:
+        def read() -> bytes:
+            with (self._root / path).open("rb") as file:
+                expect_size(path, os.fstat(file.fileno()).st_size, at_most)
+                return file.read()
+
+        return self._retrying(read)
 
     def write(self, path: str, data: bytes) -> None:
         def write() -> None:

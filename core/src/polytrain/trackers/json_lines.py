@@ -29,6 +29,8 @@ class JSONLines(FileTracker):
 
 
 class _JSONLinesFile(TextFile):
+    begins = '{"step": '
+
     def read(self) -> list[Row]:
         if not self.path.exists():
             return []

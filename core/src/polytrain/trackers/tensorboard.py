@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in, numbers, own_directory
 from polytrain_plugins import Problem
 
 _PREFIX = "events.out.tfevents."
@@ -67,9 +68,17 @@ class TensorBoard(Tracker):
     def open(self, run: TrackedRun) -> EventFiles:
         if self.directory is not None:
             return EventFiles(Path(self.directory, run.name), run.options)
-        if run.directory is None:
-            raise ValueError(f"{run.address} isn't a directory: give TensorBoard a log directory")
-        return EventFiles(run.directory / "tensorboard", run.options)
+        return EventFiles(own_directory(run, "tensorboard"), run.options)
+
+    @property
+    def place(self) -> str | None:
+        return self.directory
+
+    def at(self, place: str | None) -> Tracker:
+        return replace(self, directory=place).resolved()
+
+    def stays_in(self, directory: Path) -> bool:
+        return is_in(directory, self.directory or "tensorboard")
 
 
 class EventFiles:
@@ -164,7 +173,7 @@ class EventFiles:
     def _newest_stamp(self) -> int:
         names = (path.name for path in self._directory.glob(f"{_PREFIX}*"))
         stamps = (name.removeprefix(_PREFIX).partition(".")[0] for name in names)
-        known = (int(stamp) for stamp in stamps if stamp.isdigit())
+        known = (int(stamp) for stamp in stamps if re.fullmatch("[0-9]{1,18}", stamp))
         return max(known, default=self._last_stamp)
 
     def _next_name(self) -> str:

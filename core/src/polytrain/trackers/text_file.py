@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from polytrain.trackers.tracker import Row, TrackedRun, Tracker
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in
 from polytrain_plugins import Problem
 
 
@@ -51,6 +51,16 @@ class FileTracker(Tracker, ABC):
             return self
         return replace(self, path=str(Path(self.path).expanduser().absolute()))
 
+    @property
+    def place(self) -> str | None:
+        return self.path
+
+    def at(self, place: str | None) -> Tracker:
+        return replace(self, path=place).resolved()
+
+    def stays_in(self, directory: Path) -> bool:
+        return is_in(directory, self.path or f"metrics{self.suffix}")
+
     def file(self, run: TrackedRun) -> Path:
         """Return the run's file.
 
@@ -72,10 +82,19 @@ class FileTracker(Tracker, ABC):
 class TextFile(ABC):
     """Rows in a file. It is appended to, and replaced as a whole if earlier rows change."""
 
+    begins: ClassVar[str]
+    """How a file with rows begins: any other is somebody else's."""
+
     def __init__(self, path: Path) -> None:
+        """Open it.
+
+        Raises:
+            FileExistsError: it doesn't begin as files of this tracker do.
+        """
         self.run_id = str(path)
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._expect_own()
         rows = self.read()
         self.sent: int = rows[-1].step if rows else 0
         # A line that is incomplete, because its writer died, would spoil the next one.
@@ -133,6 +152,18 @@ class TextFile(ABC):
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
+
+    def _expect_own(self) -> None:
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            begin = file.read(len(self.begins)).decode(errors="replace")
+        # A writer that died may have left a part of the first line.
+        if not self.begins.startswith(begin):
+            raise FileExistsError(
+                f"{self.path} begins with {begin!r}, not with {self.begins!r}: it isn't a file of "
+                "this tracker, and stays as it is. Give another path, or move the file away"
+            )
 
     def replace(self, rows: Sequence[Row]) -> None:
         """Replace the file, at once: a reader sees the old or the new one."""
