@@ -110,7 +110,7 @@ def read_run(location: Location) -> FoundRun | None:
     Raises:
         click.ClickException: it can't be read.
     """
-    from polytrain.common.errors import RunFormatError
+    from polytrain.common.errors import PolytrainError
     from polytrain.run.history import RunHistory
     from polytrain.run.present import read_present
 
@@ -119,7 +119,7 @@ def read_run(location: Location) -> FoundRun | None:
     except NotADirectoryError:
         # A file, such as the journal itself.
         return None
-    except (OSError, RunFormatError) as error:
+    except (OSError, PolytrainError) as error:
         raise click.ClickException(f"{location.address} can't be read: {error}") from error
     if present is None:
         return None
