@@ -149,6 +149,8 @@ class _ManyReports(_Line):
 
 
 _MANY_REPORTS = ("Reports", "RankReports")
+REPORTS = frozenset({"Reported", "RankReported", *_MANY_REPORTS})
+"""The events that are reports."""
 
 _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "Opened": ("anew", "identity", "world_size"),

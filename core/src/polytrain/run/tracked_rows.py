@@ -90,9 +90,6 @@ class TrackedRows:
 
         self._clear()
 
-    def __len__(self) -> int:
-        return len(self._reports) - self._start
-
     def take(self, entry: Mapping[str, Any]) -> None:
         """Take the journal's next entry."""
         if entry["token"] < max(self._token, self.position.since):
@@ -111,6 +108,16 @@ class TrackedRows:
                 self._validated(entry)
             case "Concluded" if entry["succeeded"]:
                 self._settled = _ALL
+
+    @property
+    def known(self) -> int:
+        """Reports of the last driver that were taken."""
+        return self._known
+
+    @property
+    def ready(self) -> int:
+        """Number of rows that no restart undoes, or that can be removed, and that it lacks."""
+        return max(0, _count(self._reports, self._settled) - self._start)
 
     def next(self) -> Delivery:
         """Return what to do next. Call `done` once it is done."""
