@@ -18,11 +18,13 @@ from click.testing import CliRunner
 from tests.unit.core.journal_writer import JournalWriter
 
 from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
+from polytrain.cli.show import command as show
 from polytrain.cli.sync import command
 from polytrain.run.tracker_delivery import TrackedFacts, send_missing
+from polytrain.run.tracker_state import TrackerState
 from polytrain.run.tracking import Tracking
 from polytrain.storage.location import Location
-from polytrain.trackers import CSV, JSONLines, TensorBoard
+from polytrain.trackers import CSV, JSONLines, MLflow, TensorBoard
 from polytrain.trackers.text_file import FileTracker
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, flat
 
@@ -325,6 +327,26 @@ def test_a_tracker_that_is_slow_gets_every_step_once(
     rows = [row for row in of(tracker.store) if "accuracy" not in row]
     assert [row["step"] for row in rows] == sorted({row["step"] for row in rows})
     assert [row["step"] for row in rows] == writer.history().history.steps().tolist()
+
+
+def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path)
+    with Tracking([CSV()], facts, own_token=1) as tracking:
+        writer = JournalWriter(tmp_path, tracking.follow)
+        for event in ("report", "report", "commit"):
+            writer.do(event)
+    # Its driver dies; the next one can't send anything, to either of two trackers.
+    for state in (TrackerState.of(MLflow("http://away")), TrackerState.of(CSV("/away/m.csv"))):
+        replace(state, position=replace(state.position, since=1)).write(writer.storage)
+    for event in ("driver", "report", "report", "report", "commit", "report"):
+        writer.do(event)
+    shown = CliRunner().invoke(show, [str(tmp_path)]).output
+    assert "tracker    csv is 4 steps behind: it has step 2" in shown
+    assert "tracker    csv is 6 steps behind: it has step 0" in shown
+    # No checkpoint covers the last step.
+    assert "tracker    mlflow is 5 steps behind: it has step 0" in shown
+    told = json.loads(CliRunner().invoke(show, [str(tmp_path), "--json"]).output)["data"]
+    assert {"name": "mlflow", "step": 0, "lacks": 5} in told["trackers"]
 
 
 @pytest.mark.parametrize(

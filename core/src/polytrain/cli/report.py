@@ -45,8 +45,8 @@ def facts_of_named(run: str) -> Facts:
         RunNotFound: there is none.
         click.ClickException: it can't be read.
     """
-    from polytrain.common.errors import PolytrainError
     from polytrain.page.reading import read_facts
+    from polytrain_plugins import PolytrainError
 
     location = named_run(run).location
     try:

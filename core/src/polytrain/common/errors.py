@@ -278,6 +278,6 @@ class DamagedFileError(PolytrainError, ValueError):
     def __str__(self) -> str:
         where = f"{self.file}: {self.field!r}" if self.field else self.file
         return (
-            f"{where} {self.what}. The file is damaged, or somebody has changed it: restore it from "
-            "a copy, or start anew under another name."
+            f"{where} {self.what}. The file is damaged, or somebody has changed it: restore it "
+            "from a copy, or start anew under another name."
         )

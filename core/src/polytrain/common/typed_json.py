@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -19,6 +19,7 @@ from typing import (
     NotRequired,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -74,7 +75,7 @@ class _Misfit(Exception):
 
 
 def _misfit(field: str, value: Any, wanted: str) -> _Misfit:
-    names = {dict: "an object", list: "a list"}
+    names: Mapping[type[Any], str] = {dict: "an object", list: "a list"}
     shown = value[:_SHOWN] if isinstance(value, str) else value
     more = "…" if shown is not value else ""
     return _Misfit(field, f"is {names.get(type(value)) or repr(shown)}{more}, not {wanted}")
@@ -101,7 +102,7 @@ def read_json(kind: type[Kind], content: str | bytes, *, file: str) -> Kind:
 def fitting(kind: type[Kind], value: Any, *, file: str) -> Kind:
     """Return a value from JSON as this type, as `read_json` does."""
     try:
-        read: Kind = _reader(kind)(value, "")
+        read: Kind = _reader(cast(Hashable, kind))(value, "")
     except _Misfit as misfit:
         raise DamagedFileError(file, misfit.field.lstrip("."), misfit.what) from None
     return read
@@ -120,7 +121,9 @@ def _reader(hint: Any) -> _Reader:
     if origin in (Union, UnionType):
         return _union([_reader(each) for each in given], hint)
     if origin is Literal:
-        return _expecting(lambda value: isinstance(value, str) and value in given, f"one of {given}")
+        return _expecting(
+            lambda value: isinstance(value, str) and value in given, f"one of {given}"
+        )
     if origin is tuple and given[-1] is not Ellipsis:
         return _pair([_reader(each) for each in given])
     if origin in (tuple, list, Sequence):
@@ -203,9 +206,8 @@ def _numbers(hint: Any) -> Callable[[list[Any]], bool]:
     kinds = {int} if kind is int else {int, float}
 
     def are_fitting(values: list[Any]) -> bool:
-        return (
-            not values
-            or {*map(type, values)} <= kinds
+        return not values or (
+            {*map(type, values)} <= kinds
             # NaN compares as false with everything, and so does their sum.
             and rule.low <= min(values)
             and max(values) <= rule.high

@@ -238,9 +238,7 @@ def new_reports(entry: Mapping[str, Any], known: int) -> NewReports | None:
         logger.warning("%d reports in the journal are damaged: %s", behind - known, error)
         return None
     start = max(0, known - entry["n"])
-    return NewReports(
-        reports=reports, times=times, stalled_s=stalled_s, start=start, behind=behind
-    )
+    return NewReports(reports=reports, times=times, stalled_s=stalled_s, start=start, behind=behind)
 
 
 def _times(entry: Mapping[str, Any]) -> Sequence[float]:

@@ -67,7 +67,6 @@ _NO_IDENTITY: _Identity = {
 """What is left out is something else than any request asks for."""
 
 
-
 class _Configuration(TypedDict, total=False):
     options: dict[str, Any]
     datasets: dict[str, dict[str, Any]]

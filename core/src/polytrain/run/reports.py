@@ -300,9 +300,12 @@ class Reports(Sequence[Mapping[str, Any]]):
 def _read_column(written: _WrittenColumn, count: int) -> _Column:
     name, runs, values = written["name"], written["runs"], written["values"]
     code = _CODES.get(written["kind"])
-    if isinstance(values, str) is (code is None):
+    if code is not None and isinstance(values, str):
+        column = _Column(decoded(values, code))
+    elif code is None and isinstance(values, list):
+        column = _Column(values)
+    else:
         raise ValueError(f"{name!r} has values of another type")
-    column = _Column(values if code is None else decoded(values, code))
     ends = [*(at for _, at in runs[1:]), len(column.values)]
     if [at for _, at in runs[:1]] != [0] * bool(len(column.values)):
         raise ValueError(f"{name!r} has values of no report")

@@ -115,6 +115,11 @@ class TrackedRows:
         return self._known
 
     @property
+    def sent(self) -> int:
+        """The last step that it has, once what a restart has undone is removed."""
+        return self.position.sent if self._rewind is None else self._rewind
+
+    @property
     def ready(self) -> int:
         """Number of rows that no restart undoes, or that can be removed, and that it lacks."""
         return max(0, _count(self._reports, self._settled) - self._start)
@@ -122,7 +127,7 @@ class TrackedRows:
     def next(self) -> Delivery:
         """Return what to do next. Call `done` once it is done."""
         rows = self._ready()
-        sent = rows[-1].step if rows else self._sent
+        sent = rows[-1].step if rows else self.sent
         amendments = tuple(takewhile(lambda each: each[1].step <= sent, self._amendments))
         amended = amendments[-1][0] if amendments else self.position.amendments
         if len(amendments) == len(self._amendments):
@@ -148,10 +153,6 @@ class TrackedRows:
             self._clear()
         del self._amendments[: len(delivery.amendments)]
 
-    @property
-    def _sent(self) -> int:
-        return self.position.sent if self._rewind is None else self._rewind
-
     def _clear(self) -> None:
         self._reports, self._times, self._start = Reports(), array("d"), 0
 
@@ -160,7 +161,7 @@ class TrackedRows:
         if new is None:
             return
         self._known = new.behind
-        start = max(new.start, _count(new.reports, self._sent))
+        start = max(new.start, _count(new.reports, self.sent))
         if start < len(new.reports):
             self._reports.extend(new.reports, start=start)
             self._times.extend(new.times[start:])
@@ -174,7 +175,7 @@ class TrackedRows:
         if not self._is_final:
             self._settled = step
         if self._can_rewind and self._launches > self.position.launches:
-            self._rewind = min(step, self._sent)
+            self._rewind = min(step, self.sent)
 
     def _validated(self, entry: Mapping[str, Any]) -> None:
         self._validations += 1

@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, TypedDict
 
 from polytrain.common.errors import DamagedFileError
 from polytrain.common.typed_json import FileName, Like, Within, fitting, read_json
@@ -30,7 +30,7 @@ _Text = Annotated[str, Like(r"[^\x00-\x1f\x7f]{0,4096}", "text that can be shown
 _Option = _Text | bool | int | float | None
 
 
-class _Written(TypedDict):
+class _Written(TypedDict, total=False):
     format: int
 
 
@@ -41,7 +41,9 @@ class TrackerState:
     tracker: FileName
     options: dict[str, _Option]
     position: Position = field(default_factory=Position)
-    key: Annotated[str, Like("[0-9a-f]{16}", "a tracker's key")] = field(default_factory=lambda: secrets.token_hex(8))
+    key: Annotated[str, Like("[0-9a-f]{16}", "a tracker's key")] = field(
+        default_factory=lambda: secrets.token_hex(8)
+    )
     """Unique: stores that can be searched find their run by it."""
 
     run_id: _Text = ""
@@ -60,6 +62,11 @@ class TrackerState:
         """Its path in the run's storage."""
         options = json.dumps(self.options, sort_keys=True).encode()
         return f"{_DIRECTORY}/{self.tracker}-{hashlib.sha256(options).hexdigest()[:8]}.json"
+
+    def started_at(self, since: int) -> Position:
+        """How far it is in the run that this driver started, or started over."""
+        is_same = self.position.since == since
+        return self.position if is_same else Position(since=since)
 
     def started_over(self, since: int, *, can_rewind: bool) -> TrackerState:
         """The state for a run that was started over: a store that can be emptied is used again."""
@@ -99,25 +106,29 @@ def kept_trackers(storage: Storage) -> Iterator[Tracker]:
     Raises:
         OSError, ValueError: as `kept_state`.
     """
-    for path, kind in _kept(storage):
-        options = _read(storage, path, kind).options
+    for path, state, kind in kept_states(storage):
         known = {each.name for each in fields(kind)}
         # Of any version of the tracker.
-        given = {name: value for name, value in options.items() if name in known}
+        given = {name: value for name, value in state.options.items() if name in known}
         yield fitting(kind, given, file=f"{path}, options")
 
 
-def _kept(storage: Storage) -> Iterator[tuple[str, type[Tracker]]]:
-    """Yield the files of states, and which trackers they are of."""
+def kept_states(storage: Storage) -> Iterator[tuple[str, TrackerState, type[Tracker]]]:
+    """Yield the states of a run's trackers, with their files.
+
+    Raises:
+        OSError, ValueError: as `kept_state`.
+    """
     for path in sorted(storage.list(_DIRECTORY)):
         named = _FILE.fullmatch(path)
         if named is not None and named[1] in NAMES:
-            yield path, tracker_class(named[1])
+            kind = tracker_class(named[1])
+            yield path, _read(storage, path, kind), kind
 
 
 def _read(storage: Storage, path: str, kind: type[Tracker]) -> TrackerState:
     written = read_json(_Written, storage.read(path, at_most=_LARGEST), file=path)
-    found = written.pop("format")
+    found = written.pop("format", None)
     if found != _FORMAT:
         raise ValueError(f"{path} has the format {found}, and this version reads {_FORMAT}")
     state = fitting(TrackerState, written, file=path)
