@@ -79,7 +79,7 @@ class _Failure(TypedDict):
     rank: Ranks | None
     message: str
     host: NotRequired[str]
-    step: NotRequired[Count]
+    step: Count
     traceback: NotRequired[str]
     output: NotRequired[str]
     last_lines: NotRequired[list[str]]
@@ -104,7 +104,7 @@ class _Entry(_Line, total=False):
     attempt: Count
     began: Seconds
     busy: list[_Share]
-    checkpoint: FileName
+    checkpoint: FileName | Count
     configuration: _Configuration | None
     device: str
     failure: _Failure | None
@@ -197,8 +197,9 @@ def checked(entry: Mapping[str, Any], *, file: str, number: int) -> dict[str, An
     if event == "Opened":
         content = {**_NO_CONTENT, **read["identity"].get("content", {})}
         read["identity"] = {**_NO_IDENTITY, **read["identity"], "content": content}
-    for name, inner in (("stopped", Stopped), ("task", _Task)):
-        # Empty for the default.
-        if read.get(name):
-            fitting(inner, read[name], file=f"{where}, {name}")
+    if read.get("stopped") is not None or event == "ConditionMet":
+        fitting(Stopped, read["stopped"], file=f"{where}, stopped")
+    # Empty for the default.
+    if read.get("task"):
+        fitting(_Task, read["task"], file=f"{where}, task")
     return read
