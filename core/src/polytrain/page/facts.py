@@ -176,6 +176,7 @@ def facts_of(
     """
     ledger, happenings = record.ledger, record.happenings
     attempts = tuple(_attempts(happenings, ledger.wall_s))
+    content = record.identity.get("content", {})
     return Facts(
         source=source,
         reason=record.reason,
@@ -196,7 +197,7 @@ def facts_of(
         metrics=metrics_of(record.history, [each.reports for each in record.undone]),
         ranks=ranks_of(each.entry for each in happenings),
         options=record.identity["options"],
-        training_config=record.identity["content"].get("train_loop_config"),
+        training_config=content.get("train_loop_config"),
         settings=record.configuration.options,
         cluster=record.configuration.cluster,
         datasets=_datasets(record),
@@ -241,7 +242,7 @@ def _attempts(happenings: Iterable[Happening], wall_s: float) -> Iterator[Attemp
 
 
 def _datasets(record: RunRecord) -> Mapping[str, Mapping[str, Any]]:
-    fingerprints = record.identity["content"]["datasets"]
+    fingerprints = record.identity.get("content", {}).get("datasets", {})
     known = record.configuration.datasets
     return {
         name: {**known.get(name, {}), **options, "fingerprint": fingerprints.get(name)}
@@ -250,8 +251,8 @@ def _datasets(record: RunRecord) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _versions(record: RunRecord, manifests: Sequence[Manifest]) -> Mapping[str, str]:
-    python = record.identity["content"]["python"]
-    known = {"python": python} if python else {}
+    content = record.identity.get("content", {})
+    known = {"python": content["python"]} if content.get("python") else {}
     in_manifest = manifests[-1].versions if manifests else {}
     return {**known, **in_manifest, **record.configuration.versions}
 
