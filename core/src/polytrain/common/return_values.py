@@ -113,9 +113,7 @@ def from_bytes(data: bytes) -> tuple[Returned | None, ...]:
         ValueError: it is something else.
     """
     try:
-        return tuple(
-            None if each is None else _returned(*each) for each in msgpack.unpackb(data)
-        )
+        return tuple(None if each is None else _returned(*each) for each in msgpack.unpackb(data))
     except Exception as error:  # msgpack has many
         raise ValueError(f"not the return values of a run: {error!r}") from error
 

@@ -20,6 +20,9 @@ _LARGEST = 1 << 1023
 """A whole number up to this can be made a float."""
 
 
+_ATOMS = frozenset({float, str, bool, type(None)})
+
+
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} isn't JSON")
 
@@ -41,7 +44,7 @@ def dumps(entry: Mapping[str, Any]) -> str:
     except ValueError:
         line = _encode(plain(entry))
     if line.count("[") + line.count("{") > DEEPEST:
-        _expect_bounded(entry)
+        expect_bounded(entry)
     return line
 
 
@@ -64,7 +67,7 @@ def loads(line: str | bytes) -> Any:
         entry = _decode(text)
     except RecursionError:
         raise _too_deep() from None
-    _expect_bounded(entry)
+    expect_bounded(entry)
     if isinstance(entry, dict) and NOT_FINITE in entry:
         try:
             _restore(entry, entry.pop(NOT_FINITE))
@@ -85,12 +88,25 @@ def loads_to_show(line: str | bytes) -> Any:
     return _in_unicode(entry) if "\\ud" in text or "\\uD" in text else entry
 
 
-def _expect_bounded(value: Any, levels: int = DEEPEST) -> None:
+def expect_bounded(value: Any, levels: int = DEEPEST) -> None:
+    """Check that a value can be read again once it is written.
+
+    Raises:
+        ValueError: it has more levels, or a whole number that no float is as large as.
+    """
     if isinstance(value, dict | list | tuple):
-        if not levels:
+        if levels < 1:
             raise _too_deep()
-        for inner in value.values() if isinstance(value, dict) else value:
-            _expect_bounded(inner, levels - 1)
+        inside = value.values() if isinstance(value, dict) else value
+        # Long lists have one type, as a rule: they aren't looked at one by one.
+        kinds = {*map(type, inside)}
+        if kinds == {int}:
+            inside = (min(inside), max(inside))
+        elif kinds <= _ATOMS:
+            return
+        for inner in inside:
+            if type(inner) not in _ATOMS:
+                expect_bounded(inner, levels - 1)
     elif type(value) is int and not -_LARGEST <= value <= _LARGEST:
         raise ValueError(f"a whole number has {value.bit_length()} bits")
 

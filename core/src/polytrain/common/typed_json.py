@@ -119,7 +119,7 @@ def _reader(hint: Any) -> _Reader:
     if origin is Annotated:
         return _annotated(given[0], given[1])
     if origin in (Union, UnionType):
-        return _union([_reader(each) for each in given], hint)
+        return _union([_reader(each) for each in given])
     if origin is Literal:
         return _expecting(
             lambda value: isinstance(value, str) and value in given, f"one of {given}"
@@ -170,7 +170,7 @@ def _also(read: _Reader, is_fitting: Callable[[Any], bool], wanted: str) -> _Rea
     return lambda value, field: expect(read(value, field), field)
 
 
-def _union(readers: Sequence[_Reader], hint: Any) -> _Reader:
+def _union(readers: Sequence[_Reader]) -> _Reader:
     def read(value: Any, field: str) -> Any:
         misfits = []
         for each in readers:
