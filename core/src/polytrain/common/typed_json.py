@@ -60,7 +60,10 @@ Ranks = Annotated[int, Within(0, 10**6)]
 """A rank, or how many there are: something is made for each."""
 
 Seconds = Annotated[float, Within(0, 253_402_300_799)]
-"""A length of time, or a time since the epoch, until the year 9999."""
+"""Since the epoch, until the year 9999."""
+
+Duration = Annotated[float, Within(-1e12, 1e12)]
+"""In seconds. Clocks may be set back."""
 
 FileName = Annotated[str, Like(r"(?!\.\.?\Z)[\w\-+.=@]{1,200}", "the name of a file")]
 """One part of a path: letters, digits and marks that mean nothing to a shell or a glob."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from polytrain.common import strict_json
 from polytrain.common.config import CheckpointConfig
 from polytrain.common.errors import RunFormatError
-from polytrain.common.typed_json import Count, Seconds, fitting
+from polytrain.common.typed_json import Count, Duration, Seconds, fitting
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.run.configuration import Configuration, configuration_in
 from polytrain.run.journal import JOURNAL
@@ -230,7 +230,9 @@ def new_reports(entry: Mapping[str, Any], known: int) -> NewReports | None:
         return NewReports(reports=reports, times=times, start=0, behind=behind)
     try:
         times = _times(entry)
-        stalled_s = dict(fitting(list[tuple[Count, Seconds]], entry["stalled_s"], file="stalled_s"))
+        stalled_s = dict(
+            fitting(list[tuple[Count, Duration]], entry["stalled_s"], file="stalled_s")
+        )
         if list(stalled_s) != sorted(stalled_s) or max(stalled_s, default=0) >= len(times):
             raise ValueError("a stall of no report")
         reports = Reports.from_json(entry)

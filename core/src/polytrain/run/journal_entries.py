@@ -9,6 +9,7 @@ from polytrain.common.errors import DamagedFileError, RunFormatError
 from polytrain.common.typed_json import (
     Count,
     Digits,
+    Duration,
     FileName,
     Like,
     Ranks,
@@ -25,7 +26,7 @@ FORMAT = 4
 _ReturnsFile = Annotated[
     str, Like(r"return_values-[0-9]{6,18}\.msgpack", "the name of a file of return values")
 ]
-_Share = Annotated[float, Within(0, 1000)]
+_Share = Annotated[float, Within(-1000, 1000)]
 
 
 class _Content(TypedDict, total=False):
@@ -122,9 +123,9 @@ class _Entry(_Line, total=False):
     ranking: tuple[str | None, Literal["max", "min"]]
     reason: str
     rows: dict[str, Count]
-    since_s: Seconds
+    since_s: Duration
     stacks: dict[Digits, str]
-    stalled_s: Seconds
+    stalled_s: Duration
     start: str | None
     status: ValidationStatus
     step: Count
