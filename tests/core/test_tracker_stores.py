@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -257,6 +258,47 @@ def test_wandb_replaces_an_offline_run_by_a_complete_one(tmp_path: Path) -> None
     (artifact,) = [each.artifact for each in closed_records(path) if each.HasField("artifact")]
     assert artifact.name == "run-checkpoint"
     assert [entry.ref for entry in artifact.manifest.contents] == [weights.as_uri()]
+
+
+def test_wandb_replaces_no_other_run_whatever_the_id_is(tmp_path: Path) -> None:
+    others = [
+        tmp_path / "wandb" / name
+        for name in ("offline-run-20240101_000000-other", "offline-run-20240101_000000-a-key")
+    ]
+    for other in others:
+        other.mkdir(parents=True)
+    own = tmp_path / "wandb/offline-run-20240101_000000-key"
+    own.mkdir()
+    link = tmp_path / "wandb/offline-run-20240101_000001-key"
+    link.symlink_to(others[0])
+    WandB(mode="offline").open(run_in(tmp_path)).close()
+    assert not own.exists()
+    for pattern in ("*", "?ther", "[a-z]ther"):
+        with contextlib.suppress(Exception):
+            WandB(mode="offline").open(run_in(tmp_path, pattern)).close()
+    assert all(other.is_dir() for other in (*others, link))
+
+
+def test_a_directory_that_is_a_link_out_of_the_run_is_not_written(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    elsewhere.mkdir()
+    theirs = elsewhere / "events.out.tfevents.1.host.polytrain"
+    theirs.write_bytes(b"")
+    for name, tracker in (("tensorboard", TensorBoard()), ("wandb", WandB(mode="offline"))):
+        (run / name).symlink_to(elsewhere)
+        with pytest.raises(ValueError, match="leads out of the run"):
+            tracker.open(run_in(run))
+    assert list(elsewhere.iterdir()) == [theirs]
+
+
+def test_mlflow_adds_nothing_to_a_run_that_is_not_the_trackers(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    theirs = MlflowClient(uri).create_run("0").info.run_id
+    with pytest.raises(ValueError, match="isn't that of"):
+        MLflow(uri).open(run_in(tmp_path, theirs))
 
 
 def test_wandb_has_an_offline_run_on_the_disk_once_it_is_closed(

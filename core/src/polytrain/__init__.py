@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from polytrain.common.errors import (
         BadDataError,
         CheckpointError,
+        DamagedFileError,
         Failure,
         FailureKind,
         NotInWorkerError,
@@ -70,6 +71,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointUploadMode",
     "Context",
+    "DamagedFileError",
     "DataConfig",
     "DataParallelTrainer",
     "Failure",
@@ -123,6 +125,7 @@ _HOMES = {
     "polytrain.common.errors": (
         "BadDataError",
         "CheckpointError",
+        "DamagedFileError",
         "Failure",
         "FailureKind",
         "NotInWorkerError",

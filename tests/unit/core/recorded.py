@@ -8,7 +8,7 @@ from polytrain.common import strict_json
 from polytrain.page.facts import Facts, Source, facts_of
 from polytrain.page.record import RunRecord
 from polytrain.run.history import read_as
-from polytrain.run.journal import FORMAT
+from polytrain.run.journal_entries import FORMAT
 from polytrain.run.overview import RunState
 
 Line = dict[str, Any]

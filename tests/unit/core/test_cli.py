@@ -28,7 +28,7 @@ from polytrain import (
     make_trainer,
 )
 from polytrain.cli import group, main
-from polytrain.run.journal import FORMAT
+from polytrain.run.journal_entries import FORMAT
 from polytrain.run.lease import leased
 from polytrain.storage.location import Location
 

@@ -14,6 +14,7 @@ import polytrain_plugins.errors
 from polytrain.api.result import Result
 from polytrain.common.errors import (
     BadDataError,
+    DamagedFileError,
     Failure,
     FailureKind,
     RunFormatError,
@@ -32,6 +33,7 @@ FAILURES = (
 )
 ARGUMENTS = {
     BadDataError: (PROBLEMS,),
+    DamagedFileError: ("journal.jsonl", "step", "is 'x', not a whole number"),
     InvalidJobError: (PROBLEMS,),
     RunFormatError: (1, 2),
     TrainingFailedError: (

@@ -53,7 +53,7 @@ def as_known(told: RunHistory | None, known: Known | None) -> Known | None:
     if told is None:
         return None
     return Known(
-        identity=told.identity,
+        identity={"options": told.identity["options"]},
         since_token=told.since_token,
         launches=told.launches,
         history=tuple(told.history.since(0)),
@@ -109,7 +109,7 @@ class Run(RuleBasedStateMachine):
             Location.of(self.directory, retry_s=0).open(), token=self.leases, ledger=Ledger()
         )
         anew = anew or before is None
-        identity = {"options": options}
+        identity = {"options": {"n": options}}
         self.driver.opened(anew=anew, identity=identity, world_size=1)
         if anew:
             known = Known(identity=identity, since_token=self.leases)

@@ -140,3 +140,12 @@ def test_outside_a_training_function_nothing_can_be_reported(
     name = request.node.callspec.id
     with pytest.raises(NotInWorkerError, match=rf"{name}\(\) works only inside a training func"):
         call()
+
+
+def test_metrics_that_no_journal_could_hold_are_refused_when_they_are_reported() -> None:
+    metrics: Any = 1
+    for _ in range(97):
+        metrics = {"a": metrics}
+    assert plain_metrics({"deep": metrics}) == {"deep": metrics}
+    with pytest.raises(ValueError, match="nested in more than 100 levels"):
+        plain_metrics({"deep": {"a": metrics}})

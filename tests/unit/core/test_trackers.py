@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,11 +18,13 @@ from click.testing import CliRunner
 from tests.unit.core.journal_writer import JournalWriter
 
 from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
+from polytrain.cli.show import command as show
 from polytrain.cli.sync import command
 from polytrain.run.tracker_delivery import TrackedFacts, send_missing
+from polytrain.run.tracker_state import TrackerState
 from polytrain.run.tracking import Tracking
 from polytrain.storage.location import Location
-from polytrain.trackers import CSV, JSONLines, TensorBoard
+from polytrain.trackers import CSV, JSONLines, MLflow, TensorBoard
 from polytrain.trackers.text_file import FileTracker
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, flat
 
@@ -122,6 +124,7 @@ class Memory(Tracker):
     store: list[Row] = field(default_factory=list, compare=False)
     hook: Callable[[], None] = field(default=lambda: None, compare=False)
     ended: list[Mapping[str, Any]] = field(default_factory=list, compare=False)
+    grown: threading.Condition = field(default_factory=threading.Condition, compare=False)
 
     def open(self, run: TrackedRun) -> _MemorySink:
         self.hook()
@@ -129,6 +132,11 @@ class Memory(Tracker):
 
     def options(self) -> dict[str, Any]:
         return {}
+
+    def has(self, count: int) -> bool:
+        """Wait for so many rows."""
+        with self.grown:
+            return self.grown.wait_for(lambda: len(self.store) >= count, timeout=60)
 
 
 @dataclass
@@ -140,13 +148,17 @@ class _MemorySink:
 
     def write(self, rows: Sequence[Row]) -> None:
         self.tracker.hook()
-        self.tracker.store.extend(rows)
+        with self.tracker.grown:
+            self.tracker.store.extend(rows)
+            self.tracker.grown.notify_all()
 
     def rewind(self, step: int) -> None:
         raise AssertionError("it can't")
 
     def amend(self, row: Row) -> None:
-        self.tracker.store.append(row)
+        with self.tracker.grown:
+            self.tracker.store.append(row)
+            self.tracker.grown.notify_all()
 
     def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
         self.tracker.ended.append({**self.run.options, **summary})
@@ -256,6 +268,85 @@ def test_more_than_the_queue_holds_is_sent_at_the_end(
     with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
         writer = write_run(tmp_path, tracking, ("report",) * 50)
     assert of(tracker.store) == [flat(metrics) for metrics in writer.history().history]
+
+
+def test_a_tracker_that_comes_back_catches_up_while_the_run_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("polytrain.run.tracking._SEND_EVERY_S", 0.001)
+    monkeypatch.setattr("polytrain.run.tracking._RETRY_AFTER_AT_MOST_S", 0.001)
+    is_back, was_asked = threading.Event(), threading.Event()
+
+    def unreachable() -> None:
+        was_asked.set()
+        if not is_back.is_set():
+            raise ConnectionError("no route to the tracker")
+
+    tracker = Memory(hook=unreachable)
+    with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
+        writer = JournalWriter(tmp_path, tracking.follow)
+        for event in ("report",) * 10_500 + ("commit",):
+            writer.do(event)
+        assert was_asked.wait(30)
+        state = next((tmp_path / "trackers").glob("memory-*.json"))
+        is_back.set()
+        assert tracker.has(10_500)
+        # It goes on with what comes now.
+        for event in ("restart",) + ("report",) * 5 + ("validate", "commit"):
+            writer.do(event)
+        assert tracker.has(10_506)
+        assert json.loads(state.read_text())["position"]["since"] == 1
+        writer.finish()
+    kept = [flat(metrics) for metrics in writer.history().history]
+    assert [row for row in of(tracker.store) if "accuracy" not in row] == [
+        {name: value for name, value in each.items() if name != "accuracy"} for each in kept
+    ]
+    assert caplog.text.count("steps behind") == 1
+    assert "10500 steps behind" in caplog.text
+
+
+@pytest.mark.parametrize("lasting", [1, 2, 5])
+def test_a_tracker_that_is_slow_gets_every_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: int
+) -> None:
+    monkeypatch.setattr("polytrain.run.tracking._SEND_EVERY_S", 0.001)
+    monkeypatch.setattr("polytrain.run.tracking._RETRY_AFTER_AT_MOST_S", 0.001)
+    monkeypatch.setattr("polytrain.run.tracking._QUEUED", lasting)
+    tracker = Memory()
+    for driver in (1, 2):
+        facts = replace(facts_of(tmp_path), since=1)
+        with Tracking([tracker], facts, own_token=driver) as tracking:
+            if driver == 1:
+                writer = JournalWriter(tmp_path, tracking.follow)
+            writer.follow = tracking.follow
+            writer.do("driver")
+            for event in EVENTS * 10:
+                writer.do(event)
+    writer.finish()
+    send_missing(tracker, Location.of(tmp_path))
+    rows = [row for row in of(tracker.store) if "accuracy" not in row]
+    assert [row["step"] for row in rows] == sorted({row["step"] for row in rows})
+    assert [row["step"] for row in rows] == writer.history().history.steps().tolist()
+
+
+def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path)
+    with Tracking([CSV()], facts, own_token=1) as tracking:
+        writer = JournalWriter(tmp_path, tracking.follow)
+        for event in ("report", "report", "commit"):
+            writer.do(event)
+    # Its driver dies; the next one can't send anything, to either of two trackers.
+    for state in (TrackerState.of(MLflow("http://away")), TrackerState.of(CSV("/away/m.csv"))):
+        replace(state, position=replace(state.position, since=1)).write(writer.storage)
+    for event in ("driver", "report", "report", "report", "commit", "report"):
+        writer.do(event)
+    shown = CliRunner().invoke(show, [str(tmp_path)]).output
+    assert "tracker    csv is 4 steps behind: it has step 2" in shown
+    assert "tracker    csv is 6 steps behind: it has step 0" in shown
+    # No checkpoint covers the last step.
+    assert "tracker    mlflow is 5 steps behind: it has step 0" in shown
+    told = json.loads(CliRunner().invoke(show, [str(tmp_path), "--json"]).output)["data"]
+    assert {"name": "mlflow", "step": 0, "lacks": 5} in told["trackers"]
 
 
 @pytest.mark.parametrize(

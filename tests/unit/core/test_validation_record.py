@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from polytrain.policy.validation import Validation, Validations, ValidationStatus, collision
 from polytrain.run.history import RunHistory, read_history
-from polytrain.run.journal import FORMAT
+from polytrain.run.journal_entries import FORMAT
 
 ENDS = (ValidationStatus.VALIDATED, ValidationStatus.TIMED_OUT, ValidationStatus.FAILED)
 NAMES = [f"checkpoint_{number:06d}-1.0" for number in range(4)]

@@ -111,6 +111,7 @@ class Result(metaclass=RayTrainClass):
 
         Raises:
             RunNotFoundError: there is no run.
+            DamagedFileError: its journal holds what no run writes.
             OSError: the storage can't be read.
         """
         location = Location.of(path, storage_filesystem or filesystem, retry_s=0)

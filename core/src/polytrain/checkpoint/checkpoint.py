@@ -99,11 +99,14 @@ class Checkpoint:
             CheckpointError: the file can't be read.
         """
         try:
-            found: dict[str, Any] = json.loads(self._location().open().read(_METADATA))
+            # Ray's own files may hold NaN.
+            found = json.loads(self._location().open().read(_METADATA))
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise self._unreadable(error) from error
+        if not isinstance(found, dict):
+            raise self._unreadable(ValueError(f"{_METADATA} holds a {type(found).__name__}"))
         return found
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from polytrain.common import strict_json
+from polytrain.common.typed_json import Count, Ranks, fitting
 from polytrain.storage.names import expect_inside
 
 MANIFEST_NAME = "polytrain-manifest.json"
@@ -26,10 +27,10 @@ _DIRECTORY = re.compile(r"checkpoint_(\d{6,})-(\d+)\.(\d+)")
 class AttemptId:
     """Identifies an attempt among all attempts of a run. Later attempts compare greater."""
 
-    token: int
+    token: Count
     """Fencing token of the driver's lease on the run."""
 
-    attempt: int
+    attempt: Count
     """Number of the attempt, of this driver."""
 
 
@@ -40,11 +41,11 @@ class StoredFile:
     name: str
     """Path relative to the checkpoint's directory, with forward slashes."""
 
-    size: int
+    size: Count
     """Bytes."""
 
     sha256: str
-    rank: int
+    rank: Ranks
     """The rank that wrote the file."""
 
 
@@ -52,11 +53,11 @@ class StoredFile:
 class Manifest:
     """The content of a checkpoint."""
 
-    number: int
+    number: Count
     """Number among the run's checkpoints, from 0; numbers that were never committed are missing."""
 
     attempt_id: AttemptId
-    step: int
+    step: Count
     metrics: Mapping[str, Any]
     backend: str
     written_by: str
@@ -68,8 +69,8 @@ class Manifest:
     created: str
     """Time of the commit: ISO 8601, UTC."""
 
-    world_size: int
-    positions: Mapping[str, Any]
+    world_size: Ranks
+    positions: Mapping[str, Mapping[str, Any]]
     """Data set → the next row, and the order in which rows are counted."""
 
     files: tuple[StoredFile, ...]
@@ -96,33 +97,22 @@ def parse_manifest(text: str | bytes) -> Manifest:
 
     Raises:
         UnknownFormatError: it has another format.
-        ValueError: it is incomplete or was changed, or a file name in it leads out of the
-            checkpoint's directory; the message says which.
+        ValueError: it is incomplete or was changed, a field is no manifest's, or a file name in it
+            leads out of the checkpoint's directory; the message says which.
     """
-    try:
-        fields = strict_json.loads(text)
-        version, body = fields["format"], fields.get("manifest")
-        if fields["sha256"] != _digest(version, body):
-            raise ValueError("its content isn't what was written")
-        if version != FORMAT:
-            raise UnknownFormatError(f"manifest format {version}, this version reads {FORMAT}")
-        files = tuple(StoredFile(**file) for file in body.pop("files"))
-        attempt_id = AttemptId(**body.pop("attempt_id"))
-        manifest = Manifest(**body, attempt_id=attempt_id, files=files)
-        _expect_parts_of_paths(manifest)
-        return manifest
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"not a manifest: {error!r}") from error
-
-
-def _expect_parts_of_paths(manifest: Manifest) -> None:
-    """Check everything that becomes part of a path: anybody can write a valid hash."""
+    fields = strict_json.loads(text)
+    if not isinstance(fields, dict) or not {"format", "sha256", "manifest"} <= fields.keys():
+        raise ValueError("not a manifest")
+    version, body = fields["format"], fields["manifest"]
+    if fields["sha256"] != _digest(version, body):
+        raise ValueError("its content isn't what was written")
+    if version != FORMAT:
+        raise UnknownFormatError(f"manifest format {version!r}, this version reads {FORMAT}")
+    # Anybody can write a valid hash.
+    manifest = fitting(Manifest, body, file=MANIFEST_NAME)
     for file in manifest.files:
         expect_inside(file.name)
-    attempt_id, ranks = manifest.attempt_id, [file.rank for file in manifest.files]
-    for number in (manifest.number, attempt_id.token, attempt_id.attempt, *ranks):
-        if type(number) is not int:
-            raise TypeError(f"expected a whole number, got {number!r}")
+    return manifest
 
 
 def differences(manifest: Manifest, sizes: Mapping[str, int]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from polytrain.cli.found import FoundRun
+from polytrain.common.errors import DamagedFileError
 from polytrain.run.overview import RunState
 from polytrain.run.remote_requests import NoAnswerError, RequestKind, ask
 
@@ -31,5 +32,5 @@ def ask_driver(run: FoundRun, kind: RequestKind, *, reason: str = "") -> Mapping
         raise click.ClickException(
             f"{name}: {error}. It is {run.holder.description}: is that process alive?"
         ) from error
-    except OSError as error:
+    except (OSError, DamagedFileError) as error:
         raise click.ClickException(f"{run.location.address} can't be used: {error}") from error

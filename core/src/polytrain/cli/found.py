@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from polytrain.run.overview import RunState, state_of
 if TYPE_CHECKING:
     from polytrain.run.history import RunHistory
     from polytrain.run.lease import Holder
+    from polytrain.run.tracker_lag import TrackerLag
     from polytrain.storage.location import Location
 
 DEFAULT_STORAGE = "~/polytrain_results"
@@ -91,6 +92,20 @@ class FoundRun:
 
         return entries(self.location.open().read_log(JOURNAL))
 
+    def trackers(self) -> Sequence[TrackerLag]:
+        """Return how far its trackers are.
+
+        Raises:
+            click.ClickException: that can't be read.
+        """
+        from polytrain.run.tracker_lag import lags
+
+        since = self.history.since_token
+        try:
+            return lags(self.location.open(), self.entries(), since=since)
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"{self.location.address} can't be read: {error}") from error
+
 
 def named_run(name: str) -> FoundRun:
     """Return the run of this path, address or name.
@@ -121,16 +136,16 @@ def read_run(location: Location) -> FoundRun | None:
     Raises:
         click.ClickException: it can't be read.
     """
-    from polytrain.common.errors import RunFormatError
     from polytrain.run.history import RunHistory
     from polytrain.run.present import read_present
+    from polytrain_plugins import PolytrainError
 
     try:
         present = read_present(RunHistory, location.open())
     except NotADirectoryError:
         # A file, such as the journal itself.
         return None
-    except (OSError, RunFormatError) as error:
+    except (OSError, PolytrainError) as error:
         raise click.ClickException(f"{location.address} can't be read: {error}") from error
     if present is None:
         return None

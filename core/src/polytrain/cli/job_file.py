@@ -19,6 +19,9 @@ from polytrain.common.config import (
 IMPORT = "import"
 """Key of a table that stands for an object: `{import = "module:name"}`."""
 
+_SHOWN = 60
+"""Characters of a value in an error."""
+
 _CONFIGS: Mapping[str, type[Any]] = {
     "scaling_config": ScalingConfig,
     "run_config": RunConfig,
@@ -43,7 +46,7 @@ def job_of(text: str, settings: Iterable[str] = ()) -> dict[str, Any]:
     """
     try:
         job = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise JobFileError(f"it isn't TOML: {error}") from error
     for setting in settings:
         _set(job, setting)
@@ -65,15 +68,15 @@ def arguments_of(job: Mapping[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-def imported(path: str) -> Any:
+def imported(path: Any) -> Any:
     """Return the object that `module:name` names.
 
     Raises:
         JobFileError: there is none.
     """
-    module, _, name = path.partition(":")
-    if not (module and name):
-        raise JobFileError(f"{path!r} names no object: give module:name")
+    module, _, name = path.partition(":") if isinstance(path, str) else ("", "", "")
+    if not name or not all(part.isidentifier() for part in module.split(".")):
+        raise JobFileError(f"{str(path)[:_SHOWN]!r} names no object: give module:name")
     try:
         found: Any = import_module(module)
     except ModuleNotFoundError as error:
@@ -97,7 +100,9 @@ def _set(job: dict[str, Any], setting: str) -> None:
             raise JobFileError(f"--set {setting}: {part} is a value, not a table")
     try:
         table[last] = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError as error:
+        raise JobFileError(f"--set {key}: the value is nested too deeply") from error
+    except ValueError:
         table[last] = text
 
 
@@ -106,11 +111,14 @@ def _made(name: str, value: Any) -> Any:
         return imported(value[IMPORT])
     if name in _CONFIGS and isinstance(value, dict):
         return _config(name, _CONFIGS[name], value)
-    if name == "dataset_config":
+    if name == "dataset_config" and isinstance(value, dict):
         names = {field.name for field in fields(DataConfig)}
         if value.keys() <= names:
             return _config(name, DataConfig, value)
-        return {each: _config(f"{name}.{each}", DataConfig, own) for each, own in value.items()}
+        return {
+            each: _config(f"{name}.{each}", DataConfig, own) if isinstance(own, dict) else own
+            for each, own in value.items()
+        }
     if isinstance(value, dict):
         return {key: _made("", each) for key, each in value.items()}
     return value

@@ -45,13 +45,13 @@ def facts_of_named(run: str) -> Facts:
         RunNotFound: there is none.
         click.ClickException: it can't be read.
     """
-    from polytrain.common.errors import RunFormatError, RunNotFoundError
     from polytrain.page.reading import read_facts
+    from polytrain_plugins import PolytrainError
 
     location = named_run(run).location
     try:
         return read_facts(location)
-    except (OSError, RunFormatError, RunNotFoundError) as error:
+    except (OSError, PolytrainError) as error:
         raise click.ClickException(f"{location.address} can't be read: {error}") from error
 
 

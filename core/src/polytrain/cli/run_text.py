@@ -53,6 +53,7 @@ def facts(run: FoundRun) -> dict[str, Any]:
             for each in attempts(happenings)
         ],
         "ranks": [asdict(each) for each in ranks_of(happenings)],
+        "trackers": [asdict(each) for each in run.trackers()],
         "options": history.identity["options"],
         "settings": dict(history.configuration.options),
         "datasets": dict(history.configuration.datasets),
@@ -84,6 +85,10 @@ def _lines(run: FoundRun) -> Iterator[str]:
     if versions:
         yield f"  versions   {', '.join(versions)}"
     yield f"  reports    {len(history.history)}: {in_short(history.metrics) or 'none'}{_age(run)}"
+    for tracker in run.trackers():
+        if tracker.lacks:
+            behind = _numbered(tracker.lacks, "step")
+            yield f"  tracker    {tracker.name} is {behind} behind: it has step {tracker.step}"
     yield ""
     if configuration.options:
         yield from _settings(chosen(configuration.options))

@@ -17,7 +17,7 @@ def command(run: str, rank: int | None, as_json: bool) -> None:
     from polytrain.run.remote_requests import RequestKind
 
     found = named_run(run)
-    stacks = ask_driver(found, RequestKind.STACKS)["stacks"]
+    stacks = ask_driver(found, RequestKind.STACKS).get("stacks")
     if not stacks:
         raise click.ClickException(f"{found.location.name} has no worker processes at the moment")
     if rank is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -18,7 +20,13 @@ if TYPE_CHECKING:
 
 @click.command("sync")
 @run_argument
-@click.option("--to", multiple=True, help=f"A tracker: {', '.join(NAMES)}. Any number of times.")
+@click.option(
+    "--to",
+    multiple=True,
+    metavar="NAME[=PLACE]",
+    help=f"A tracker ({', '.join(NAMES)}), and its file, directory, server or project. Any number "
+    "of times.",
+)
 @click.option(
     "--uncommitted",
     is_flag=True,
@@ -29,6 +37,10 @@ def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> in
     """Send trackers what they lack of RUN: those that it was started with, or those named.
 
     A step that a tracker has isn't sent again. The exit code is 1 if a tracker can't be used.
+
+    Anybody who can write to the run's storage can change what it says of its trackers. So what is
+    outside of the run's directory is used only if this process's environment says the same, or
+    --to names it: polytrain sync RUN --to mlflow=https://mlflow.example.com
     """
     from polytrain.common.errors import RunOwnedError
     from polytrain.run.lease import leased
@@ -67,30 +79,49 @@ def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> in
 
 def _trackers(found: FoundRun, to: Sequence[str]) -> list[Tracker]:
     from polytrain.run.tracker_state import kept_trackers
-    from polytrain.trackers.names import tracker_class
+    from polytrain.trackers.destinations import Destination, chosen
 
-    unknown = [name for name in to if name not in NAMES]
-    if unknown:
-        raise click.UsageError(f"There is no tracker {unknown[0]!r}. There are: {', '.join(NAMES)}")
+    location = found.location
     try:
-        kept = list(kept_trackers(found.location.open()))
+        destinations = [Destination.of(each) for each in to]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        kept = list(kept_trackers(location.open()))
     except (OSError, ValueError) as error:
-        raise click.ClickException(f"{found.location.address} can't be read: {error}") from error
-    new = [tracker_class(name)().resolved() for name in to]
-    trackers = [each for each in kept if not to or each.name in to]
-    trackers += [each for each in new if each.name not in {kept.name for kept in trackers}]
+        raise click.ClickException(f"{location.address} can't be read: {error}") from error
+    directory = Path(location.address) if location.is_local else None
+    trackers, unconfirmed = chosen(kept, destinations, directory)
+    if unconfirmed:
+        raise click.UsageError(_to_confirm(location.address, unconfirmed))
     if not trackers:
         raise click.UsageError(
-            f"{found.location.address} has no tracker. Name one: --to {' or --to '.join(NAMES)}"
+            f"{location.address} has no tracker. Name one: --to {' or --to '.join(NAMES)}"
         )
     problems = [
         str(problem)
         for each in trackers
         for problem in (
             *each.problems(),
-            *each.place_problems(found.location.address, is_directory=found.location.is_local),
+            *each.place_problems(location.address, is_directory=location.is_local),
         )
     ]
     if problems:
         raise click.ClickException("\n".join(problems))
     return trackers
+
+
+def _to_confirm(address: str, trackers: Sequence[Tracker]) -> str:
+    from polytrain.trackers.destinations import to_option
+
+    places = [f"  {each.name}: {each.resolved().place}" for each in trackers]
+    options = " ".join(map(to_option, trackers))
+    return "\n".join(
+        [
+            f"{address} says that it is tracked outside of its directory:",
+            *places,
+            "Whoever can write to the run's storage may have written that, and your environment "
+            "says something else. If you want to send there:",
+            f"  polytrain sync {shlex.quote(address)} {options}",
+        ]
+    )

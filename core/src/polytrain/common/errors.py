@@ -10,7 +10,9 @@
     ├── ReturnValueError                    what a training function returned can't be read
     ├── RunOwnedError                       another driver works on the run
     ├── RunNotFoundError                    the given directory has no run
-    └── RunFormatError                      a run was written by another version of polytrain
+    ├── RunFormatError                      a run was written by another version of polytrain
+    └── DamagedFileError                    (ValueError) a stored file holds what polytrain never
+                                            writes
 
 All of them survive pickling.
 """
@@ -257,4 +259,25 @@ class RunFormatError(PolytrainError):
             f"The run's journal has format {self.found}; this version of polytrain reads format "
             f"{self.known}. Resume the run with the version that wrote it, or start a new run "
             "with RunConfig(name=…)."
+        )
+
+
+class DamagedFileError(PolytrainError, ValueError):
+    """A file of a run, or of a checkpoint, holds what no version of polytrain writes.
+
+    Attributes:
+        file: its name.
+        field: the field that is wrong; empty if it is the whole file.
+        what: what is wrong with it.
+    """
+
+    def __init__(self, file: str, field: str, what: str) -> None:
+        super().__init__(file, field, what)
+        self.file, self.field, self.what = file, field, what
+
+    def __str__(self) -> str:
+        where = f"{self.file}: {self.field!r}" if self.field else self.file
+        return (
+            f"{where} {self.what}. The file is damaged, or somebody has changed it: restore it "
+            "from a copy, or start anew under another name."
         )

@@ -10,7 +10,8 @@ import io
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, get_args
 
 import cloudpickle
 import msgpack
@@ -27,6 +28,9 @@ _LARGEST_OF_ALL = 256 << 20
 
 _TUPLE, _ARRAY = 1, 2
 """Codes of types that msgpack doesn't have."""
+
+_TUPLES = 32
+"""Levels of tuples. Each is a call of msgpack's with tens of kilobytes of stack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +113,15 @@ def from_bytes(data: bytes) -> tuple[Returned | None, ...]:
         ValueError: it is something else.
     """
     try:
-        return tuple(
-            each and Returned(kind=each[0], data=each[1], why=each[2])
-            for each in msgpack.unpackb(data)
-        )
+        return tuple(None if each is None else _returned(*each) for each in msgpack.unpackb(data))
     except Exception as error:  # msgpack has many
         raise ValueError(f"not the return values of a run: {error!r}") from error
+
+
+def _returned(kind: Any, data: Any, why: Any) -> Returned:
+    if kind not in get_args(Kind) or type(data) is not bytes or type(why) is not str:
+        raise TypeError(f"{kind!r} is no kind of return value, or it has other fields")
+    return Returned(kind=kind, data=data, why=why)
 
 
 class _TooLargeError(Exception):
@@ -141,10 +148,12 @@ def _pickled(value: Any, limit: int) -> bytes:
     return file.getvalue()
 
 
-def _packed(value: Any, limit: int) -> bytes:
+def _packed(value: Any, limit: int, levels: int = _TUPLES) -> bytes:
     def extension(inner: Any) -> msgpack.ExtType:
         if type(inner) is tuple:
-            return msgpack.ExtType(_TUPLE, _packed(list(inner), limit))
+            if not levels:
+                raise ValueError("tuples are nested too deeply")
+            return msgpack.ExtType(_TUPLE, _packed(list(inner), limit, levels - 1))
         if type(inner).__module__ == "numpy":
             import numpy as np
 
@@ -160,13 +169,16 @@ def _packed(value: Any, limit: int) -> bytes:
     return packed
 
 
-def _plain(data: bytes) -> Any:
-    return msgpack.unpackb(data, ext_hook=_of_extension, strict_map_key=False)
+def _plain(data: bytes, levels: int = _TUPLES) -> Any:
+    of_extension = partial(_of_extension, levels=levels)
+    return msgpack.unpackb(data, ext_hook=of_extension, strict_map_key=False)
 
 
-def _of_extension(code: int, data: bytes) -> Any:
+def _of_extension(code: int, data: bytes, *, levels: int) -> Any:
     if code == _TUPLE:
-        return tuple(_plain(data))
+        if not levels:
+            raise ValueError("tuples are nested too deeply")
+        return tuple(_plain(data, levels - 1))
     if code == _ARRAY:
         import numpy as np
 

@@ -1,26 +1,51 @@
-"""JSON that every reader takes: NaN and infinities, which it hasn't, are written as null. Pure."""
+"""JSON that every reader takes: NaN and infinities, which it hasn't, are written as null. Pure.
+
+What is read may have been written by anybody: it is bounded, and any error is a ValueError.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 NOT_FINITE = "not_finite"
 """The key of the places of such numbers: by name, lists of keys and indices."""
 
+DEEPEST = 100
+"""Levels of nesting. Whatever walks a value may need several calls for each."""
+
+_LARGEST = 1 << 1023
+"""A whole number up to this can be made a float."""
+
+
+_ATOMS = frozenset({float, str, bool, type(None)})
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} isn't JSON")
+
+
 _encode = json.JSONEncoder(allow_nan=False).encode
+_decode = json.JSONDecoder(parse_constant=_no_constant).decode
 
 _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def dumps(entry: Mapping[str, Any]) -> str:
-    """Return an object as JSON in one line."""
+    """Return an object as JSON in one line.
+
+    Raises:
+        ValueError: `loads` wouldn't read it, because it is nested too deeply.
+    """
     try:
-        return _encode(entry)
+        line = _encode(entry)
     except ValueError:
-        return _encode(plain(entry))
+        line = _encode(plain(entry))
+    if line.count("[") + line.count("{") > DEEPEST:
+        expect_bounded(entry)
+    return line
 
 
 def plain(entry: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -35,15 +60,67 @@ def loads(line: str | bytes) -> Any:
     """Read what `dumps` has written.
 
     Raises:
-        ValueError: it isn't JSON.
+        ValueError: it isn't JSON, or is nested too deeply, or has a number with too many digits.
     """
-    entry = json.loads(line)
+    text = line if isinstance(line, str) else line.decode()
+    try:
+        entry = _decode(text)
+    except RecursionError:
+        raise _too_deep() from None
+    expect_bounded(entry)
     if isinstance(entry, dict) and NOT_FINITE in entry:
         try:
             _restore(entry, entry.pop(NOT_FINITE))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise ValueError(f"{NOT_FINITE} names a place that isn't there") from error
     return entry
+
+
+def loads_to_show(line: str | bytes) -> Any:
+    """Read what can be printed, too: halves of surrogate pairs, as names of files may hold them,
+    are replaced.
+
+    Raises:
+        ValueError: as `loads`.
+    """
+    entry = loads(line)
+    text = line if isinstance(line, str) else line.decode()
+    return _in_unicode(entry) if "\\ud" in text or "\\uD" in text else entry
+
+
+def expect_bounded(value: Any, levels: int = DEEPEST) -> None:
+    """Check that a value can be read again once it is written.
+
+    Raises:
+        ValueError: it has more levels, or a whole number that no float is as large as.
+    """
+    if isinstance(value, dict | list | tuple):
+        if levels < 1:
+            raise _too_deep()
+        inside = value.values() if isinstance(value, dict) else value
+        # Long lists have one type, as a rule: they aren't looked at one by one.
+        kinds = {*map(type, inside)}
+        if kinds == {int}:
+            inside = (min(inside), max(inside))
+        elif kinds <= _ATOMS:
+            return
+        for inner in inside:
+            if type(inner) not in _ATOMS:
+                expect_bounded(inner, levels - 1)
+    elif type(value) is int and not -_LARGEST <= value <= _LARGEST:
+        raise ValueError(f"a whole number has {value.bit_length()} bits")
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested in more than {DEEPEST} levels")
+
+
+def _in_unicode(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_in_unicode(key): _in_unicode(inner) for key, inner in value.items()}
+    return [_in_unicode(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _restore(entry: Any, named: Mapping[str, list[list[str | int]]]) -> None:

@@ -252,7 +252,7 @@ def _datasets(record: RunRecord) -> Mapping[str, Mapping[str, Any]]:
 
 def _versions(record: RunRecord, manifests: Sequence[Manifest]) -> Mapping[str, str]:
     content = record.identity.get("content", {})
-    known = {"python": content["python"]} if "python" in content else {}
+    known = {"python": content["python"]} if content.get("python") else {}
     in_manifest = manifests[-1].versions if manifests else {}
     return {**known, **in_manifest, **record.configuration.versions}
 

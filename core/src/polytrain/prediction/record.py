@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from polytrain.common import strict_json
+from polytrain.common.typed_json import Count, fitting
 from polytrain.run.code_fingerprint import code_fingerprint, python_version
 from polytrain.run.identity import is_full, plain
 from polytrain_plugins import Problem
@@ -29,8 +30,8 @@ class PredictionRecord:
     data: str
     """Fingerprint of the data set."""
 
-    rows: int
-    rows_per_file: int
+    rows: Count
+    rows_per_file: Count
     keep: tuple[str, ...]
     prediction_column: str
     options: Mapping[str, Any]
@@ -46,17 +47,17 @@ class PredictionRecord:
 
     def to_json(self) -> bytes:
         """The content of the record's file."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
+        return strict_json.dumps({"format": _FORMAT, **asdict(self)}).encode()
 
 
 def record_from_json(content: bytes) -> PredictionRecord | None:
     """Read a record; None if the content isn't one, or has a different format."""
     try:
-        values = json.loads(content)
-        if values.pop("format") != _FORMAT:
+        values = strict_json.loads_to_show(content)
+        if not isinstance(values, dict) or values.pop("format", None) != _FORMAT:
             return None
-        return PredictionRecord(**{**values, "keep": tuple(values["keep"])})
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return fitting(PredictionRecord, values, file=RECORD_FILE)
+    except ValueError:
         return None
 
 

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 from polytrain.common import strict_json
 from polytrain.common.config import CheckpointConfig
 from polytrain.common.errors import RunFormatError
+from polytrain.common.typed_json import Count, Duration, Seconds, fitting
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
 from polytrain.run.configuration import Configuration, configuration_in
-from polytrain.run.journal import FORMAT
+from polytrain.run.journal import JOURNAL
+from polytrain.run.journal_entries import FORMAT, checked
 from polytrain.run.ledger import Ledger
 from polytrain.run.reports import Reports, decoded
 from polytrain_plugins import Stopped
@@ -134,6 +136,7 @@ def read_history(journal: Iterable[bytes]) -> RunHistory | None:
 
     Raises:
         RunFormatError: it has another format.
+        DamagedFileError: it holds what no driver writes.
     """
     return read_as(RunHistory, journal)
 
@@ -150,6 +153,7 @@ def read_as(kind: type[History], journal: Iterable[bytes]) -> History | None:
 
     Raises:
         RunFormatError: it has another format.
+        DamagedFileError: it holds what no driver writes.
     """
     run_history: History | None = None
     token = -1
@@ -158,8 +162,6 @@ def read_as(kind: type[History], journal: Iterable[bytes]) -> History | None:
         if entry["token"] < token:
             continue
         if entry["event"] == "Opened":
-            if entry.get("format") != FORMAT:
-                raise RunFormatError(entry.get("format"), FORMAT)
             token = entry["token"]
             reports = {}
             if run_history is None or entry["anew"]:
@@ -198,6 +200,9 @@ class NewReports:
     times: Sequence[float]
     """When each was taken, in seconds since the epoch."""
 
+    stalled_s: Mapping[int, float] = field(default_factory=dict)
+    """Position → rank 0's stall so far, where it isn't that of the report before."""
+
     start: int
     """The first that isn't known yet."""
 
@@ -224,14 +229,28 @@ def new_reports(entry: Mapping[str, Any], known: int) -> NewReports | None:
         reports.add(entry["step"], entry["metrics"])
         return NewReports(reports=reports, times=times, start=0, behind=behind)
     try:
-        times, reports = decoded(entry["times"], "d"), Reports.from_json(entry)
-        if len(times) != len(reports):
-            raise ValueError(f"{len(times)} times for {len(reports)} reports")
-    except (KeyError, TypeError, ValueError) as error:
+        times = _times(entry)
+        stalled_s = dict(
+            fitting(list[tuple[Count, Duration]], entry["stalled_s"], file="stalled_s")
+        )
+        if list(stalled_s) != sorted(stalled_s) or max(stalled_s, default=0) >= len(times):
+            raise ValueError("a stall of no report")
+        reports = Reports.from_json(entry)
+    except (KeyError, ValueError) as error:
         logger.warning("%d reports in the journal are damaged: %s", behind - known, error)
         return None
     start = max(0, known - entry["n"])
-    return NewReports(reports=reports, times=times, start=start, behind=behind)
+    return NewReports(reports=reports, times=times, stalled_s=stalled_s, start=start, behind=behind)
+
+
+def _times(entry: Mapping[str, Any]) -> Sequence[float]:
+    """Return when the reports in one line were made: as many as it counts, so it can't make more
+    reports than it has bytes for."""
+    times = decoded(fitting(str, entry["times"], file="times"), "d")
+    fitting(list[Seconds], times.tolist(), file="times")
+    if len(times) != entry["count"] or not len(times):
+        raise ValueError(f"{len(times)} times for {entry['count']} reports")
+    return times
 
 
 def _take_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int) -> int:
@@ -243,8 +262,9 @@ def _take_reports(run_history: RunHistory, entry: Mapping[str, Any], known: int)
     if entry["event"] == "Reported":
         run_history.ledger.take(entry)
     else:
-        stalled_s = dict(entry["stalled_s"])
-        run_history.ledger.take_reports(new.times, new.reports.steps(), stalled_s, start=new.start)
+        run_history.ledger.take_reports(
+            new.times, new.reports.steps(), new.stalled_s, start=new.start
+        )
     return new.behind
 
 
@@ -259,8 +279,9 @@ def _take_rank_reports(run_history: RunHistory, entry: Mapping[str, Any], known:
         kept.add(entry["step"], entry["metrics"])
         return behind
     try:
+        _times(entry)
         kept.extend(Reports.from_json(entry), start=max(0, known - entry["n"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, ValueError) as error:
         logger.warning("%d reports in the journal are damaged: %s", behind - known, error)
         return known
     return behind
@@ -271,21 +292,25 @@ def entries(journal: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
     Raises:
         RunFormatError: it has a format that this version can't read.
+        DamagedFileError: it holds what no driver writes.
     """
-    for line in _lines(journal):
+    for number, line in enumerate(_lines(journal), 1):
         try:
-            entry = strict_json.loads(line)
+            entry = strict_json.loads_to_show(line)
         except ValueError:
             continue
         if isinstance(entry, dict) and entry.get("event") == "Opened" and "claim" in entry:
             raise RunFormatError(1, FORMAT)
         if isinstance(entry, dict) and {"time", "token", "event"} <= entry.keys():
-            yield entry
+            yield checked(entry, file=JOURNAL, number=number)
 
 
 def _lines(journal: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
+    begun: list[bytes] = []
     for piece in journal:
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from lines
-    yield rest
+        first, *others = piece.split(b"\n")
+        begun.append(first)
+        for line in others:
+            yield b"".join(begun)
+            begun = [line]
+    yield b"".join(begun)

@@ -34,6 +34,7 @@ from polytrain.policy.validation import Validation
 from polytrain.run.actions import Conclude, EndAttempt
 from polytrain.run.configuration import Configuration
 from polytrain.run.draft_reports import DraftReports
+from polytrain.run.journal_entries import FORMAT
 from polytrain.run.ledger import Ledger
 from polytrain.run.load_lines import LoadLines
 from polytrain.run.reports import Reports
@@ -45,9 +46,6 @@ from polytrain_plugins import Member
 logger = logging.getLogger(__name__)
 
 JOURNAL = "journal.jsonl"
-
-FORMAT = 4
-"""Format of the lines: a journal of another format isn't read."""
 
 _FULL = 4096
 """Reports that make a line."""

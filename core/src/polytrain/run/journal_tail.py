@@ -70,7 +70,7 @@ class JournalTail:
             yield entry
             return
         steps = new.reports.steps()
-        self.ledger.take_reports(new.times, steps, dict(entry["stalled_s"]), start=new.start)
+        self.ledger.take_reports(new.times, steps, new.stalled_s, start=new.start)
         yield {
             "time": new.times[-1],
             "token": token,

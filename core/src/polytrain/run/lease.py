@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import random
+import re
 import secrets
 import socket
 import threading
@@ -21,16 +22,22 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
 from polytrain.common.clock import Clock
-from polytrain.common.errors import RunOwnedError
+from polytrain.common.errors import DamagedFileError, RunOwnedError
 from polytrain.common.processes import started_at
+from polytrain.common.typed_json import Count, Seconds, Within, read_json
 from polytrain.storage.protocol import Storage
 
 logger = logging.getLogger(__name__)
 
 _LEASES = "leases"
+_TOKEN = re.compile("[0-9]{6,18}")
 _BEAT_EVERY_S = 5.0
+_LARGEST = 1 << 16
+"""Bytes of a lease."""
+
 _DEAD_AFTER_S = 30.0
 """Seconds without a heartbeat, on the waiting driver's clock."""
 
@@ -46,8 +53,8 @@ class _Owner:
     """The holder of a lease."""
 
     host: str
-    pid: int
-    process_started: int
+    pid: Annotated[int, Within(0, 2**31 - 1)]
+    process_started: Count
     """Ticks since the machine's boot: the time of day may be corrected."""
 
     nonce: str
@@ -57,14 +64,14 @@ class _Owner:
     """Identifies the machine, its boot and its process namespace; empty if unknown."""
 
     since: str
-    beats: int = 0
-    beat_at: float = 0.0
+    beats: Count = 0
+    beat_at: Seconds = 0.0
     """When it was written, by the driver's `Clock`."""
 
-    beat_monotonic: float = 0.0
+    beat_monotonic: Seconds = 0.0
     """The same by its machine's monotonic clock, which all processes there can read."""
 
-    ahead_s: float = 0.0
+    ahead_s: Seconds = 0.0
     """`Clock.ahead_s` then."""
 
     released: bool = False
@@ -337,7 +344,7 @@ def _newest(storage: Storage) -> tuple[int, _Owner | None]:
     for path in storage.list(_LEASES):
         token = Path(path).name.partition(".")[0]
         # NFS leaves its own files beside files that are replaced while they are read.
-        if token.isdigit():
+        if _TOKEN.fullmatch(token):
             by_number.setdefault(int(token), []).append(path)
     if not by_number:
         return 0, None
@@ -350,10 +357,10 @@ def _newest(storage: Storage) -> tuple[int, _Owner | None]:
 
 def _read(storage: Storage, path: str) -> _Owner | None:
     try:
-        return _Owner(**json.loads(storage.read(path)))
+        return read_json(_Owner, storage.read(path, at_most=_LARGEST), file=path)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError):
+    except DamagedFileError:
         # Incomplete. Its writer may still be alive.
         return _Owner(
             host="an unknown host", pid=0, process_started=0, nonce="", machine="", since="?"

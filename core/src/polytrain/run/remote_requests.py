@@ -16,10 +16,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+from polytrain.common.errors import DamagedFileError
+from polytrain.common.typed_json import Digits, read_json
 from polytrain.storage.protocol import Storage
 from polytrain.ui.call_queues import CallQueue
 from polytrain_plugins import Stopped
@@ -32,6 +35,9 @@ _ANSWER = ".answer"
 _NAME = re.compile(rf"{_REQUESTS}/\d{{6,}}/[0-9a-f]{{16}}(?P<answer>{re.escape(_ANSWER)})?")
 """Path of a request, or of its answer. Anything else there is neither read nor deleted."""
 
+_LARGEST = 1 << 16
+"""Bytes of a request."""
+
 _LOOK_EVERY_S = {True: 1.0, False: 5.0}
 """Seconds between two looks, by whether the storage is a directory."""
 
@@ -41,6 +47,16 @@ class RequestKind(StrEnum):
 
     STOP = "stop"
     STACKS = "stacks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    kind: RequestKind
+    reason: str = ""
+
+
+class _Answer(TypedDict):
+    stacks: NotRequired[dict[Digits, str]]
 
 
 class RemoteRequests:
@@ -123,9 +139,14 @@ class RemoteRequests:
             if name is None or name["answer"] or path in self._taken:
                 continue
             self._taken.add(path)
-            request = json.loads(self._storage.read(path))
-            if request["kind"] == RequestKind.STOP:
-                self._stop(Stopped(by="command", reason=request["reason"]))
+            try:
+                content = self._storage.read(path, at_most=_LARGEST)
+                request = read_json(_Request, content, file=path)
+            except DamagedFileError as error:
+                logger.warning("A request to the run is passed over: %s", error)
+                continue
+            if request.kind is RequestKind.STOP:
+                self._stop(Stopped(by="command", reason=request.reason))
                 self.answer(path, {})
             elif self._inline_thread is not None:
                 frame = sys._current_frames().get(self._inline_thread)
@@ -154,6 +175,7 @@ def ask(
 
     Raises:
         NoAnswerError: the driver hasn't answered in time.
+        DamagedFileError: what is there is no answer.
         OSError: the storage can't be read or written.
     """
     path = f"{_directory(token)}{secrets.token_hex(8)}"
@@ -162,8 +184,7 @@ def ask(
     try:
         while time.monotonic() < give_up_at:
             if f"{path}{_ANSWER}" in storage.list(_directory(token)):
-                answer: Mapping[str, Any] = json.loads(storage.read(f"{path}{_ANSWER}"))
-                return answer
+                return read_json(_Answer, storage.read(f"{path}{_ANSWER}"), file=f"{path}{_ANSWER}")
             time.sleep(_LOOK_EVERY_S[storage.is_local] / 5)
         raise NoAnswerError(f"its driver has not answered for {timeout_s:g} s")
     finally:

@@ -8,7 +8,9 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+
+from polytrain.common.typed_json import Count, fitting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +20,17 @@ Kind = Literal["float64", "int64", "json"]
 """Type of a column's values; `json` for everything else that JSON has."""
 
 _CODES: Mapping[Kind, Literal["d", "q"]] = {"float64": "d", "int64": "q"}
+
+_RUNS = list[tuple[Count, Count]]
+"""As JSON has it: first row of each run of rows, and step or position of a value there."""
+
+
+class _WrittenColumn(TypedDict):
+    name: str
+    kind: Kind
+    runs: list[tuple[Count, Count]]
+    values: str | list[Any]
+
 
 _AT_ONCE = 4096
 """Reports that are made into Python objects at once by a loop over them."""
@@ -204,25 +217,25 @@ class Reports(Sequence[Mapping[str, Any]]):
         """Read what `to_json` has returned.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, ValueError: it is something else.
         """
         reports = cls()
         reports._count = written["count"]
-        for row, step in written["steps"]:
+        last = -1
+        for row, step in fitting(_RUNS, written["steps"], file="steps"):
+            before = reports._rows[-1] if reports._rows else -1
+            if row <= before or row >= reports._count or step < last + row - before:
+                raise ValueError(f"step {step} is out of order")
             reports._rows.append(row)
             reports._steps.append(step)
-        for each in written["columns"]:
-            column = reports._column(each["name"], each["kind"])
-            code = _CODES.get(each["kind"])
-            column.values = each["values"] if code is None else decoded(each["values"], code)
-            column.end = reports._count
-            for row, at in each["runs"]:
-                column.rows.append(row)
-                column.at.append(at)
-            if column.rows:
-                column.end = column.rows[-1] + len(column.values) - column.at[-1]
-            if column.end > reports._count:
-                raise ValueError(f"{each['name']!r} has values after the last report")
+            last = step
+        if reports._count and reports._rows[:1] != array("q", [0]):
+            raise ValueError("the first report has no step")
+        for each in fitting(list[_WrittenColumn], written["columns"], file="columns"):
+            key = sys.intern(each["name"]), each["kind"]
+            if key in reports._columns:
+                raise ValueError(f"{each['name']!r} comes twice")
+            reports._columns[key] = _read_column(each, reports._count)
         return reports
 
     def __len__(self) -> int:
@@ -282,6 +295,29 @@ class Reports(Sequence[Mapping[str, Any]]):
             if start <= row < stop:
                 metrics[row - start].update(added)
         return metrics
+
+
+def _read_column(written: _WrittenColumn, count: int) -> _Column:
+    name, runs, values = written["name"], written["runs"], written["values"]
+    code = _CODES.get(written["kind"])
+    if code is not None and isinstance(values, str):
+        column = _Column(decoded(values, code))
+    elif code is None and isinstance(values, list):
+        column = _Column(values)
+    else:
+        raise ValueError(f"{name!r} has values of another type")
+    ends = [*(at for _, at in runs[1:]), len(column.values)]
+    if [at for _, at in runs[:1]] != [0] * bool(len(column.values)):
+        raise ValueError(f"{name!r} has values of no report")
+    for (row, at), end in zip(runs, ends, strict=False):
+        if row < column.end or end <= at:
+            raise ValueError(f"{name!r} has values out of order")
+        column.rows.append(row)
+        column.at.append(at)
+        column.end = row + end - at
+    if column.end > count:
+        raise ValueError(f"{name!r} has values after the last report")
+    return column
 
 
 def _kind(value: Any) -> Kind:

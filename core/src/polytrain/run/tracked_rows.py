@@ -8,8 +8,9 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Annotated, Any
 
+from polytrain.common.typed_json import Count, Within
 from polytrain.run.history import new_reports
 from polytrain.run.reports import Reports
 from polytrain.trackers.tracker import Row, flat
@@ -24,16 +25,16 @@ _ALL = sys.maxsize
 class Position:
     """How far a tracker is in a run's journal."""
 
-    since: int = -1
+    since: Annotated[int, Within(-1, 2**62)] = -1
     """Token of the driver that started the run, or started it over."""
 
-    launches: int = 0
+    launches: Count = 0
     """Attempts whose start the tracker knows of."""
 
-    sent: int = 0
+    sent: Count = 0
     """The last step that was sent."""
 
-    amendments: int = 0
+    amendments: Count = 0
     """Validations whose metrics were sent."""
 
 
@@ -89,9 +90,6 @@ class TrackedRows:
 
         self._clear()
 
-    def __len__(self) -> int:
-        return len(self._reports) - self._start
-
     def take(self, entry: Mapping[str, Any]) -> None:
         """Take the journal's next entry."""
         if entry["token"] < max(self._token, self.position.since):
@@ -111,10 +109,25 @@ class TrackedRows:
             case "Concluded" if entry["succeeded"]:
                 self._settled = _ALL
 
+    @property
+    def known(self) -> int:
+        """Reports of the last driver that were taken."""
+        return self._known
+
+    @property
+    def sent(self) -> int:
+        """The last step that it has, once what a restart has undone is removed."""
+        return self.position.sent if self._rewind is None else self._rewind
+
+    @property
+    def ready(self) -> int:
+        """Number of rows that no restart undoes, or that can be removed, and that it lacks."""
+        return max(0, _count(self._reports, self._settled) - self._start)
+
     def next(self) -> Delivery:
         """Return what to do next. Call `done` once it is done."""
         rows = self._ready()
-        sent = rows[-1].step if rows else self._sent
+        sent = rows[-1].step if rows else self.sent
         amendments = tuple(takewhile(lambda each: each[1].step <= sent, self._amendments))
         amended = amendments[-1][0] if amendments else self.position.amendments
         if len(amendments) == len(self._amendments):
@@ -140,10 +153,6 @@ class TrackedRows:
             self._clear()
         del self._amendments[: len(delivery.amendments)]
 
-    @property
-    def _sent(self) -> int:
-        return self.position.sent if self._rewind is None else self._rewind
-
     def _clear(self) -> None:
         self._reports, self._times, self._start = Reports(), array("d"), 0
 
@@ -152,7 +161,7 @@ class TrackedRows:
         if new is None:
             return
         self._known = new.behind
-        start = max(new.start, _count(new.reports, self._sent))
+        start = max(new.start, _count(new.reports, self.sent))
         if start < len(new.reports):
             self._reports.extend(new.reports, start=start)
             self._times.extend(new.times[start:])
@@ -166,7 +175,7 @@ class TrackedRows:
         if not self._is_final:
             self._settled = step
         if self._can_rewind and self._launches > self.position.launches:
-            self._rewind = min(step, self._sent)
+            self._rewind = min(step, self.sent)
 
     def _validated(self, entry: Mapping[str, Any]) -> None:
         self._validations += 1

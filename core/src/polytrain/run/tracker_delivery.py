@@ -14,7 +14,7 @@ from polytrain.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_manifes
 from polytrain.run.history import RunHistory, entries, read_history
 from polytrain.run.identity import options_of
 from polytrain.run.journal import JOURNAL
-from polytrain.run.tracked_rows import TrackedRows
+from polytrain.run.tracked_rows import Position, TrackedRows
 from polytrain.run.tracker_state import kept_state
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
@@ -81,8 +81,8 @@ class TrackerDelivery:
             is_behind = self._sink.sent < position.sent
             amendments = 0 if is_behind else position.amendments
             position = replace(position, sent=self._sink.sent, amendments=amendments)
-        self.missing = TrackedRows(position, can_rewind=tracker.can_rewind, all_rows=all_rows)
-        self._token, self._checkpoint = -1, ""
+        self._all_rows = all_rows
+        self._take_from(position)
         self._keep()
 
     def __enter__(self) -> TrackerDelivery:
@@ -90,6 +90,17 @@ class TrackerDelivery:
 
     def __exit__(self, *error: object) -> None:
         self._release()
+
+    def begin_again(self) -> None:
+        """Take the journal's entries from the first one again.
+
+        Raises:
+            StoreBehindError: the store was opened again, and lacks rows.
+            Exception: whatever the tracker or the storage raise.
+        """
+        # If it is still away, that takes no time.
+        self._open_again()
+        self._take_from(self.missing.position)
 
     def take(self, entry: Mapping[str, Any]) -> None:
         """Take the journal's next entry, of a driver since the run was last started over."""
@@ -129,8 +140,8 @@ class TrackerDelivery:
                 raise
             self.missing.done(delivery)
             self.rows += len(delivery.rows)
-        if time.monotonic() - self._kept_at > _KEEP_EVERY_S:
-            self.keep()
+            self._keep_sometimes()
+        self._keep_sometimes()
 
     def finish(self, history: RunHistory) -> None:
         """Send how the run has ended, unless that was sent.
@@ -160,6 +171,16 @@ class TrackerDelivery:
         if self.missing.position != self.state.position:
             self.state = replace(self.state, position=self.missing.position)
         self._keep()
+
+    def _take_from(self, position: Position) -> None:
+        self.missing = TrackedRows(
+            position, can_rewind=self._tracker.can_rewind, all_rows=self._all_rows
+        )
+        self._token, self._checkpoint = -1, ""
+
+    def _keep_sometimes(self) -> None:
+        if time.monotonic() - self._kept_at > _KEEP_EVERY_S:
+            self.keep()
 
     def _keep(self) -> None:
         self._kept_at = time.monotonic()

@@ -7,33 +7,36 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from polytrain.common.errors import RunOwnedError
 from polytrain.run.history import entries, read_history
 from polytrain.run.journal import JOURNAL
+from polytrain.run.journal_entries import REPORTS
 from polytrain.run.tracker_delivery import (
     StoreBehindError,
     TrackedFacts,
     TrackerDelivery,
     send_missing,
 )
+from polytrain.trackers.destinations import sync_command
 from polytrain.trackers.tracker import Tracker
 
 logger = logging.getLogger(__name__)
 
 _QUEUED = 10_000
-"""Entries that wait for a tracker. One that has more is sent the rest when the run ends."""
-
-_PENDING = 1_000_000
-"""Rows that wait for a checkpoint, or for a tracker that can't be reached."""
+"""Entries that wait for a tracker. Older ones are read from the journal."""
 
 _SEND_EVERY_S = 1.0
 _RETRY_AFTER_AT_MOST_S = 60.0
 _END_WITHIN_S = 60.0
 """Seconds that the end of a run waits for its trackers."""
+
+
+class _JournalBehindError(Exception):
+    """The journal lacks entries that have fallen out of the queue: it will have them later."""
 
 
 class Tracking:
@@ -87,7 +90,11 @@ class Tracking:
 
 
 class _Courier:
-    """A thread that sends to one tracker."""
+    """A thread that sends to one tracker.
+
+    It takes what the queue has. Once entries have fallen out there, because the tracker was away or
+    is slow, it reads the run's journal, and goes on with the queue behind that.
+    """
 
     def __init__(
         self,
@@ -100,11 +107,21 @@ class _Courier:
         self._tracker = tracker
         self._facts = facts
         self._own_token = own_token
-        self._queue: deque[Mapping[str, Any]] = deque()
-        self._is_behind = False
-        """Whether entries were dropped: what is missing is sent from the journal at the end."""
+        self._queue: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_QUEUED)
+        """Entries with the number of those before that are no reports, which have a number."""
 
-        self._has_warned = False
+        self._taken = 0
+        """Entries that were put into the queue and are no reports."""
+
+        self._next: tuple[int, Mapping[str, Any]] | None = None
+        """Taken from the queue, but an entry before it is missing."""
+
+        self._known = 0
+        """As `_taken`, of those that the delivery has."""
+
+        # The queue has those of this driver alone.
+        self._needs_journal = facts.since != own_token
+        self._has_warned = self._has_lagged = False
         self._delivery: TrackerDelivery | None = None
         self._ending = threading.Event()
         self._given_up = False
@@ -113,10 +130,8 @@ class _Courier:
         )
 
     def take(self, entry: Mapping[str, Any]) -> None:
-        if len(self._queue) < _QUEUED:
-            self._queue.append(entry)
-        else:
-            self._is_behind = True
+        self._queue.append((self._taken, entry))
+        self._taken += entry["event"] != "Reported"
 
     def start(self) -> None:
         self._thread.start()
@@ -142,20 +157,19 @@ class _Courier:
 
     def _work(self) -> None:
         wait_s = 0.0
-        while not self._ending.wait(wait_s) and not self._is_behind:
+        while not self._ending.wait(wait_s):
             try:
                 self._send()
                 wait_s = _SEND_EVERY_S
             except RunOwnedError:
                 break
-            except StoreBehindError:
-                self._is_behind = True
             except Exception as error:
-                self._warn(error)
+                if isinstance(error, StoreBehindError):
+                    self._needs_journal = True
+                    self._release()
+                elif not isinstance(error, _JournalBehindError):
+                    self._warn(error)
                 wait_s = min(max(2 * wait_s, _SEND_EVERY_S), _RETRY_AFTER_AT_MOST_S)
-        if self._is_behind or self._delivery is None:
-            self._queue.clear()
-            self._release()
         # Without a limit: the run ends it, and the thread ends with the process.
         self._ending.wait()
         try:
@@ -173,24 +187,31 @@ class _Courier:
 
     def _send(self) -> None:
         if self._delivery is None:
-            self._delivery = self._opened()
-        self._take_queued(self._delivery)
-        if len(self._delivery.missing) > _PENDING:
-            self._is_behind = True
-            return
+            self._delivery = TrackerDelivery(self._tracker, self._facts)
+        delivery = self._delivery
+        is_behind = not self._needs_journal and not self._take_queued(delivery)
+        if self._needs_journal:
+            self._take_journal(delivery)
+            is_whole = self._take_queued(delivery)
+            if is_behind:
+                self._say_lag(delivery)
+        else:
+            is_whole = True
         self._check_lease()
-        self._delivery.send(is_wanted=lambda: not self._ending.is_set())
+        delivery.send(is_wanted=lambda: not self._ending.is_set())
+        if not is_whole:
+            raise _JournalBehindError
 
     def _send_rest(self) -> None:
         """Send what is missing: from the queue if that has had everything, or from the journal."""
         location = self._facts.location
-        if self._delivery is not None and not self._is_behind:
-            self._take_queued(self._delivery)
+        delivery = self._delivery
+        if delivery is not None and not self._needs_journal and self._take_queued(delivery):
             with contextlib.suppress(StoreBehindError):
-                self._delivery.send(is_wanted=self._is_wanted)
+                delivery.send(is_wanted=self._is_wanted)
                 history = read_history(location.open().read_log(JOURNAL))
                 if history is not None and self._is_wanted():
-                    self._delivery.finish(history)
+                    delivery.finish(history)
                 return
         self._release()
         send_missing(self._tracker, location, is_wanted=self._is_wanted)
@@ -198,24 +219,38 @@ class _Courier:
     def _is_wanted(self) -> bool:
         return not self._given_up
 
-    def _take_queued(self, delivery: TrackerDelivery) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                delivery.take(self._queue.popleft())
+    def _take_queued(self, delivery: TrackerDelivery) -> bool:
+        """Take what the queue has; return whether nothing is missing before it."""
+        while True:
+            with contextlib.suppress(IndexError):
+                self._next = self._next or self._queue.popleft()
+            if self._next is None:
+                return True
+            number, entry = self._next
+            is_report = entry["event"] == "Reported"
+            if is_report:
+                number, known = entry["n"], delivery.missing.known
+            else:
+                known = self._known
+            # Reports are counted from this driver's first entry on.
+            if number > known or (is_report and not self._known):
+                self._needs_journal = True
+                return False
+            self._next = None
+            if number == known:
+                delivery.take(entry)
+                self._known += not is_report
 
-    def _opened(self) -> TrackerDelivery:
-        delivery = TrackerDelivery(self._tracker, self._facts)
-        # Those of this driver are in the queue.
-        for entry in self._entries_of_earlier_drivers():
-            delivery.take(entry)
-        return delivery
-
-    def _entries_of_earlier_drivers(self) -> Iterator[Mapping[str, Any]]:
-        if self._facts.since == self._own_token:
-            return
+    def _take_journal(self, delivery: TrackerDelivery) -> None:
+        """Take the journal from where the run was started over."""
+        delivery.begin_again()
+        self._known = 0
         for entry in entries(self._facts.location.open().read_log(JOURNAL)):
-            if self._facts.since <= entry["token"] < self._own_token:
-                yield entry
+            if entry["token"] >= self._facts.since:
+                delivery.take(entry)
+                is_own = entry["token"] == self._own_token
+                self._known += is_own and entry["event"] not in REPORTS
+        self._needs_journal = False
 
     def _release(self) -> None:
         delivery, self._delivery = self._delivery, None
@@ -226,6 +261,16 @@ class _Courier:
                 delivery.keep()
             except OSError as error:
                 logger.debug("The position of %s can't be kept: %s", self._tracker.name, error)
+
+    def _say_lag(self, delivery: TrackerDelivery) -> None:
+        if not self._has_lagged:
+            self._has_lagged = True
+            logger.warning(
+                "The tracker %s is %d steps behind. They are sent from the run's journal while "
+                "training continues; `polytrain show` says how many are left.",
+                self._tracker.name,
+                delivery.missing.ready,
+            )
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:
@@ -239,10 +284,10 @@ class _Courier:
 
     def _warn_of_the_rest(self, why: str) -> None:
         logger.warning(
-            "The tracker %s lacks a part of the run: %s. Send it with: polytrain sync %s",
+            "The tracker %s lacks a part of the run: %s. Send it with: %s",
             self._tracker.name,
             why,
-            self._facts.location.address,
+            sync_command(self._tracker, self._facts.location),
         )
 
 

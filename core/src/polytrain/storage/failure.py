@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,3 +31,14 @@ def storage_errors() -> Iterator[None]:
         raise
     except OSError as error:
         raise StorageError(error) from error
+
+
+def expect_size(path: str, size: int, at_most: int) -> None:
+    """Check that a file may be read whole.
+
+    Raises:
+        OSError: it is larger than that.
+    """
+    if size > at_most:
+        what = f"it has more than {at_most:,} bytes, and no file of a run of this name has"
+        raise OSError(errno.EFBIG, what, path)

@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.failure import expect_size
+from polytrain.storage.protocol import READS_AT_MOST
 from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")
@@ -59,8 +61,13 @@ class LocalStorage:
 
         return self._retrying(found)
 
-    def read(self, path: str) -> bytes:
-        return self._retrying(lambda: self._files.read(path))
+    def read(self, path: str, *, at_most: int = READS_AT_MOST) -> bytes:
+        def read() -> bytes:
+            with self._files.reading(path) as file:
+                expect_size(path, os.fstat(file.fileno()).st_size, at_most)
+                return file.read()
+
+        return self._retrying(read)
 
     def write(self, path: str, data: bytes) -> None:
         def write() -> None:

@@ -7,6 +7,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
+READS_AT_MOST = 1 << 30
+"""Bytes of a file that is read whole: all that training functions returned is a quarter of it."""
+
 
 class Log(Protocol):
     """An append-only file of a storage. Threads may share it."""
@@ -58,8 +61,14 @@ class Storage(Protocol):
     def list(self, below: str) -> dict[str, int]:
         """Paths of all files in this directory and below, with their sizes in bytes."""
 
-    def read(self, path: str) -> bytes:
-        """A file's content."""
+    def read(self, path: str, *, at_most: int = READS_AT_MOST) -> bytes:
+        """A file's content.
+
+        Args:
+            path: of the file.
+            at_most: bytes. A larger file is an OSError (EFBIG): who may write to the storage must
+                not fill this process's memory.
+        """
 
     def write(self, path: str, data: bytes) -> None:
         """Write a small file, or replace it. When this returns it survives the machine."""

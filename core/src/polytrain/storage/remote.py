@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 import pyarrow.fs as pafs
 
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.failure import expect_size
+from polytrain.storage.protocol import READS_AT_MOST
 from polytrain.storage.retry import retry
 
 Answer = TypeVar("Answer")
@@ -63,11 +65,14 @@ class RemoteStorage:
 
         return self._retrying(found)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, *, at_most: int = READS_AT_MOST) -> bytes:
         def read() -> bytes:
             with self._filesystem.open_input_stream(self._path(path)) as stream:
-                content: bytes = stream.read()
-                return content
+                content = bytearray()
+                while piece := stream.read(1 << 20):
+                    content += piece
+                    expect_size(path, len(content), at_most)
+                return bytes(content)
 
         return self._retrying(read)
 

@@ -34,14 +34,15 @@ class CSV(FileTracker):
 
 
 class _CSVFile(TextFile):
+    begins = ",".join(_FIRST)
     _columns: list[str]
 
     def read(self) -> list[Row]:
-        self._columns = []
+        self._columns, self._has_header = [], False
         text = (self.content() or b"").decode(errors="replace")
         complete = text[: text.rfind("\n") + 1]
         header, *lines = csv.reader(io.StringIO(complete, newline="")) if complete else ([],)
-        self._columns = header[len(_FIRST) :]
+        self._columns, self._has_header = header[len(_FIRST) :], bool(complete)
         rows = []
         for line in lines:
             try:
@@ -52,10 +53,12 @@ class _CSVFile(TextFile):
 
     def text(self, rows: Sequence[Row]) -> str:
         self._columns = list(dict.fromkeys(name for row in rows for name in row.metrics))
+        self._has_header = bool(rows)
         return _written([_FIRST + self._columns, *map(self._line, rows)]) if rows else ""
 
     def lines(self, rows: Sequence[Row]) -> str | None:
-        if not {name for row in rows for name in row.metrics} <= set(self._columns):
+        known = {name for row in rows for name in row.metrics} <= set(self._columns)
+        if not self._has_header or not known:
             return None
         return _written(map(self._line, rows))
 

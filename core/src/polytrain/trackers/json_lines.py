@@ -29,6 +29,8 @@ class JSONLines(FileTracker):
 
 
 class _JSONLinesFile(TextFile):
+    begins = '{"step": '
+
     def read(self) -> list[Row]:
         rows = []
         for line in (self.content() or b"").split(b"\n")[:-1]:

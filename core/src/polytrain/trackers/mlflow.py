@@ -49,6 +49,7 @@ class MLflow(Tracker):
 
     name: ClassVar[str] = "mlflow"
     requires: ClassVar[tuple[str, ...]] = ("mlflow",)
+    run_ids: ClassVar[str] = "[0-9a-f]{32}"
 
     uri: str | None = None
     experiment: str | None = None
@@ -91,6 +92,13 @@ class MLflow(Tracker):
         if holds_credentials(self._uri):
             options.pop("uri", None)
         return options
+
+    @property
+    def place(self) -> str | None:
+        return self._uri
+
+    def at(self, place: str | None) -> Tracker:
+        return replace(self, uri=place).resolved()
 
     def open(self, run: TrackedRun) -> MLflowRun:
         return MLflowRun(self, run)
@@ -167,7 +175,12 @@ class MLflowRun:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise
-                known = None
+                return None
+            if known.data.tags.get(_KEY) != run.key:
+                raise ValueError(
+                    f"the run {run.run_id} of MLflow isn't that of {run.address}, which says so: "
+                    f"its tag {_KEY} is another"
+                )
             return known
         # An earlier process may have died before it could note the run that it had made.
         there = self._client.get_experiment_by_name(experiment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import socket
 import stat
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polytrain.storage.beneath import Beneath
-from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in, numbers
 from polytrain_plugins import Problem
 
 _PREFIX = "events.out.tfevents."
@@ -72,6 +73,16 @@ class TensorBoard(Tracker):
         if run.directory is None:
             raise ValueError(f"{run.address} isn't a directory: give TensorBoard a log directory")
         return EventFiles(run.directory, "tensorboard", run.options)
+
+    @property
+    def place(self) -> str | None:
+        return self.directory
+
+    def at(self, place: str | None) -> Tracker:
+        return replace(self, directory=place).resolved()
+
+    def stays_in(self, directory: Path) -> bool:
+        return is_in(directory, self.directory or "tensorboard")
 
 
 class EventFiles:
@@ -175,7 +186,7 @@ class EventFiles:
     def _newest_stamp(self) -> int:
         names = (name for name, _ in self._root.names(self._below, start=_PREFIX))
         stamps = (name.removeprefix(_PREFIX).partition(".")[0] for name in names)
-        known = (int(stamp) for stamp in stamps if stamp.isdigit())
+        known = (int(stamp) for stamp in stamps if re.fullmatch("[0-9]{1,18}", stamp))
         return max(known, default=self._last_stamp)
 
     def _path(self, name: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from polytrain.storage.beneath import Beneath
-from polytrain.trackers.tracker import Row, TrackedRun, Tracker
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in
 from polytrain_plugins import Problem
 
 
@@ -53,6 +53,16 @@ class FileTracker(Tracker, ABC):
             return self
         return replace(self, path=str(Path(self.path).expanduser().absolute()))
 
+    @property
+    def place(self) -> str | None:
+        return self.path
+
+    def at(self, place: str | None) -> Tracker:
+        return replace(self, path=place).resolved()
+
+    def stays_in(self, directory: Path) -> bool:
+        return is_in(directory, self.path or f"metrics{self.suffix}")
+
     def file(self, run: TrackedRun) -> Path:
         """Return the run's file.
 
@@ -74,10 +84,19 @@ class FileTracker(Tracker, ABC):
 class TextFile(ABC):
     """Rows in a file. It is appended to, and replaced as a whole if earlier rows change."""
 
+    begins: ClassVar[str]
+    """How a file with rows begins: any other is somebody else's."""
+
     def __init__(self, path: Path) -> None:
+        """Open it.
+
+        Raises:
+            FileExistsError: it doesn't begin as files of this tracker do.
+        """
         self.run_id = str(path)
         self._files = Beneath(path.parent)
         self._name = path.name
+        self._expect_own()
         rows = self.read()
         self.sent: int = rows[-1].step if rows else 0
         # A line that is incomplete, because its writer died, would spoil the next one.
@@ -141,6 +160,19 @@ class TextFile(ABC):
     def close(self) -> None:
         with contextlib.suppress(FileNotFoundError), self._files.reading(self._name) as file:
             os.fsync(file.fileno())
+
+    def _expect_own(self) -> None:
+        try:
+            with self._files.reading(self._name, single=True) as file:
+                begin = file.read(len(self.begins)).decode(errors="replace")
+        except FileNotFoundError:
+            return
+        # A writer that died may have left a part of the first line.
+        if not self.begins.startswith(begin):
+            raise FileExistsError(
+                f"{self.run_id} begins with {begin!r}, not with {self.begins!r}: it isn't a file "
+                "of this tracker, and stays as it is. Give another path, or move the file away"
+            )
 
     def replace(self, rows: Sequence[Row]) -> None:
         """Replace the file, at once: a reader sees the old or the new one."""

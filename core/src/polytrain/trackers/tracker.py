@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -90,6 +91,9 @@ class Tracker(ABC):
     requires: ClassVar[tuple[str, ...]] = ()
     """Modules that it imports."""
 
+    run_ids: ClassVar[str] = r".*"
+    """Pattern of what it calls runs. Kept ids are checked: they must mean nothing to its store."""
+
     can_rewind: ClassVar[bool] = False
     """Whether rows can be removed. If so, rows are sent as soon as they are reported; otherwise
     once no restart can undo them."""
@@ -134,11 +138,30 @@ class Tracker(ABC):
         """Return its options, to be kept with the run: without secrets."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    @classmethod
-    def with_options(cls, options: Mapping[str, Any]) -> Tracker:
-        """Return the tracker of kept options, of any version of it."""
-        known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in options.items() if name in known})
+    @property
+    def place(self) -> str | None:
+        """The path or address that rows go to, as `polytrain sync RUN --to NAME=PLACE` takes it.
+
+        Of a tracker that is `resolved`; None for the run's own directory.
+        """
+        return None
+
+    def at(self, place: str | None) -> Tracker:
+        """Return the same tracker at another place.
+
+        Its other options that are paths or addresses are this process's defaults.
+        """
+        return self.resolved()
+
+    def stays_in(self, directory: Path) -> bool:
+        """Whether all that it writes is in the directory of a run, also if there are links."""
+        return False
+
+
+def is_in(directory: Path, path: str | Path) -> bool:
+    """Whether a path, relative to a directory or absolute, is in that directory, links followed."""
+    inside = os.path.realpath(directory)
+    return Path(os.path.realpath(directory / path)).is_relative_to(inside)
 
 
 def flat(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

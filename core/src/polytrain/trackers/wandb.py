@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +15,15 @@ from urllib.parse import urlsplit
 from urllib.request import urlopen
 
 from polytrain.storage.beneath import Beneath
-from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in, numbers
 from polytrain.trackers.wandb_file import wait_until_complete
 from polytrain_plugins import Problem
 
 _MODES = ("online", "offline")
+_NO_PROJECT = "uncategorized"
+"""W&B's own name of the project of runs without one."""
+
+_OFFLINE_RUN = re.compile(r"offline-run-[0-9_]+-(.+)")
 _RESERVED = frozenset({"_step", "_timestamp", "_runtime", "_wandb"})
 _CHECKPOINT_STEP = "checkpoint_step"
 """Axis of what the validation of a checkpoint has returned."""
@@ -51,6 +56,7 @@ class WandB(Tracker):
 
     name: ClassVar[str] = "wandb"
     requires: ClassVar[tuple[str, ...]] = ("wandb",)
+    run_ids: ClassVar[str] = "[0-9a-z]{1,64}"
 
     project: str | None = None
     entity: str | None = None
@@ -112,6 +118,25 @@ class WandB(Tracker):
             directory=directory or None,
         )
 
+    @property
+    def place(self) -> str | None:
+        if self._mode == "offline":
+            return self.directory
+        project = self.project or _NO_PROJECT
+        return f"{self.entity}/{project}" if self.entity else project
+
+    def at(self, place: str | None) -> Tracker:
+        if self._mode == "offline":
+            return replace(self, directory=place).resolved()
+        entity, _, project = (place or "").rpartition("/")
+        project = "" if project == _NO_PROJECT else project
+        online = replace(self, entity=entity or None, project=project or None, directory=None)
+        return online.resolved()
+
+    def stays_in(self, directory: Path) -> bool:
+        is_offline = self._mode == "offline"
+        return is_offline and is_in(directory, Path(self.directory or directory, "wandb"))
+
     def open(self, run: TrackedRun) -> WandBRun:
         return WandBRun(self.resolved(), run)
 
@@ -136,8 +161,7 @@ class WandBRun:
         if not tracker.is_rewritten:
             _require_server()
         else:
-            for earlier in directory.glob(f"wandb/offline-run-*-{self.run_id}"):
-                shutil.rmtree(earlier)
+            _remove_offline_run(directory / "wandb", self.run_id)
         self._run: Any = wandb.init(
             project=tracker.project,
             entity=tracker.entity,
@@ -220,6 +244,15 @@ class WandBRun:
         uri = address if "://" in address else Path(address).as_uri()
         artifact.add_reference(uri, checksum=False, name=Path(address).name)
         self._run.log_artifact(artifact)
+
+
+def _remove_offline_run(directory: Path, run_id: str) -> None:
+    """Remove the directories of an offline run. Links, and other runs, stay."""
+    there = list(os.scandir(directory)) if directory.is_dir() else []
+    for each in there:
+        named = _OFFLINE_RUN.fullmatch(each.name)
+        if named and named[1] == run_id and each.is_dir(follow_symlinks=False):
+            shutil.rmtree(each.path)
 
 
 def _values(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from polytrain.common import strict_json
+
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics as plain values: arrays and tensors of one element become numbers.
 
     Raises:
         TypeError: a metric isn't a number, a string, or a list or dict of them.
+        ValueError: they are nested so deeply that the run's journal couldn't be read.
     """
     if not isinstance(metrics, Mapping):
         raise TypeError(f"report takes a dict of metrics, not {type(metrics).__name__}.")
-    return {str(name): _plain(str(name), value) for name, value in metrics.items()}
+    plain = {str(name): _plain(str(name), value) for name, value in metrics.items()}
+    # The journal's own fields are around them.
+    if any(isinstance(value, dict | list) for value in plain.values()):
+        strict_json.expect_bounded(plain, strict_json.DEEPEST - 2)
+    return plain
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
+from polytrain.common.typed_json import Count, Ranks, fitting
 from polytrain.data.plan.marks import differences
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.plan.stream_partitioner import Segment
@@ -36,12 +37,22 @@ class Position(Protocol):
 Self = TypeVar("Self", bound=Position)
 
 
+_FILE = "the position in a data set"
+"""Which is in a checkpoint's manifest."""
+
+
+class _PlainStreamPosition(TypedDict):
+    epoch: Count
+    legs: list[tuple[Ranks, Count]]
+    data: dict[str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPosition:
     """A row of an epoch, and the order that makes the two numbers mean something."""
 
-    epoch: int = 0
-    start: int = 0
+    epoch: Count = 0
+    start: Count = 0
     """Rows of the epoch that have been given, over all ranks; with groups, groups."""
 
     plan: Plan
@@ -65,8 +76,12 @@ class DataPosition:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> DataPosition:
-        """What `to_plain` has written."""
-        return cls(**{**plain, "plan": Plan(**plain["plan"])})
+        """What `to_plain` has written.
+
+        Raises:
+            DamagedFileError: it is something else.
+        """
+        return fitting(cls, dict(plain), file=_FILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +120,14 @@ class StreamPosition:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], world_size: int) -> StreamPosition:
-        """Go on from what `to_plain` has written, in a world of this size."""
-        legs = tuple(Segment(*leg) for leg in plain["legs"])
-        return cls(epoch=plain["epoch"], legs=legs, world_size=world_size, data=plain["data"])
+        """Go on from what `to_plain` has written, in a world of this size.
+
+        Raises:
+            DamagedFileError: it is something else.
+        """
+        read = fitting(_PlainStreamPosition, dict(plain), file=_FILE)
+        legs = tuple(Segment(*leg) for leg in read["legs"])
+        return cls(epoch=read["epoch"], legs=legs, world_size=world_size, data=read["data"])
 
 
 class DataChangedError(Exception):

@@ -19,6 +19,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
+from polytrain.common.typed_json import Count
 from polytrain.data.plan.order import InOrder, Order, Shuffled, Windows
 
 Shuffle: TypeAlias = bool | Literal["window"]
@@ -32,17 +33,17 @@ class Plan:
     Nothing here is as large as the data: not in memory, and not in time.
     """
 
-    rows: int
+    rows: Count
     """Rows of the data set; with groups, groups."""
 
-    shards: int
+    shards: Count
     """Canonical shards."""
 
     shuffle: Shuffle = False
     """False: each shard in its order. True: each shard in any order. "window": each shard's windows
     in any order, and the rows of each window in any order, so that few rows need to be at hand."""
 
-    window: int = 1 << 16
+    window: Count = 1 << 16
     """Rows in a window. Windows begin at its multiples, as row groups of that size do."""
 
     seed: int = 0

@@ -1,0 +1,92 @@
+"""Decides which trackers `polytrain sync` sends to.
+
+Whoever may write to a run's storage may have written the options of trackers that stand there. So a
+place from there is used only if it is in the run's directory, or if the user names the same.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polytrain.storage.location import Location, holds_credentials
+from polytrain.trackers import NAMES
+from polytrain.trackers.names import tracker_class
+from polytrain.trackers.tracker import Tracker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """What the user has given as `--to`."""
+
+    name: str
+    place: str | None
+    """None if there is only a name."""
+
+    @classmethod
+    def of(cls, text: str) -> Destination:
+        """Read NAME or NAME=PLACE.
+
+        Raises:
+            ValueError: there is no such tracker, or no place behind the sign.
+        """
+        name, sign, place = text.partition("=")
+        if name not in NAMES:
+            raise ValueError(f"There is no tracker {name!r}. There are: {', '.join(NAMES)}")
+        if sign and not place:
+            raise ValueError(f"--to {text} names no place: give --to {name}, or --to {name}=PLACE")
+        return cls(name=name, place=place or None)
+
+
+def chosen(
+    kept: Sequence[Tracker], to: Sequence[Destination], directory: Path | None
+) -> tuple[list[Tracker], list[Tracker]]:
+    """Return the trackers to send to, and those of them that the user must confirm first.
+
+    Args:
+        kept: those whose options stand in the run's storage.
+        to: what the user has named; all that are kept if that is nothing.
+        directory: the run's; None if it is in object storage.
+    """
+    found: list[Tracker] = []
+    from_storage: list[Tracker] = [] if to else [*kept]
+    for each in to:
+        of_name = [tracker for tracker in kept if tracker.name == each.name]
+        if each.place is not None:
+            same = [tracker for tracker in of_name if _is_at(tracker, each.place)]
+            found += same or [tracker_class(each.name)().at(each.place)]
+        elif of_name:
+            from_storage += of_name
+        else:
+            found.append(tracker_class(each.name)().resolved())
+    found = list(dict.fromkeys([*found, *from_storage]))
+    return found, [each for each in from_storage if not _is_users(each, directory)]
+
+
+def sync_command(tracker: Tracker, location: Location) -> str:
+    """Return the command that sends a tracker what it lacks."""
+    command = f"polytrain sync {location.address}"
+    is_known = _is_users(tracker, Path(location.address) if location.is_local else None)
+    # A password isn't kept with the run: the environment has to say the whole address.
+    is_secret = holds_credentials(tracker.resolved().place or "")
+    return command if is_known or is_secret else f"{command} {to_option(tracker)}"
+
+
+def to_option(tracker: Tracker) -> str:
+    """Return the option that names a tracker with its place."""
+    place = tracker.resolved().place
+    return f"--to {shlex.quote(tracker.name if place is None else f'{tracker.name}={place}')}"
+
+
+def _is_users(tracker: Tracker, directory: Path | None) -> bool:
+    """Whether a tracker stays in the run, or is what this process's environment says."""
+    if directory is not None and tracker.resolved().stays_in(directory):
+        return True
+    own = type(tracker)().resolved().place
+    return tracker.resolved().place == own and _is_at(tracker, own)
+
+
+def _is_at(tracker: Tracker, place: str | None) -> bool:
+    return tracker.at(place).options() == tracker.resolved().options()
