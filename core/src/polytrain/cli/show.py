@@ -12,7 +12,7 @@ from polytrain.cli.found import FoundRun, as_json, named_run, print_json, run_ar
 
 @click.command("show")
 @run_argument
-@click.option("--serve", is_flag=True, help="Serve its page to this machine's browsers instead.")
+@click.option("--serve", is_flag=True, help="Serve its page to your browsers here instead.")
 @click.option("-f", "--follow", is_flag=True, help="Show what it does until it ends instead.")
 @click.option("--port", type=click.IntRange(1, 65535), help="With --serve; a free one by default.")
 @as_json
@@ -53,7 +53,7 @@ def _serve(run: FoundRun, port: int) -> None:
 
     try:
         with contextlib.suppress(KeyboardInterrupt), served(run.location, port=port) as server:
-            click.echo(f"The page of {run.location.name} is at {server.url}. Ctrl-C ends this.")
+            click.echo(f"The page of {run.location.name} is at {server.url} (Ctrl-C ends this)")
             threading.Event().wait()
     except OSError as error:
         raise click.ClickException(f"--port: {port}: {error.strerror or error}") from error
