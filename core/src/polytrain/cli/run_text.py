@@ -18,6 +18,7 @@ from polytrain.run.lease import Holder
 from polytrain.run.overview import AttemptOverview, RunState, attempts
 from polytrain.run.progress_text import duration
 from polytrain.run.rank_overview import RankOverview, ranks_of
+from polytrain.run.secrecy import shown
 
 _RANKS = 16
 """Ranks that have a line; the page and the JSON have all."""
@@ -54,8 +55,8 @@ def facts(run: FoundRun) -> dict[str, Any]:
             for each in attempts(happenings)
         ],
         "ranks": [asdict(each) for each in ranks_of(happenings)],
-        "options": history.identity["options"],
-        "settings": dict(history.configuration.options),
+        "options": shown(history.identity["options"]),
+        "settings": shown(history.configuration.options),
         "datasets": dict(history.configuration.datasets),
         "versions": dict(history.configuration.versions),
         "cluster": history.configuration.cluster,
@@ -87,7 +88,7 @@ def _lines(run: FoundRun) -> Iterator[str]:
     yield f"  reports    {len(history.history)}: {in_short(history.metrics) or 'none'}{_age(run)}"
     yield ""
     if configuration.options:
-        yield from _settings(chosen(configuration.options))
+        yield from _settings(shown(chosen(configuration.options)))
         yield ""
     yield "attempts"
     for each in attempts(happenings):
