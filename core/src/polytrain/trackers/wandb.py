@@ -5,6 +5,7 @@ from __future__ import annotations
 import netrc
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,8 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from polytrain.common.secret_names import is_secret
+from polytrain.storage.location import holds_credentials
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
 from polytrain.trackers.wandb_file import wait_until_complete
 from polytrain_plugins import Problem
@@ -151,6 +154,8 @@ class WandBRun:
                 init_timeout=_INIT_TIMEOUT_S,
                 # They would be those of the driver.
                 x_disable_stats=True,
+                # The command line of this process is a part of it.
+                x_disable_meta=any(map(_holds_a_secret, sys.argv[1:])),
             ),
         )
         self.sent: int | None = max(0, self._run.step - 1) if self._run.resumed else 0
@@ -215,6 +220,11 @@ class WandBRun:
         uri = address if "://" in address else Path(address).as_uri()
         artifact.add_reference(uri, checksum=False, name=Path(address).name)
         self._run.log_artifact(artifact)
+
+
+def _holds_a_secret(argument: str) -> bool:
+    name, _, value = argument.partition("=")
+    return is_secret(name) or holds_credentials(value) or holds_credentials(argument)
 
 
 def _values(metrics: Mapping[str, Any]) -> dict[str, Any]:
