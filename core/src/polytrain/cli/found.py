@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.run.overview import RunState, state_of
+from polytrain.ui.echo import echo_lines
 
 if TYPE_CHECKING:
     from polytrain.run.history import RunHistory
@@ -40,7 +41,8 @@ def _run_names(context: click.Context, argument: click.Argument, begun: str) -> 
 
     directory = Path(DEFAULT_STORAGE).expanduser()
     found = (path.parent.name for path in directory.glob(f"*/{JOURNAL}"))
-    return sorted(name for name in found if name.startswith(begun))
+    # A shell prints them as they are.
+    return sorted(name for name in found if name.startswith(begun) and name.isprintable())
 
 
 run_argument = click.argument("run", shell_complete=_run_names)
@@ -132,4 +134,4 @@ def print_json(command: str, data: Any) -> None:
     from polytrain.common import strict_json
 
     answer = {"schema_version": SCHEMA_VERSION, "command": command, "data": data}
-    click.echo(json.dumps(strict_json.plain(answer), indent=2))
+    echo_lines(json.dumps(strict_json.plain(answer), indent=2))

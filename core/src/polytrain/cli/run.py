@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.cli.found import CAN_RESUME
+from polytrain.ui.echo import echo, echo_lines
 
 if TYPE_CHECKING:
     from polytrain.api.trainer import Trainer
@@ -75,9 +76,9 @@ def command(
     except (InvalidJobError, RegistryError) as error:
         raise click.UsageError(str(error)) from error
     except TrainingFailedError as error:
-        click.echo(str(error), err=True)
+        echo_lines(str(error), err=True)
         return 1
-    click.echo(f"{result.path}: {_in_one_line(result)}")
+    echo(f"{result.path}: {_in_one_line(result)}")
     return 0 if result.finished else CAN_RESUME
 
 

@@ -66,12 +66,8 @@ def facts(run: FoundRun) -> dict[str, Any]:
     }
 
 
-def run_text(run: FoundRun) -> str:
-    """Return what is known of a run, as lines."""
-    return "\n".join(_lines(run))
-
-
-def _lines(run: FoundRun) -> Iterator[str]:
+def run_lines(run: FoundRun) -> Iterator[str]:
+    """Yield what is known of a run, line by line."""
     history, happenings = run.history, _happenings(run)
     configuration = history.configuration
     where = f" {configuration.cluster}" if configuration.cluster else ""
@@ -94,14 +90,16 @@ def _lines(run: FoundRun) -> Iterator[str]:
     for each in attempts(happenings):
         yield f"  {_attempt(each)}"
         if each.failure is not None:
-            yield f"      {each.failure} ({each.reason})"
+            message, *more = f"{each.failure} ({each.reason})".split("\n")
+            yield f"      {message}"
+            yield from (f"        {line}" for line in more)
     yield from _next_command(run, happenings)
     yield ""
     ranks = ranks_of(happenings)
     if ranks:
         yield from _ranks(ranks)
         yield ""
-    yield str(history.ledger)
+    yield from str(history.ledger).split("\n")
 
 
 def _next_command(run: FoundRun, happenings: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -25,7 +25,9 @@ from polytrain.run.progress_text import (
     started,
     state_lines,
 )
+from polytrain.ui.echo import write_line
 from polytrain.ui.heartbeats import heartbeat_pauses
+from polytrain.ui.line_layout import printable
 from polytrain.ui.notebook_output import NotebookOutput, is_notebook
 from polytrain.ui.status_lines import StatusLines, can_stay
 from polytrain.ui.ticker import Ticker
@@ -146,9 +148,7 @@ class _Follower:
         if self._is_broken:
             return
         try:
-            # One call, with the line's end: other threads print, too.
-            self.stream.write(f"{_encodable(line, self.stream.encoding)}\n")
-            self.stream.flush()
+            write_line(printable(line), self.stream)
         except (OSError, ValueError):
             self._is_broken = True
 
@@ -227,8 +227,3 @@ _DISPLAYS: Mapping[str, Callable[[_Follower, contextlib.ExitStack], None]] = {
     "notebook": _notebook,
     "json": _json,
 }
-
-
-def _encodable(line: str, encoding: str | None) -> str:
-    """Return a line with what an encoding lacks as escapes. A stream of text alone has none."""
-    return line if encoding is None else line.encode(encoding, "backslashreplace").decode(encoding)

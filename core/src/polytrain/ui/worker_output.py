@@ -9,9 +9,10 @@ from collections import defaultdict, deque
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, TextIO
+from typing import Literal
 
 from polytrain.common.output import Output
+from polytrain.ui.echo import output_line, write_line
 from polytrain.ui.lines import LineBuffer
 from polytrain.ui.rank_log import RankLog
 
@@ -109,7 +110,7 @@ class WorkerOutput:
         if target is None or is_hidden or is_muted:
             return
         try:
-            _print(f"({_name(rank)}) {line}", target)
+            write_line(output_line(f"({_name(rank)}) {line}", target), target)
         except (OSError, ValueError) as error:
             self._warn(
                 stream,
@@ -143,13 +144,3 @@ def _name(rank: int | None) -> str:
 
 def _file_of(rank: int | None) -> str:
     return f"{_name(rank).replace(' ', '_')}.log"
-
-
-def _print(text: str, target: TextIO) -> None:
-    # In one call, with the line's end: other threads print, too.
-    try:
-        target.write(f"{text}\n")
-    except UnicodeEncodeError as error:
-        known = text.encode(error.encoding, "backslashreplace").decode(error.encoding)
-        target.write(f"{known}\n")
-    target.flush()
