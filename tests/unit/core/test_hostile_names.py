@@ -223,6 +223,7 @@ def test_live_output_controls_no_terminal(
             text = f"\x1b[31mred{HOSTILE}\n\x1b]52;c;aGk=\x07\n"
             output.write(Output(attempt=0, rank=0, stream=stream, text=text))
     assert said(capsys, has_lines=True).count("(rank 0) twice") == 2
+    assert b"\x1b]52;c;aGk=\x07\n" in (tmp_path / "logs/rank_0.log").read_bytes()
 
 
 def test_shells_complete_only_names_that_can_be_printed(
