@@ -25,12 +25,10 @@ def test_a_chapter_names_tests_and_they_are_there(title: str, text: str) -> None
 
 def test_every_boundary_has_a_chapter() -> None:
     assert [title for title, _ in CHAPTERS] == [
-        "The temp directory",
-        "The storage",
-        "The zygote",
-        "Sockets",
-        "Other users",
-        "Other hosts",
+        "The run's directory",
+        "The machine",
+        "The network",
+        "The page and the ports",
     ]
 
 

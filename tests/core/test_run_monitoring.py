@@ -105,6 +105,16 @@ def test_prometheus_sees_a_run_while_it_lasts_and_after_it(watched: Watched) -> 
     assert {name: watched.at_the_end[name] for name in wanted} == wanted
 
 
+def test_the_port_of_prometheus_is_open_to_this_machine_alone() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    Prometheus(CollectorRegistry(), port=port)
+    assert "polytrain" in urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    # An address of this machine that only a server on all addresses answers.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), timeout=30)
+
+
 def test_spans_say_what_befell_the_run(watched: Watched) -> None:
     by_name: dict[str, list[Any]] = {}
     for span in watched.spans:

@@ -322,6 +322,28 @@ def test_wandb_has_an_offline_run_on_the_disk_once_it_is_closed(
     assert {str(path), str(path.parent)} <= set(synced)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "is_kept"),
+    [
+        (["--lr", "of-ten"], True),
+        (["--wandb-key", "hunter-the-2nd"], False),
+        (["trainer.api_key=hunter-the-2nd"], False),
+        (["--db=postgres://me:hunter-the-2nd@host/db"], False),
+    ],
+)
+def test_wandb_gets_no_key_that_the_driver_was_started_with(
+    arguments: list[str], is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """wandb itself stores the command line of its process."""
+    monkeypatch.setattr("sys.argv", ["train.py", *arguments])
+    sink = WandB(mode="offline").open(run_in(tmp_path))
+    sink.write(rows(1, 2, 1.0))
+    sink.close()
+    written = b"".join(each.read_bytes() for each in tmp_path.rglob("*") if each.is_file())
+    assert b"hunter-the-2nd" not in written
+    assert (b"of-ten" in written) is is_kept
+
+
 def test_wandb_names_a_server_that_is_unreachable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,11 +164,11 @@ def _module_problems(module: Any) -> Iterator[Problem]:
 
 def _argument_problems(args: Any) -> Iterator[Problem]:
     if isinstance(args, str) or not isinstance(args, list | tuple):
-        example = args.split() if isinstance(args, str) else ["--epochs", "3"]
+        # They aren't shown: one of them may be a key.
         yield Problem(
             field="args",
-            what=f"{args!r} is not a list of strings",
-            remedy=f"Give a list with one string for each argument, such as {example!r}",
+            what=f"it is a {type(args).__name__}, not a list of strings",
+            remedy=f"Give a list with one string for each argument, such as {['--epochs', '3']!r}",
         )
         return
     for position, argument in enumerate(args):

@@ -41,6 +41,7 @@ def identity(
         config=config,
         datasets={} if datasets is None else datasets,
         fingerprints={} if fingerprints is None else fingerprints,
+        salt="salt",
     )
 
 

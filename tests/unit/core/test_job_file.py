@@ -78,7 +78,7 @@ def test_a_setting_is_a_value_of_toml_or_a_string(setting: str, value: object) -
     [
         ("backend = ", [], "it isn't TOML"),
         ("", [], 'the key "backend" is missing'),
-        ("a = 1", ["a.b=2"], "a is a value, not a table"),
+        ("a = 1", ["a.api_key=2"], "--set a.api_key: a is a value, not a table"),
         ("", ["a"], "--set a: give key=value"),
         ('backend = "x"', ["run_config.nme=1"], "run_config has no nme. There are: callbacks,"),
         ('backend = "x"', ["dataset_config.train.shufle=1"], "dataset_config.train has no shufle"),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from tests.unit.core.recorded import RUN, journal
@@ -31,9 +33,14 @@ def server(run: Path) -> Iterator[PageServer]:
         yield server
 
 
-def asked(server: PageServer, path: str = "/", host: str | None = None) -> HTTPResponse:
+def asked(
+    server: PageServer, path: str | None = None, host: str | None = None, method: str = "GET"
+) -> HTTPResponse:
+    """The answer to a request; by default for what the printed address names."""
+    address = urlsplit(server.url)
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    connection.request("GET", path, headers={} if host is None else {"Host": host})
+    path = f"{address.path}?{address.query}" if path is None else path
+    connection.request(method, path, headers={} if host is None else {"Host": host})
     return connection.getresponse()
 
 
@@ -65,13 +72,39 @@ def test_a_run_that_went_away_is_told(server: PageServer, run: Path) -> None:
     assert "There is no run in" in answer.read().decode()
 
 
-@pytest.mark.parametrize(
-    ("path", "host", "status"), [("/other", None, 404), ("/", "evil.example:80", 403)]
-)
-def test_nothing_else_is_served(
-    path: str, host: str | None, status: int, server: PageServer
-) -> None:
-    assert asked(server, path, host).status == status
+@pytest.mark.parametrize("path", ["/", "/?token=", "/?token=guessed", "/other", "/index.html", "*"])
+def test_who_does_not_have_the_printed_address_gets_nothing(path: str, server: PageServer) -> None:
+    answer = asked(server, path)
+    text = answer.read().decode()
+    assert answer.status == 403
+    assert "Open the address that `polytrain show --serve` has printed" in text
+    assert "Finished" not in text
+
+
+def test_each_server_has_a_token_of_its_own(server: PageServer, run: Path) -> None:
+    with served(Location.of(run, retry_s=0)) as other:
+        assert asked(other, f"/?{urlsplit(server.url).query}").status == 403
+        assert asked(other).status == 200
+
+
+def test_the_address_does_not_leave_with_a_link(server: PageServer) -> None:
+    assert asked(server).headers["Referrer-Policy"] == "no-referrer"
+
+
+def test_a_page_of_a_name_that_leads_here_gets_nothing(server: PageServer) -> None:
+    assert asked(server, host="evil.example:80").status == 403
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_but_reading_is_answered(method: str, server: PageServer) -> None:
+    assert asked(server, method=method).status == 501
+
+
+def test_it_listens_to_this_machine_alone(server: PageServer) -> None:
+    assert asked(server).status == 200
+    # An address of this machine that only a server on all addresses answers.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", server.server_port), timeout=30)
 
 
 def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
@@ -79,10 +112,10 @@ def test_the_command_serves_until_it_is_interrupted(run: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as serving:
         assert serving.stdout is not None
         said = serving.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
+        found = re.search(r"http://127\.0\.0\.1:(\d+)(/\S*) ", said)
         assert found, said
         connection = HTTPConnection("127.0.0.1", int(found[1]), timeout=30)
-        connection.request("GET", "/")
+        connection.request("GET", found[2])
         assert connection.getresponse().status == 200
         serving.send_signal(signal.SIGINT)
         assert serving.wait(timeout=60) == 0

@@ -43,7 +43,7 @@ from polytrain.policy.stop_rule import stop_rule
 from polytrain.run.conditions import already_met
 from polytrain.run.fit import run_to_end, storage_needed
 from polytrain.run.history import RunHistory
-from polytrain.run.identity import content_differences, differences, identity_of
+from polytrain.run.identity import content_differences, differences, identity_of, salt_of
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.lease import Lease, leased
 from polytrain.run.resume import PreviousRun, checkpoint_manager, previous_run
@@ -200,11 +200,12 @@ class Trainer:
         request, location = self._request, location_of(self._request.run, self._backend)
         _raise_if_any((*fit_problems(resume, wait), *storage_problems_of(request, location)))
         self._datasets = marked_datasets(self._datasets)
-        identity = self._identity()
         watcher = Watcher()
+        with storage_needed(location):
+            known = None if resume == "never" else previous_run(location.open())
+        identity = self._identity(known)
         with contextlib.ExitStack() as stack:
             with storage_needed(location):
-                known = None if resume == "never" else previous_run(location.open())
                 history = self._history(location, identity, known)
                 if history is None or not history.succeeded:
                     no_retry = replace(location, retry_s=0)
@@ -213,7 +214,9 @@ class Trainer:
                     )
                     if known is not None:
                         # The previous owner may have written since.
-                        known = previous_run(location.open(), known=known)
+                        before, known = known, previous_run(location.open(), known=known)
+                        if known is not before:
+                            identity = self._identity(known)
                         history = self._history(location, identity, known)
                 if history is not None and history.succeeded:
                     logger.warning(
@@ -248,13 +251,15 @@ class Trainer:
             watcher=watcher,
         )
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, known: PreviousRun | None) -> dict[str, Any]:
+        history = None if known is None else known.history
         return identity_of(
             self._backend,
             function=self._request.training_function,
             config=self._request.training_config,
             datasets={dataset.name: dataset.config for dataset in self._datasets},
             fingerprints=fingerprints(self._datasets),
+            salt=salt_of({} if history is None else history.identity),
         )
 
     def _history(

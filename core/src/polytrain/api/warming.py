@@ -11,6 +11,7 @@ from pathlib import Path
 
 from polytrain.common.processes import peer_of
 from polytrain.common.readable import is_readable
+from polytrain.ui.echo import echo, echo_lines
 from polytrain.workers.processes.client import (
     ZygoteConnection,
     ZygoteSpec,
@@ -41,7 +42,7 @@ def warm(names: Sequence[str], *, kept_s: float, cpus_per_worker: int) -> int:
     try:
         spec = _spec(names, cpus_per_worker)
     except (RegistryError, ValueError) as error:
-        print(error, file=sys.stderr)
+        echo(str(error), err=True)
         return 2
     node_id = socket.gethostname()
     connection = find(spec, node_id)
@@ -49,7 +50,7 @@ def warm(names: Sequence[str], *, kept_s: float, cpus_per_worker: int) -> int:
         # One with other modules: it ends with the scripts that use it.
         other = ZygoteConnection.existing(zygote_name(warm_token(spec.path), node_id))
         if other is not None and not _end(other):
-            print("A warm process with other modules is in use. Try again later", file=sys.stderr)
+            echo("A warm process with other modules is in use. Try again later", err=True)
             return 1
         try:
             connection = start(spec, node_id, kept_s=kept_s)
@@ -58,9 +59,9 @@ def warm(names: Sequence[str], *, kept_s: float, cpus_per_worker: int) -> int:
             return 1
     held = connection.description(_IMPORTED_S)
     if held is None:
-        print(f"The imports failed: {connection.last_output()}", file=sys.stderr)
+        echo_lines(f"The imports failed: {connection.last_output()}", err=True)
         return 1
-    print(_line(held))
+    echo(_line(held))
     connection.leave()
     return 0
 
@@ -71,10 +72,10 @@ def status() -> int:
     for connection, held in held_zygotes():
         found = True
         pid, _ = peer_of(connection.socket)
-        print(f"process {pid}: importing" if held is None else _line(held))
+        echo(f"process {pid}: importing" if held is None else _line(held))
         connection.leave()
     if not found:
-        print("No process is warm. Start one with: python -m polytrain warm torch")
+        echo("No process is warm. Start one with: python -m polytrain warm torch")
     return 0
 
 
@@ -83,7 +84,7 @@ def stop() -> int:
     for connection, _ in list(held_zygotes()):
         pid, _ = peer_of(connection.socket)
         ended = _end(connection)
-        print(f"process {pid}: {'ended' if ended else 'ends with the script that uses it'}")
+        echo(f"process {pid}: {'ended' if ended else 'ends with the script that uses it'}")
     return 0
 
 

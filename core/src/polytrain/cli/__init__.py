@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from collections.abc import Sequence
 
 
@@ -17,11 +19,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import click
 
     from polytrain.cli.group import polytrain
+    from polytrain.ui.echo import PrintableFormatter, echo_lines
 
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PrintableFormatter())
     try:
         code = polytrain.main(args=arguments, prog_name="polytrain", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        echo_lines(said.getvalue().rstrip("\n"), err=True)
         return error.exit_code
     except click.Abort:
         return 130

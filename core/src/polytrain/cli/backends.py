@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from polytrain.cli.found import as_json, print_json
+from polytrain.ui.echo import echo
 
 
 @click.command("backends")
@@ -21,7 +22,7 @@ def command(as_json: bool) -> int:
     else:
         for row in rows:
             frameworks = ", ".join(f"{n} {v}" for n, v in row["frameworks"].items() if v)
-            click.echo(f"{row['name']:<12} {row['problem'] or frameworks or 'ready'}")
+            echo(f"{row['name']:<12} {row['problem'] or frameworks or 'ready'}")
     return int(any(row["problem"] for row in rows))
 
 

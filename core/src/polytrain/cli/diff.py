@@ -11,6 +11,7 @@ import click
 
 from polytrain.cli.found import as_json, print_json
 from polytrain.cli.report import facts_of_named, write_file
+from polytrain.ui.echo import echo
 
 if TYPE_CHECKING:
     from polytrain.page.comparison import Comparison, Difference
@@ -49,13 +50,14 @@ def _print(found: Comparison) -> None:
     rows = [row for _, some in parts for row in some]
     width = max(len(row.name) for row in rows)
     column = max(len(found.names[0]), *(len(_short(row.first)) for row in rows))
-    click.echo(f"{'':<{width}}  {found.names[0]:>{column}}  {found.names[1]}")
+    echo(f"{'':<{width}}  {found.names[0]:>{column}}  {found.names[1]}")
     for title, some in parts:
-        click.echo(f"\n{title}" if some else f"\n{title}: nothing")
+        echo()
+        echo(title if some else f"{title}: nothing")
         # How much an option has changed says nothing.
         is_measured = some is not found.configuration
         for line in _lines(some, width, column, with_change=is_measured):
-            click.echo(line)
+            echo(line)
 
 
 def _lines(

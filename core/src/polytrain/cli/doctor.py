@@ -10,6 +10,7 @@ import click
 
 from polytrain.cli.found import DEFAULT_STORAGE, as_json, print_json
 from polytrain.doctor.finding import Finding, Verdict, checked
+from polytrain.ui.echo import echo
 
 
 @click.command("doctor")
@@ -44,7 +45,7 @@ def command(storage: str, backends: tuple[str, ...], nodes: str, as_json: bool) 
         print_json("doctor", [asdict(finding) for finding in findings])
     failed = sum(finding.verdict is Verdict.FAILED for finding in findings)
     if not as_json:
-        click.echo(f"{len(findings)} checks, {failed} failed.")
+        echo(f"{len(findings)} checks, {failed} failed.")
     return 1 if failed else 0
 
 
@@ -70,6 +71,6 @@ def _findings(storage: str, backends: tuple[str, ...], *, all_nodes: bool) -> It
 
 
 def _print(finding: Finding) -> None:
-    click.echo(f"{finding.verdict:<8} {finding.check}: {finding.what}")
+    echo(f"{finding.verdict:<8} {finding.check}: {finding.what}")
     if finding.remedy:
-        click.echo(f"{'':<8} → {finding.remedy}")
+        echo(f"{'':<8} → {finding.remedy}")

@@ -15,6 +15,7 @@ from polytrain.run.journal import JOURNAL
 from polytrain.run.journal_tail import tail_of
 from polytrain.run.lease import holder
 from polytrain.run.progress_display import shown_progress
+from polytrain.ui.echo import echo, echo_lines
 from polytrain_plugins import RunInfo
 
 _LOOK_EVERY_S = 1.0
@@ -60,10 +61,10 @@ def followed(run: FoundRun, *, as_json: bool) -> None:
     if failure is not None and not as_json:
         # Here nobody raises what ended the run.
         where = "" if failure["rank"] is None else f"rank {failure['rank']}: "
-        click.echo(f"{where}{failure['message']}")
+        echo_lines(f"{where}{failure['message']}")
         has_output = bool(failure.get("last_lines"))
         command = next_command(info.path, failure["rank"], has_output=has_output)
-        click.echo(f"To see more: {command}")
+        echo(f"To see more: {command}")
 
 
 class _Driver:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.run.overview import RunState, state_of
+from polytrain.ui.echo import echo_lines
 
 if TYPE_CHECKING:
     from polytrain.run.history import RunHistory
@@ -37,7 +38,9 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for 
 
 def _run_names(context: click.Context, argument: click.Argument, begun: str) -> list[str]:
     """The runs in the usual place, for a shell that completes."""
-    return [name for name in runs_in(Path(DEFAULT_STORAGE).expanduser()) if name.startswith(begun)]
+    found = runs_in(Path(DEFAULT_STORAGE).expanduser())
+    # A shell prints them as they are.
+    return [name for name in found if name.startswith(begun) and name.isprintable()]
 
 
 def runs_in(directory: Path) -> list[str]:
@@ -158,4 +161,4 @@ def print_json(command: str, data: Any) -> None:
     from polytrain.common import strict_json
 
     answer = {"schema_version": SCHEMA_VERSION, "command": command, "data": data}
-    click.echo(json.dumps(strict_json.plain(answer), indent=2))
+    echo_lines(json.dumps(strict_json.plain(answer), indent=2))

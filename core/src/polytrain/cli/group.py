@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from polytrain.ui.echo import echo
+
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
@@ -99,7 +101,7 @@ def _print_version(context: click.Context, option: click.Parameter, asked: bool)
     if asked and not context.resilient_parsing:
         from importlib.metadata import version
 
-        click.echo(f"polytrain {version('polytrain-core')}")
+        echo(f"polytrain {version('polytrain-core')}")
         context.exit()
 
 

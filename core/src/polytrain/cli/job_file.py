@@ -89,15 +89,16 @@ def imported(path: Any) -> Any:
 
 
 def _set(job: dict[str, Any], setting: str) -> None:
+    # The value may be a secret.
     key, equals, text = setting.partition("=")
     if not (key and equals):
-        raise JobFileError(f"--set {setting}: give key=value")
+        raise JobFileError(f"--set {key}: give key=value")
     *path, last = key.strip().split(".")
     table = job
     for part in path:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise JobFileError(f"--set {setting}: {part} is a value, not a table")
+            raise JobFileError(f"--set {key}: {part} is a value, not a table")
     try:
         table[last] = tomllib.loads(f"value = {text}")["value"]
     except RecursionError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import click
 
 from polytrain.cli.found import FoundRun, named_run, run_argument
 from polytrain.run.overview import RunState
+from polytrain.ui.echo import echo, output_line, write_line
 
 LOGS = "logs"
 """Directory in the run's storage."""
@@ -34,12 +36,12 @@ def command(run: str, rank: int | None, follow: bool) -> None:
             # A line that isn't finished yet is printed with its rest.
             end = written.rfind(b"\n") + 1 if is_running else len(written)
             for line in _lines(written[seen.get(path, 0) : end]):
-                click.echo(f"{prefix}{line}")
+                write_line(output_line(f"{prefix}{line}", sys.stdout), sys.stdout)
             seen[path] = end
         if not is_running:
             if not any(seen.values()):
                 who = "The ranks have" if rank is None else f"Rank {rank} has"
-                click.echo(f"{who} printed nothing.", err=True)
+                echo(f"{who} printed nothing.", err=True)
             return
         time.sleep(_LOOK_EVERY_S)
         found = named_run(run)

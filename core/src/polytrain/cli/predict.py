@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from polytrain.cli.found import named_run, run_argument
+from polytrain.ui.echo import echo
 
 
 @click.command("predict")
@@ -41,4 +42,4 @@ def command(
         raise click.UsageError(str(error)) from error
     except (PolytrainError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    click.echo(f"The predictions are in {output}.")
+    echo(f"The predictions are in {output}.")

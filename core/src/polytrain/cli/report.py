@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from polytrain.cli.found import as_json, named_run, print_json, run_argument
+from polytrain.ui.echo import echo
 
 if TYPE_CHECKING:
     from polytrain.page.facts import Facts
@@ -68,4 +69,4 @@ def write_file(option: str, name: str, text: str, *, quiet: bool) -> None:
         what = error.strerror or str(error)
         raise click.ClickException(f"{option}: {path} can't be written: {what}") from error
     if not quiet:
-        click.echo(f"Wrote {path} ({len(text.encode()) / 1000:.0f} kB).")
+        echo(f"Wrote {path} ({len(text.encode()) / 1000:.0f} kB).")

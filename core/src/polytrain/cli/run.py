@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from polytrain.cli.found import CAN_RESUME
+from polytrain.ui.echo import echo, echo_lines
 
 if TYPE_CHECKING:
     from polytrain.api.trainer import Trainer
@@ -75,9 +76,9 @@ def command(
     except (InvalidJobError, RegistryError) as error:
         raise click.UsageError(str(error)) from error
     except TrainingFailedError as error:
-        click.echo(str(error), err=True)
+        echo_lines(str(error), err=True)
         return 1
-    click.echo(f"{result.path}: {_in_one_line(result)}")
+    echo(f"{result.path}: {_in_one_line(result)}")
     return 0 if result.finished else CAN_RESUME
 
 
@@ -122,7 +123,9 @@ def _refuse_options_of_others(*, is_script: bool, is_file: bool) -> None:
     if context.params["settings"] and not is_file:
         raise click.UsageError("--set: only for a job in a .toml file")
     if context.params["arguments"] and not (is_script or is_file):
-        extra = " ".join(context.params["arguments"])
+        from polytrain.run.secrecy import shown
+
+        extra = " ".join(shown(context.params["arguments"]))
         raise click.UsageError(f"{extra}: only scripts take arguments; options come before WHAT")
 
 

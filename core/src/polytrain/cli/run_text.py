@@ -17,6 +17,7 @@ from polytrain.run.lease import Holder
 from polytrain.run.overview import AttemptOverview, RunState, attempts
 from polytrain.run.progress_text import duration
 from polytrain.run.rank_overview import RankOverview, ranks_of
+from polytrain.run.secrecy import shown
 
 _RANKS = 16
 """Ranks that have a line; the page and the JSON have all."""
@@ -54,8 +55,8 @@ def facts(run: FoundRun) -> dict[str, Any]:
         ],
         "ranks": [asdict(each) for each in ranks_of(happenings)],
         "trackers": [asdict(each) for each in run.trackers()],
-        "options": history.identity["options"],
-        "settings": dict(history.configuration.options),
+        "options": shown(history.identity["options"]),
+        "settings": shown(history.configuration.options),
         "datasets": dict(history.configuration.datasets),
         "versions": dict(history.configuration.versions),
         "cluster": history.configuration.cluster,
@@ -65,12 +66,8 @@ def facts(run: FoundRun) -> dict[str, Any]:
     }
 
 
-def run_text(run: FoundRun) -> str:
-    """Return what is known of a run, as lines."""
-    return "\n".join(_lines(run))
-
-
-def _lines(run: FoundRun) -> Iterator[str]:
+def run_lines(run: FoundRun) -> Iterator[str]:
+    """Yield what is known of a run, line by line."""
     history, happenings = run.history, _happenings(run)
     configuration = history.configuration
     where = f" {configuration.cluster}" if configuration.cluster else ""
@@ -91,20 +88,22 @@ def _lines(run: FoundRun) -> Iterator[str]:
             yield f"  tracker    {tracker.name} is {behind} behind: it has step {tracker.step}"
     yield ""
     if configuration.options:
-        yield from _settings(chosen(configuration.options))
+        yield from _settings(shown(chosen(configuration.options)))
         yield ""
     yield "attempts"
     for each in attempts(happenings):
         yield f"  {_attempt(each)}"
         if each.failure is not None:
-            yield f"      {each.failure} ({each.reason})"
+            message, *more = f"{each.failure} ({each.reason})".split("\n")
+            yield f"      {message}"
+            yield from (f"        {line}" for line in more)
     yield from _next_command(run, happenings)
     yield ""
     ranks = ranks_of(happenings)
     if ranks:
         yield from _ranks(ranks)
         yield ""
-    yield str(history.ledger)
+    yield from str(history.ledger).split("\n")
 
 
 def _next_command(run: FoundRun, happenings: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -19,6 +19,8 @@ from polytrain.cli.found import (
     runs_in,
 )
 from polytrain.run.overview import attempts
+from polytrain.ui.echo import echo, echo_lines
+from polytrain.ui.line_layout import columns, printable
 
 if TYPE_CHECKING:
     from polytrain.storage.location import Location
@@ -59,7 +61,7 @@ def command(storage: str, as_json: bool) -> None:
     if as_json:
         print_json("runs", rows)
     elif not rows:
-        click.echo(f"There are no runs in {location.address}.")
+        echo(f"There are no runs in {location.address}.")
     else:
         _print(rows)
 
@@ -106,23 +108,26 @@ def _print(rows: list[dict[str, Any]]) -> None:
         launched = row["launched"]
         table.append(
             (
-                row["name"],
+                printable(row["name"]),
                 row["state"],
-                row["backend"] or "",
+                printable(row["backend"] or ""),
                 f"{datetime.fromtimestamp(launched):%Y-%m-%d %H:%M}" if launched else "",
                 _number(row["reports"]),
                 _number(row["restarts"]),
-                in_short(row["metrics"] or {}),
+                printable(in_short(row["metrics"] or {})),
             )
         )
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(columns, column)) for column in zip(*table, strict=True)]
     for line in table:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        click.echo("  ".join(cells).rstrip())
+        cells = (
+            f"{cell}{' ' * (width - columns(cell))}"
+            for cell, width in zip(line, widths, strict=True)
+        )
+        echo("  ".join(cells).rstrip())
 
     for row in rows:
         if row["state"] == UNREADABLE:
-            click.echo(row["reason"], err=True)
+            echo_lines(row["reason"], err=True)
 
 
 def _number(value: int | None) -> str:

@@ -8,11 +8,12 @@ import threading
 import click
 
 from polytrain.cli.found import FoundRun, as_json, named_run, print_json, run_argument
+from polytrain.ui.echo import echo
 
 
 @click.command("show")
 @run_argument
-@click.option("--serve", is_flag=True, help="Serve its page to this machine's browsers instead.")
+@click.option("--serve", is_flag=True, help="Serve its page to your browsers here instead.")
 @click.option("-f", "--follow", is_flag=True, help="Show what it does until it ends instead.")
 @click.option("--port", type=click.IntRange(1, 65535), help="With --serve; a free one by default.")
 @as_json
@@ -39,12 +40,13 @@ def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool
     if serve:
         _serve(found, port or 0)
         return 0
-    from polytrain.cli.run_text import facts, run_text
+    from polytrain.cli.run_text import facts, run_lines
 
     if as_json:
         print_json("show", facts(found))
     else:
-        click.echo(run_text(found))
+        for line in run_lines(found):
+            echo(line)
     return found.exit_code
 
 
@@ -53,7 +55,7 @@ def _serve(run: FoundRun, port: int) -> None:
 
     try:
         with contextlib.suppress(KeyboardInterrupt), served(run.location, port=port) as server:
-            click.echo(f"The page of {run.location.name} is at {server.url}. Ctrl-C ends this.")
+            echo(f"The page of {run.location.name} is at {server.url} (Ctrl-C ends this)")
             # Until Ctrl-C.
             threading.Event().wait()
     except OSError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from polytrain.cli.found import as_json, named_run, print_json, run_argument
+from polytrain.ui.echo import echo_lines
 
 
 @click.command("stacks")
@@ -30,4 +31,4 @@ def command(run: str, rank: int | None, as_json: bool) -> None:
         print_json("stacks", stacks)
     else:
         texts = (f"Rank {number}:\n{text.rstrip()}" for number, text in stacks.items())
-        click.echo("\n\n".join(texts))
+        echo_lines("\n\n".join(texts))

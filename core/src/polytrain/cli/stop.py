@@ -8,6 +8,7 @@ import click
 
 from polytrain.cli.found import FoundRun, as_json, named_run, print_json, run_argument
 from polytrain.run.overview import RunState
+from polytrain.ui.echo import echo
 
 _LOOK_EVERY_S = 0.5
 
@@ -33,9 +34,9 @@ def command(run: str, reason: str, no_wait: bool, as_json: bool) -> int:
     if as_json:
         print_json("stop", {"name": found.location.name, "state": found.state})
     elif no_wait:
-        click.echo(f"{found.location.name} ends at its next checkpoint.")
+        echo(f"{found.location.name} ends at its next checkpoint.")
     else:
-        click.echo(f"{found.location.name}: {found.history.stopped or found.state}")
+        echo(f"{found.location.name}: {found.history.stopped or found.state}")
     return 0 if no_wait else found.exit_code
 
 

@@ -13,6 +13,7 @@ import click
 from polytrain.cli.found import FoundRun, as_json, named_run, print_json, run_argument
 from polytrain.run.overview import RunState
 from polytrain.trackers import NAMES
+from polytrain.ui.echo import echo, echo_lines
 
 if TYPE_CHECKING:
     from polytrain.trackers.tracker import Tracker
@@ -71,9 +72,9 @@ def command(run: str, to: Sequence[str], uncommitted: bool, as_json: bool) -> in
         print_json("sync", {"sent": rows, "errors": errors})
     else:
         for name, count in rows.items():
-            click.echo(f"{name}: {count} steps sent")
+            echo(f"{name}: {count} steps sent")
         for name, what in errors.items():
-            click.echo(f"{name}: {what}", err=True)
+            echo_lines(f"{name}: {what}", err=True)
     return 1 if errors else 0
 
 

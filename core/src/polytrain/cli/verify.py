@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from polytrain.cli.found import as_json, named_run, print_json, run_argument
+from polytrain.ui.echo import echo
 
 
 @click.command("verify")
@@ -32,9 +33,9 @@ def command(run: str, as_json: bool) -> int:
         print_json("verify", {"intact": intact, "damaged": wrong})
     else:
         for directory in intact:
-            click.echo(f"intact   {directory}")
+            echo(f"intact   {directory}")
         for directory, what in wrong.items():
-            click.echo(f"damaged  {directory}: {what}")
+            echo(f"damaged  {directory}: {what}")
         newest = intact[-1] if intact else "none"
-        click.echo(f"{len(intact)} intact, {len(wrong)} damaged. The newest intact one: {newest}")
+        echo(f"{len(intact)} intact, {len(wrong)} damaged. The newest intact one: {newest}")
     return 1 if wrong else 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from polytrain.common.close_names import close_to
 from polytrain.common.constraints import wrong_type
+from polytrain.common.secret_names import HIDDEN, is_secret
 from polytrain_plugins import Problem
 
 FIELD = "RunConfig.worker_runtime_env"
@@ -95,10 +96,11 @@ def _variable_problems(variables: Any) -> Iterator[Problem]:
         return
     for name, value in variables.items():
         if not (isinstance(name, str) and isinstance(value, str)):
+            given = HIDDEN if is_secret(str(name)) else value
             yield Problem(
                 field=field,
-                what=f"{name!r} is {value!r}, and variables are strings",
-                remedy=f"Write {str(name)!r}: {str(value)!r}",
+                what=f"{name!r} is {given!r}, and variables are strings",
+                remedy=f"Write {str(name)!r}: {str(given)!r}",
             )
         elif not name or "=" in name or "\0" in name + value:
             yield Problem(

@@ -11,6 +11,7 @@ from polytrain.common.call_forms import takes_ray_arguments
 from polytrain.common.constraints import Seconds, field_problems, wrong_type
 from polytrain.common.plain_values import plain
 from polytrain.common.ray_arguments import VALIDATION, VALIDATION_TASK
+from polytrain.common.secret_names import is_secret
 from polytrain_plugins import Problem
 
 if TYPE_CHECKING:
@@ -142,6 +143,13 @@ def validation_of_report(
     problems = [str(each) for each in task_problems(validation, "validation")]
     if problems:
         raise ValueError(f"report(validation=…): {'; '.join(problems)}")
+    for name, value in validation.fn_kwargs.items():
+        if is_secret(name) and isinstance(value, str):
+            raise ValueError(
+                f"report(validation=…): the journal keeps the arguments of a report, and {name!r} "
+                "is a secret by its name. Pass it in ValidationConfig(task_config=…), whose "
+                "arguments aren't kept, or in the environment."
+            )
     return {"fn_kwargs": dict(validation.fn_kwargs), "timeout_s": validation.timeout_s}
 
 

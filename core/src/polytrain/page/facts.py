@@ -14,6 +14,7 @@ from polytrain.page.record import Happening, RunRecord
 from polytrain.run.configuration import chosen
 from polytrain.run.overview import RunState
 from polytrain.run.rank_overview import RankOverview, ranks_of
+from polytrain.run.secrecy import shown
 from polytrain.run.timeline import Span
 from polytrain.storage.location import Location
 
@@ -196,9 +197,9 @@ def facts_of(
         dumps=tuple(dump_of(each) for each in happenings if each.entry["event"] == "StacksDumped"),
         metrics=metrics_of(record.history, [each.reports for each in record.undone]),
         ranks=ranks_of(each.entry for each in happenings),
-        options=record.identity["options"],
-        training_config=content.get("train_loop_config"),
-        settings=record.configuration.options,
+        options=shown(record.identity["options"]),
+        training_config=shown(content.get("train_loop_config")),
+        settings=shown(record.configuration.options),
         cluster=record.configuration.cluster,
         datasets=_datasets(record),
         versions=_versions(record, manifests),

@@ -1,7 +1,9 @@
-"""Serves the page of a run to this machine's browsers, from the run's storage."""
+"""Serves the page of a run to one user's browsers on this machine, from the run's storage."""
 
 from __future__ import annotations
 
+import hmac
+import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,8 +27,17 @@ _SHARE = 0.1
 """Greatest share of the time that is spent on making the page."""
 
 
+_STRANGERS_WAIT_S = 30.0
+"""Seconds after which a connection that asks for nothing is closed."""
+
+_FORBIDDEN = (
+    "Open the address that `polytrain show --serve` has printed, to its end: it has a token in it, "
+    "without which no other user of this machine can read the run.\n"
+)
+
+
 class PageServer(ThreadingHTTPServer):
-    """Serves one run, on the loopback interface alone."""
+    """Serves one run, on the loopback interface alone, to those who know its address."""
 
     daemon_threads = True
 
@@ -41,11 +52,14 @@ class PageServer(ThreadingHTTPServer):
         """
         super().__init__((_LOOPBACK, port), _Handler)
         self.pages = _Pages(location)
+        # All users of the machine can connect. Not in a cookie: browsers send those of one host to
+        # all its ports, also to a server of another user.
+        self.path = f"/?token={secrets.token_urlsafe(32)}"
 
     @property
     def url(self) -> str:
-        """Where the page is."""
-        return f"http://{_LOOPBACK}:{self.server_port}/"
+        """Where the page is, with the token that is needed to get it."""
+        return f"http://{_LOOPBACK}:{self.server_port}{self.path}"
 
 
 @contextmanager
@@ -96,14 +110,13 @@ class _Pages:
 
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
+    timeout = _STRANGERS_WAIT_S
 
     def do_GET(self) -> None:
-        if self.headers.get("Host") not in self._own_names():
-            # A page of somebody else's, whose name leads here, would read the run.
-            self.send_error(HTTPStatus.FORBIDDEN, "Ask for it by the address that was printed")
-            return
-        if self.path != "/":
-            self.send_error(HTTPStatus.NOT_FOUND)
+        # The host: a page of somebody else's, whose name leads here, would read the run.
+        is_known = hmac.compare_digest(self.path.encode(), self.server.path.encode())
+        if not is_known or self.headers.get("Host") not in self._own_names():
+            self._answer(HTTPStatus.FORBIDDEN, _FORBIDDEN, "text/plain", None)
             return
         try:
             text, refresh_s = self.server.pages.newest()
@@ -125,6 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
+        # The address has the token in it.
+        self.send_header("Referrer-Policy", "no-referrer")
         if refresh_s is not None:
             self.send_header("Refresh", f"{refresh_s:.0f}")
         self.end_headers()

@@ -10,6 +10,7 @@ from polytrain.common import strict_json
 from polytrain.common.typed_json import Count, fitting
 from polytrain.run.code_fingerprint import code_fingerprint, python_version
 from polytrain.run.identity import is_full, plain
+from polytrain.run.secrecy import shown
 from polytrain_plugins import Problem
 
 RECORD_FILE = "_predictions.json"
@@ -62,8 +63,8 @@ def record_from_json(content: bytes) -> PredictionRecord | None:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the options that are plain values, and fingerprints of the others."""
-    values = {name: plain(value) for name, value in options.items()}
+    """Return plain options, with `…` for secrets by their names, and fingerprints of others."""
+    values = {name: shown(plain(value), name) for name, value in options.items()}
     code = {
         name: code_fingerprint(options[name])
         for name, value in values.items()

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from polytrain.common.config import RunConfig, ScalingConfig
+from polytrain.common.secret_names import HIDDEN
+from polytrain.run.secrecy import shown
 
 if TYPE_CHECKING:
     from polytrain.common.validation_config import ValidationConfig
@@ -52,7 +54,8 @@ def options_of(
 ) -> Mapping[str, Any]:
     """Return the options of a run's configs, by where a user sets them.
 
-    Functions and other objects are named by their type; of what may hold secrets only the names.
+    Functions and other objects are named by their type. Of what may hold secrets there are only
+    the names, and `…` is in place of what is secret by its name.
     """
     given = {"scaling_config": scaling, "run_config": run, "validation_config": validation}
     return {
@@ -95,7 +98,7 @@ def _options(path: str, config: Any) -> Iterator[tuple[str, Any]]:
         elif each.name in _SECRET:
             yield name, _names_alone(value)
         elif each.name not in _ELSEWHERE:
-            yield name, _described(value)
+            yield name, shown(_described(value), each.name)
 
 
 def _described(value: Any) -> Any:
@@ -111,4 +114,4 @@ def _described(value: Any) -> Any:
 def _names_alone(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _names_alone(each) for name, each in value.items()}
-    return None if value is None else "…"
+    return None if value is None else HIDDEN

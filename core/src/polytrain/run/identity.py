@@ -7,12 +7,15 @@ change then; but the result of a finished run with other content isn't returned.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
 from polytrain.common.config import DataConfig
+from polytrain.common.secret_names import HIDDEN
 from polytrain.run.code_fingerprint import code_fingerprint, python_version
+from polytrain.run.secrecy import digests, shown, without_secrets
 from polytrain_plugins import Backend, Problem
 
 _ORDERING = ("shuffle", "seed", "shards", "remainder", "group", "window_rows")
@@ -26,11 +29,12 @@ def identity_of(
     config: Mapping[str, Any] | None,
     datasets: Mapping[str, DataConfig],
     fingerprints: Mapping[str, str],
+    salt: str,
 ) -> dict[str, Any]:
     """Return a run's identity, as plain values.
 
     Options that aren't plain values, such as a framework's objects, are recorded by type; the
-    content has their fingerprints.
+    content has their fingerprints. Of what is secret by its name there are digests.
 
     Args:
         backend: the backend, with its options.
@@ -38,13 +42,17 @@ def identity_of(
         config: the function's config.
         datasets: name → description of each data set.
         fingerprints: name → fingerprint of each data set's rows.
+        salt: of the digests; the same for all drivers of a run.
     """
-    given = {
+    options = {
         field.name: getattr(backend, field.name)
         for field in fields(backend)  # type: ignore[arg-type]  # every backend is a dataclass
         if field.init
     }
+    given = without_secrets(options, digests(salt))
+    config = without_secrets(config, digests(salt))
     return {
+        "salt": salt,
         "backend": backend.name,
         "training function": function is not None,
         "options": {name: plain(value) for name, value in given.items()},
@@ -78,7 +86,7 @@ def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> It
     """
     was, is_ = before["content"], now["content"]
     if not _same(was["train_loop_config"], is_["train_loop_config"]):
-        what = _changed(was["train_loop_config"], is_["train_loop_config"])
+        what = _changed("", was["train_loop_config"], is_["train_loop_config"])
         yield Problem(field="train_loop_config", what=what, remedy=_OTHER_CONTENT)
     for name, fingerprint in is_["datasets"].items():
         if was["datasets"].get(name) != fingerprint:
@@ -130,7 +138,7 @@ def differences(
     for name in sorted(before["options"].keys() | now["options"].keys()):
         was, is_ = before["options"].get(name), now["options"].get(name)
         if not _same(was, is_) and name not in mutable_on_resume:
-            yield Problem(field=name, what=_changed(was, is_), remedy=remedy)
+            yield Problem(field=name, what=_changed(name, was, is_), remedy=remedy)
     if before["datasets"].keys() != now["datasets"].keys():
         was, is_ = (", ".join(sorted(one["datasets"])) or "none" for one in (before, now))
         yield Problem(field="datasets", what=f"they were {was}, now they are {is_}", remedy=remedy)
@@ -140,12 +148,20 @@ def differences(
             was = before["datasets"][name].get(key)
             if was != is_:
                 field = f"dataset_config[{name!r}].{key}"
-                yield Problem(field=field, what=_changed(was, is_), remedy=remedy)
+                yield Problem(field=field, what=_changed(key, was, is_), remedy=remedy)
+
+
+def salt_of(identity: Mapping[str, Any]) -> str:
+    """Return the salt of an identity's digests; a new one if it has none."""
+    salt = identity.get("salt")
+    return salt if isinstance(salt, str) else secrets.token_hex(16)
 
 
 def options_of(identity: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the backend's options that the identity holds in full."""
-    return {name: value for name, value in identity["options"].items() if is_full(value)}
+    """Return the backend's options that the identity holds in full, with `…` for secrets."""
+    return {
+        name: shown(value, name) for name, value in identity["options"].items() if is_full(value)
+    }
 
 
 _TYPE = "python type"
@@ -175,8 +191,10 @@ def _same(was: Any, is_: Any) -> bool:
     return bool(was == is_) or json.dumps(was, sort_keys=True) == json.dumps(is_, sort_keys=True)
 
 
-def _changed(was: Any, is_: Any) -> str:
+def _changed(name: str, was: Any, is_: Any) -> str:
     if isinstance(was, Mapping) and isinstance(is_, Mapping):
         keys = [key for key in {**was, **is_} if was.get(key) != is_.get(key)]
         was, is_ = ({key: each[key] for key in keys if key in each} for each in (was, is_))
-    return f"the run was started with {was!r}, now it is {is_!r}"
+    what = f"the run was started with {shown(was, name)!r}, now it is {shown(is_, name)!r}"
+    is_hidden = (was, is_) != (shown(was, name), shown(is_, name))
+    return f"{what} ({HIDDEN} is a secret by its name, and isn't shown)" if is_hidden else what

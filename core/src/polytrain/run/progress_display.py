@@ -25,10 +25,11 @@ from polytrain.run.progress_text import (
     state_lines,
 )
 from polytrain.ui.call_queues import CallQueue, CallQueues
+from polytrain.ui.echo import write_line
 from polytrain.ui.heartbeats import heartbeat_pauses
+from polytrain.ui.line_layout import printable
 from polytrain.ui.notebook_output import NotebookOutput, is_notebook
 from polytrain.ui.status_lines import StatusLines, can_stay
-from polytrain.ui.streams import write_text
 from polytrain_plugins import RunInfo
 
 logger = logging.getLogger(__name__)
@@ -165,13 +166,13 @@ class _Follower:
 
     def print_line(self, line: str) -> None:
         """Have a line printed, unless the reader of the stream is gone."""
-        self.queue.give(partial(self._print, f"{line}\n"), size=len(line))
+        self.queue.give(partial(self._print, line), size=len(line))
 
-    def _print(self, text: str) -> None:
+    def _print(self, line: str) -> None:
         if self._is_broken:
             return
         try:
-            write_text(self.stream, text)
+            write_line(printable(line), self.stream)
         except (OSError, ValueError):
             self._is_broken = True
 

@@ -7,16 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from polytrain.common.secret_names import is_secret
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.protocol import Storage
 
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
-
-_SECRET = re.compile(
-    r"([^=]*(?:secret|password|passwd|token|signature|account_?key|access_?key)[^=]*|sig)=.*",
-    re.IGNORECASE | re.DOTALL,
-)
-"""An option of an address that holds a secret."""
 
 RETRY_S = 600.0
 """How long calls to an unavailable storage are retried by default."""
@@ -125,15 +120,21 @@ def holds_credentials(location: str) -> bool:
     return without_credentials(location) != location
 
 
-def without_credentials(location: str) -> str:
-    """The address for display, with an ellipsis for passwords and secrets."""
+def without_credentials(location: str, mark: str = "…") -> str:
+    """The address for display, with an ellipsis, or another mark, for passwords and secrets."""
     found = _ADDRESS.match(location)
     if found is None:
         return location
-    rest, mark, options = found["rest"].partition("?")
+    rest, question, options = found["rest"].partition("?")
     end = _end_of_password(rest)
-    shown = [_SECRET.sub(r"\1=…", option) for option in options.split("&")]
-    return f"{found['scheme']}://{'…' if end else ''}{rest[end:]}{mark}{'&'.join(shown)}"
+    shown = "&".join(_without_secret(option, mark) for option in options.split("&"))
+    return f"{found['scheme']}://{mark if end else ''}{rest[end:]}{question}{shown}"
+
+
+def _without_secret(option: str, mark: str) -> str:
+    name, equals, _ = option.partition("=")
+    is_signature = name == "sig" or name.lower().endswith("signature")
+    return f"{name}={mark}" if equals and (is_signature or is_secret(name)) else option
 
 
 def _end_of_password(rest: str) -> int:

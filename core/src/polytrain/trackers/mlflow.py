@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.common import strict_json
-from polytrain.storage.location import holds_credentials
+from polytrain.storage.location import holds_credentials, without_credentials
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
 from polytrain_plugins import Problem
 from polytrain_plugins.installation import install_command
@@ -54,6 +54,12 @@ class MLflow(Tracker):
     uri: str | None = None
     experiment: str | None = None
     log_checkpoint: bool = False
+
+    def __repr__(self) -> str:
+        # Commands and errors name trackers by it.
+        shown = replace(self, uri=self.uri and without_credentials(self.uri))
+        options = ", ".join(f"{name}={value!r}" for name, value in asdict(shown).items())
+        return f"MLflow({options})"
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

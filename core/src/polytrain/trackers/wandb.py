@@ -6,6 +6,7 @@ import netrc
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from polytrain.common.secret_names import is_secret
 from polytrain.storage.beneath import Beneath
+from polytrain.storage.location import holds_credentials
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in, numbers
 from polytrain.trackers.wandb_file import wait_until_complete
 from polytrain_plugins import Problem
@@ -180,6 +183,8 @@ class WandBRun:
                 init_timeout=_INIT_TIMEOUT_S,
                 # They would be those of the driver.
                 x_disable_stats=True,
+                # The command line of this process is a part of it.
+                x_disable_meta=any(map(_holds_a_secret, sys.argv[1:])),
             ),
         )
         self.sent: int | None = max(0, self._run.step - 1) if self._run.resumed else 0
@@ -253,6 +258,11 @@ def _remove_offline_run(directory: Path, run_id: str) -> None:
         named = _OFFLINE_RUN.fullmatch(each.name)
         if named and named[1] == run_id and each.is_dir(follow_symlinks=False):
             shutil.rmtree(each.path)
+
+
+def _holds_a_secret(argument: str) -> bool:
+    name, _, value = argument.partition("=")
+    return is_secret(name) or holds_credentials(value) or holds_credentials(argument)
 
 
 def _values(metrics: Mapping[str, Any]) -> dict[str, Any]:

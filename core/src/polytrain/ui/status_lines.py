@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TextIO
 
+from polytrain.ui.line_layout import printable
+
 _LEAST_ROWS = 6
 """In a lower terminal nothing is drawn: the lines would take too much of it."""
 
@@ -101,7 +103,7 @@ class StatusLines:
             text += self._made_room(size)
             self._size, self._drawn = size, []
         # The last column stays empty: some terminals would begin another line.
-        lines = list(self._lines(size.columns - 1))
+        lines = [printable(line) for line in self._lines(size.columns - 1)]
         if lines != self._drawn:
             self._drawn = lines
             text += self._placed(size, lines)

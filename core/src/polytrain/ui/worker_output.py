@@ -13,9 +13,9 @@ from typing import Literal, TextIO
 
 from polytrain.common.output import Output
 from polytrain.ui.call_queues import CallQueues
+from polytrain.ui.echo import output_line, write_line
 from polytrain.ui.lines import LineBuffer
 from polytrain.ui.rank_log import RankLog
-from polytrain.ui.streams import write_text
 
 _LAST_LINES = 10
 
@@ -130,14 +130,14 @@ class WorkerOutput:
         # A program without a terminal may have neither.
         if target is None or is_hidden or is_muted:
             return
-        text = f"({_name(rank)}) {line}\n"
+        shown = output_line(f"({_name(rank)}) {line}", target)
         self._queues.of(target).give(
-            partial(self._print, stream, target, text), size=len(text) + _OVERHEAD
+            partial(self._print, stream, target, shown), size=len(shown) + _OVERHEAD
         )
 
-    def _print(self, stream: str, target: TextIO, text: str) -> None:
+    def _print(self, stream: str, target: TextIO, line: str) -> None:
         try:
-            write_text(target, text)
+            write_line(line, target)
         except (OSError, ValueError) as error:
             self._warn(
                 stream,

@@ -1,0 +1,103 @@
+"""Which names say that their value is a secret. Pure.
+
+A name that is taken for a secret's and isn't costs a reader a value; the other mistake publishes a
+key. So `key` and `token` count as secrets unless the words beside them are the field's own.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from itertools import pairwise
+
+HIDDEN = "…"
+"""Stands for a secret where values are shown."""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+"""A word of a name in snake, kebab, camel or any other case."""
+
+_CERTAIN = re.compile(
+    r".*(?:password|passwd|passphrase|passcode|secret|credential"
+    r"|(?:api|auth|access|secret|private)(?:key|token))s?"
+    r"|pwd|creds|jwt|bearer|cookies?|authorization|webhook"
+)
+"""A word that means a secret wherever it stands in a name."""
+
+_KINDS = _words(
+    """
+    access account api auth bearer client deploy deployment encryption license master private
+    refresh secret security service session signing ssh storage subscription
+    """
+)
+"""With one of these before it, `key` or `token` means a secret wherever it stands."""
+
+_PLACES = _words(
+    """
+    column count dir directory env environment expiry field file filename header id ids len
+    length lifetime location name path prefix scope size timeout ttl type var variable
+    """
+)
+"""As the last word of a name it says that the value isn't the secret, but says something of it."""
+
+_LAST = _words("auth dsn key oauth pw sas token")
+"""The last word of a secret's name, if the one before doesn't say that it is something else."""
+
+_LAST_TWO = frozenset({("connection", "string"), ("conn", "string"), ("conn", "str")})
+
+_OF_A_DICT = _words(
+    """
+    action answer att audio axis batch best block bucket by cache caption checkpoint class col
+    column config context count data dataset df dict dispatch edge embedding eq example f
+    feature file frame graph group h5 hash image index infer input instance item jax join label
+    lang language layer layers logits lookup loss map mask max message metric min model module
+    monitor n name node num object obs observation order output param parameter partition pixel
+    point prediction primary prng prompt prop query question random record registry response
+    reward rng row s sample score sequence shard sort split state step stratify sub subconfig
+    submodule table tag target task tensor text time train unique update val value video view
+    weight x y
+    """
+)
+"""Before `key`: of a dict, a table, an attention or a random generator."""
+
+_OF_TEXT = _words(
+    """
+    added additional additive audio average avg begin beginning blank bod boi bos break byte
+    char class classification cls completion control cur current decoder delay delimiter dist
+    distillation dummy each empty encoder end eod eoi eom eos eot eov extra fill filler fim
+    first fixed forced frame fuse generated global group ignore image img infer infill input int
+    label lang language last latent line mask max mean media memory middle min mod modality
+    model motion n new newline next noise null num object oov out output pad padding patch per
+    placeholder point pooling position prefix previous prompt query question reasoning register
+    sep separator single soft sos sot space spatial speaker special speech start stop sub
+    subword suffix summary system tail target task temporal text think tile time timestamp tool
+    total trigger unk unknown unused use utterance video vision visual vocab word
+    """
+)
+"""Before `token`: of a text, a picture or a model."""
+
+_WEAK = {"key": _OF_A_DICT, "token": _OF_TEXT}
+"""Words that mean a secret or not, by the word before."""
+
+
+@cache
+def is_secret(name: str) -> bool:
+    """Return whether a name says that its value is a secret: `api_key`, `--hf-token`, `dbPassword`.
+
+    Numbers at the end, as in `API_KEY_2`, make no difference.
+    """
+    words = [word.lower() for word in _WORD.findall(name)]
+    if not words or words[-1] in _PLACES:
+        return False
+    if any(map(_CERTAIN.fullmatch, words)):
+        return True
+    if any(kind in _KINDS and what.removesuffix("s") in _WEAK for kind, what in pairwise(words)):
+        return True
+    before, last = ("", *words)[-2:]
+    if (before, last) in _LAST_TWO:
+        return True
+    return last in _LAST and before not in _WEAK.get(last, ())
