@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import cloudpickle
 import msgpack
 
 from polytrain.common.errors import ReturnValueError
+from polytrain.common.pickler import Pickler
 
 Kind = Literal["plain", "pickled", "lost"]
 
@@ -137,7 +137,7 @@ class _LimitedFile(io.BytesIO):
 
 def _pickled(value: Any, limit: int) -> bytes:
     file = _LimitedFile(limit)
-    cloudpickle.Pickler(file).dump(value)
+    Pickler(file).dump(value)
     return file.getvalue()
 
 
