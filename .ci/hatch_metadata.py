@@ -16,7 +16,7 @@ KERAS = "keras>=3.15,<3.16"
 # extra -> (distribution, its folder, the framework's requirements)
 EXTRAS = {
     "torch": ("polytrain-torch", "plugin_torch", ("torch>=2.6",)),
-    "lightning": ("polytrain-torch", "plugin_torch", ("torch>=2.6", "lightning>=2.5")),
+    "lightning": ("polytrain-torch", "plugin_torch", ("torch>=2.6", "lightning>=2.6.6")),
     "accelerate": ("polytrain-torch", "plugin_torch", ("torch>=2.6", "accelerate>=1.10")),
     "transformers": (
         "polytrain-torch",
