@@ -39,7 +39,7 @@ EXTRAS = {
     "otel": (
         "polytrain-core",
         "core",
-        ("opentelemetry-sdk>=1.30", "opentelemetry-exporter-otlp-proto-http>=1.30"),
+        ("opentelemetry-sdk>=1.43", "opentelemetry-exporter-otlp-proto-http>=1.43"),
     ),
     "prometheus": ("polytrain-core", "core", ("prometheus-client>=0.20",)),
 }
