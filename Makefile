@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 UNIT := .venv-unit
 LINT := .venv-lint
+NEWEST := .venv-newest
+LOWEST := .venv-lowest
 ARGS ?=
 # Processes that run tests at once. Much of what tests do is to wait for other processes.
 JOBS ?= 3
@@ -17,7 +19,7 @@ export POLYTRAIN_REQUIRED_BACKENDS := torch,xgboost,lightgbm,tensorflow,referenc
 MEMBERS := plugins core plugin_torch plugin_xgboost plugin_lightgbm plugin_tf
 # Bytecode is written by the first import instead of for thousands of files that nobody imports.
 # $(1): the environment.
-pip_install = $(1)/bin/python -m pip install --quiet --no-compile -c $(CONSTRAINTS)
+pip_install = $(1)/bin/python -m pip install --quiet --no-compile $(addprefix -c ,$(CONSTRAINTS))
 PIP_INSTALL := $(call pip_install,$(VENV))
 
 # With this set, every worker process of every run would compile its framework again.
@@ -25,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo lint fix unit test sweep conformance crash chaos bench-script bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
+.PHONY: help install demo lint fix unit test newest lowest sweep conformance crash chaos bench-script bench-startup bench-scale bench-report bench-recovery bench-recovery-agent \
 	bench-overhead bench-control-plane bench-ingest bench-resume bench-plan bench-checkpoint bench-index bench-journal bench-page \
 	bench-boosters bench-torch reference screenshot booster-table clean
 
@@ -60,6 +62,16 @@ test: install ## lint, then every test (ARGS="-k name" to choose)
 	@$(call check_code,$(BIN)); \
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0 --durations=20 $(ARGS) || exit $$?; \
 	exit $$status
+
+# $(1): the environment, $(2): the tests besides those that both have.
+test_versions = $(1)/bin/pytest tests/unit tests/conformance tests/architecture/test_private_names.py $(2) \
+	-n $(JOBS) --dist loadfile --max-worker-restart=0 $(ARGS)
+
+newest: $(NEWEST)/.stamp-install ## unit tests, conformance and examples with the newest versions that are allowed
+	@$(call test_versions,$(NEWEST),tests/e2e/test_examples.py)
+
+lowest: $(LOWEST)/.stamp-install ## unit tests and conformance with the oldest
+	@$(call test_versions,$(LOWEST))
 
 sweep: install ## all cases of the tests of which `make test` runs a selection
 	@$(BIN)/pytest --sweep -m "sweep or only_in_sweep" -n $(JOBS) --dist loadfile --durations=20 $(ARGS)
@@ -134,7 +146,7 @@ booster-table: install ## hashes of models that should be the same, for docs/boo
 	@PYTHONPATH=. $(BIN)/python tests/benchmarks/booster_table.py $(ARGS)
 
 clean: ## remove the environment, the caches and what was built
-	rm -rf $(VENV) $(UNIT) $(LINT) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(UNIT) $(LINT) $(NEWEST) $(LOWEST) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian splits ensurepip into a package of its own: without it, the interpreter's pip puts one in.
@@ -151,16 +163,22 @@ clean: ## remove the environment, the caches and what was built
 	fi
 	@touch $@
 
-$(VENV)/.stamp-build: $(VENV)/.stamp-venv $(REQUIREMENTS)/build.txt $(CONSTRAINTS)
-	@$(PIP_INSTALL) -r $(REQUIREMENTS)/build.txt
-	@touch $@
+$(VENV)/.stamp-install: $(CONSTRAINTS)
+# With no constraint, pip takes the newest version that our metadata allows.
+$(NEWEST)/.stamp-install: CONSTRAINTS :=
+$(LOWEST)/.stamp-install: CONSTRAINTS := .ci/constraints-lowest.txt
+$(LOWEST)/.stamp-install: .ci/constraints-lowest.txt
+INSTALLED := members.txt frameworks.txt libraries.txt dev.txt examples.txt
+# The oldest jax that the examples take and the oldest TensorFlow exclude each other.
+$(LOWEST)/.stamp-install: INSTALLED := members.txt frameworks.txt libraries.txt dev.txt
 
-# One call: the members resolve against each other, with no index.
-$(VENV)/.stamp-install: $(VENV)/.stamp-build $(MEMBERS:=/pyproject.toml) \
-		$(addprefix $(REQUIREMENTS)/,members.txt frameworks.txt libraries.txt dev.txt alone.txt)
-	@echo "installing polytrain, four frameworks and the tools into $(VENV)"
-	@$(PIP_INSTALL) --no-build-isolation $(addprefix -r $(REQUIREMENTS)/,members.txt frameworks.txt libraries.txt dev.txt)
-	@$(PIP_INSTALL) --no-deps -r $(REQUIREMENTS)/alone.txt
+# One call for the members: they resolve against each other, with no index.
+$(addsuffix /.stamp-install,$(VENV) $(NEWEST) $(LOWEST)): %/.stamp-install: %/.stamp-venv $(MEMBERS:=/pyproject.toml) \
+		$(addprefix $(REQUIREMENTS)/,build.txt $(INSTALLED) alone.txt)
+	@echo "installing polytrain, four frameworks and the tools into $*"
+	@$(call pip_install,$*) -r $(REQUIREMENTS)/build.txt
+	@$(call pip_install,$*) --no-build-isolation $(addprefix -r $(REQUIREMENTS)/,$(INSTALLED))
+	@$(call pip_install,$*) --no-deps -r $(REQUIREMENTS)/alone.txt
 	@touch $@
 
 # The members without what they ask for: Ray is among it.

@@ -15,15 +15,15 @@ KERAS = "keras>=3.15,<3.16"
 
 # extra -> (distribution, its folder, the framework's requirements)
 EXTRAS = {
-    "torch": ("polytrain-torch", "plugin_torch", ("torch>=2.6",)),
-    "lightning": ("polytrain-torch", "plugin_torch", ("torch>=2.6", "lightning>=2.5")),
-    "accelerate": ("polytrain-torch", "plugin_torch", ("torch>=2.6", "accelerate>=1.10")),
+    "torch": ("polytrain-torch", "plugin_torch", ("torch>=2.11",)),
+    "lightning": ("polytrain-torch", "plugin_torch", ("torch>=2.11", "lightning>=2.6.6")),
+    "accelerate": ("polytrain-torch", "plugin_torch", ("torch>=2.11", "accelerate>=1.10")),
     "transformers": (
         "polytrain-torch",
         "plugin_torch",
-        ("torch>=2.6", "transformers>=5.0", "accelerate>=1.10"),
+        ("torch>=2.11", "transformers>=5.0", "accelerate>=1.10"),
     ),
-    "deepspeed": ("polytrain-torch", "plugin_torch", ("torch>=2.6", "deepspeed>=0.19")),
+    "deepspeed": ("polytrain-torch", "plugin_torch", ("torch>=2.11", "deepspeed>=0.19")),
     "xgboost": ("polytrain-xgboost", "plugin_xgboost", ("xgboost>=3.0", *TABLES)),
     "xgboost-cpu": ("polytrain-xgboost", "plugin_xgboost", ("xgboost-cpu>=3.0", *TABLES)),
     "lightgbm": ("polytrain-lightgbm", "plugin_lightgbm", ("lightgbm>=4.6", *TABLES)),
@@ -39,7 +39,7 @@ EXTRAS = {
     "otel": (
         "polytrain-core",
         "core",
-        ("opentelemetry-sdk>=1.30", "opentelemetry-exporter-otlp-proto-http>=1.30"),
+        ("opentelemetry-sdk>=1.43", "opentelemetry-exporter-otlp-proto-http>=1.43"),
     ),
     "prometheus": ("polytrain-core", "core", ("prometheus-client>=0.20",)),
 }

@@ -1,6 +1,6 @@
 """Handwritten digits by PyTorch Lightning: two workers, one of which is killed on the way.
 
-pip install '.[torch]' lightning scikit-learn
+pip install '.[lightning]' scikit-learn
 python examples/lightning_digits.py
 """
 

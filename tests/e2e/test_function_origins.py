@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from tests.e2e.driver import PREAMBLE, run_driver
 
 FIT = """
@@ -67,12 +68,52 @@ def test_interactive_prompt(tmp_path: Path) -> None:
     assert "answer 44" in run.stdout, run.stderr
 
 
+READ_THEIR_SOURCE = {
+    "torch": """
+    def train():
+        import torch
+
+        def one_more(values: torch.Tensor) -> torch.Tensor:
+            if bool(values.sum() > 0):
+                return values + 1
+            return values
+
+        compiled = torch.jit.script(one_more)
+        polytrain.report({"answer": int(compiled(torch.tensor([45])))})
+    """,
+    "tensorflow": """
+    def train():
+        import tensorflow as tf
+
+        @tf.function
+        def one_more(values):
+            if tf.reduce_sum(values) > 0:
+                values += 1
+            return values
+
+        polytrain.report({"answer": int(one_more(tf.constant([45]))[0])})
+    """,
+}
+"""Training functions of a script with parts that a framework compiles from their text."""
+
+
+@pytest.mark.parametrize("backend", READ_THEIR_SOURCE)
+def test_frameworks_that_compile_a_function_find_its_source(tmp_path: Path, backend: str) -> None:
+    script = textwrap.dedent(READ_THEIR_SOURCE[backend]) + FIT.format(function="train")
+    code, output, errors = run_driver(tmp_path, script.replace('"reference"', f'"{backend}"'))
+    assert code == 0, errors
+    assert "answer 46" in output
+
+
 def test_notebook_cell(tmp_path: Path) -> None:
-    """A real kernel runs the cells."""
+    """A real kernel runs the cells; an error shows the line of the cell."""
     cells = [
         PREAMBLE,
         "def train():\n    polytrain.report({'answer': 45})",
         FIT.format(function="train"),
+        "def wrong():\n    polytrain.report({'answer': 45 / 0})",
+        "try:" + textwrap.indent(FIT.format(function="wrong"), "    ") + "except polytrain."
+        "TrainingFailedError as error:\n    print(error.failures[0].traceback)",
     ]
     notebook = {
         "cells": [
@@ -100,4 +141,7 @@ def test_notebook_cell(tmp_path: Path) -> None:
         timeout=180,
     )
     assert run.returncode == 0, run.stderr
-    assert "answer 45" in path.read_text()
+    cells_after = path.read_text()
+    assert "answer 45" in cells_after
+    assert "line 2, in wrong\\n" in cells_after
+    assert "    polytrain.report({'answer': 45 / 0})\\n" in cells_after

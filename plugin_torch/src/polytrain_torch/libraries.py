@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
+
+_OLDEST = {
+    "lightning": (
+        (2, 6, 6),
+        "of the releases before it, two had malicious code in them, and all can run code from a "
+        "checkpoint in spite of weights_only",
+    )
+}
+"""Library to the oldest version that may be used, and why."""
 
 
 @contextmanager
@@ -12,7 +23,10 @@ def needed(library: str) -> Iterator[None]:
 
     Raises:
         ModuleNotFoundError: it isn't installed; the message has the command that installs it.
+        ImportError: an older version is installed than may be used.
     """
+    # Not afterwards: malicious code runs when it is imported.
+    _refuse_older(library)
     try:
         yield
     except ModuleNotFoundError as error:
@@ -20,6 +34,30 @@ def needed(library: str) -> Iterator[None]:
             raise
         raise ModuleNotFoundError(
             f"polytrain_torch.{library} needs {library}, which isn't installed: "
-            f"pip install {library}",
+            f"pip install {_requirement(library)}",
             name=library,
         ) from None
+
+
+def _refuse_older(library: str) -> None:
+    if library not in _OLDEST:
+        return
+    oldest, why = _OLDEST[library]
+    try:
+        version = metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < oldest:
+        raise ImportError(
+            f"{library} {version} is installed, and polytrain_torch.{library} needs "
+            f"{'.'.join(map(str, oldest))} or newer: {why}. Install it: "
+            f"pip install {_requirement(library)}",
+            name=library,
+        )
+
+
+def _requirement(library: str) -> str:
+    """What pip is asked to install."""
+    if library not in _OLDEST:
+        return library
+    return f"'{library}>={'.'.join(map(str, _OLDEST[library][0]))}'"

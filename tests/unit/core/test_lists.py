@@ -235,7 +235,11 @@ def test_tensors_that_lack_numbers_are_refused(
     rows = [numbers, None if missing_row else numbers[:1] * 2] * 3
     storage = pa.array(rows, pa.list_(kind, 2))
     column = pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(kind, (2,)), storage)
-    shard = shard_of(source(pa.table({"x": column}), tmp_path))
+    try:
+        data = source(pa.table({"x": column}), tmp_path)
+    except pa.ArrowNotImplementedError:
+        pytest.skip("Arrow before 26 writes no Parquet file with missing tensors")
+    shard = shard_of(data)
     with pytest.raises(ReadError, match="lacks some of its numbers"):
         list(shard.iter_batches(batch_size=2, format=format))
 

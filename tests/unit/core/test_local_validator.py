@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import secrets
 import select
 import signal
@@ -14,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.output import Output
+from polytrain.common.pickler import dumps
 from polytrain.testing.processes import eventually
 from polytrain.workers import local_validator
 from polytrain.workers.local_validator import LocalValidator, ValidationProcessSpec
@@ -52,7 +53,7 @@ def validator(
         leave_timeout_s=leave_timeout_s,
     )
     written: list[Output] = []
-    made = LocalValidator(spec, cloudpickle.dumps(function), tell=written.append)
+    made = LocalValidator(spec, dumps(function), tell=written.append)
     try:
         yield made, written
     finally:
@@ -110,7 +111,7 @@ def test_what_it_raises_is_returned_with_its_traceback(tmp_path: Path) -> None:
     assert outcome.reason == "LookupError: no such file"
     assert "in validate" in outcome.traceback
     assert outcome.error is not None
-    assert isinstance(cloudpickle.loads(outcome.error), LookupError)
+    assert isinstance(pickle.loads(outcome.error), LookupError)
 
 
 def test_the_next_one_starts_a_zygote_if_the_last_one_was_killed(tmp_path: Path) -> None:

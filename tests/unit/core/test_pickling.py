@@ -1,16 +1,21 @@
-"""What travels by value, and what by name."""
+"""What travels by value, and what by name; and that code keeps its file and lines."""
 
 from __future__ import annotations
 
+import linecache
 import pickle
+import subprocess
 import sys
 import types
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from polytrain.workers.pickling import code_of_job, pickled_with
+from polytrain.common.pickler import dumps
+from polytrain.common.return_values import encoded
+from polytrain.workers.pickling import code_of_job, pickled_error, pickled_with
 
 
 @pytest.mark.parametrize("function", [dict, len, OrderedDict])
@@ -41,3 +46,82 @@ def test_a_backend_that_others_cannot_import_travels_by_value(
         backend = vars(module)["Own"](colour="red")
         pickled = pickled_with(*code_of_job(None, backend), value=backend)
     assert pickle.loads(pickled).colour == "red"
+
+
+CELL = """
+class Model:
+    @property
+    def size(self):
+        return [each + 1 for each in (lambda: [1])()]
+
+def outer():
+    factor = 2
+    def train(config=None, model=Model):
+        def inner():
+            return factor * model().size[0] / 0
+        return inner()
+    return train
+
+train = outer()
+"""
+
+
+def files_of(code: types.CodeType) -> set[str]:
+    """The file names of a code object and all inside it."""
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return {code.co_filename}.union(*map(files_of, inner))
+
+
+def in_cell(source: str, file: str) -> dict[str, Any]:
+    """The names that a cell of a notebook defines: its source is in no file."""
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source, file, "exec"), names)
+    return names
+
+
+@pytest.fixture
+def cell() -> Iterator[dict[str, Any]]:
+    file = "/tmp/ipykernel_1/2.py"
+    yield in_cell(CELL, file)
+    del linecache.cache[file]
+
+
+@pytest.mark.parametrize("pickled", [lambda value: pickled_with(value=value), dumps])
+def test_code_keeps_its_file_wherever_it_is_nested(
+    cell: dict[str, Any], pickled: Callable[[Any], bytes]
+) -> None:
+    train = pickle.loads(pickled(cell["train"]))
+    [model] = train.__defaults__[1:]
+    assert files_of(train.__code__) == {"/tmp/ipykernel_1/2.py"}
+    assert files_of(model.size.fget.__code__) == {"/tmp/ipykernel_1/2.py"}
+
+
+def test_lines_that_are_in_no_file_are_shown_in_other_processes(cell: dict[str, Any]) -> None:
+    code = (
+        "import inspect, pickle, sys, traceback\n"
+        "train = pickle.load(sys.stdin.buffer)\n"
+        "print(inspect.getsource(train))\n"
+        "try:\n"
+        "    train()\n"
+        "except ZeroDivisionError:\n"
+        "    print(traceback.format_exc())\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        input=pickled_with(value=cell["train"]),
+        check=True,
+        capture_output=True,
+    ).stdout.decode()
+    assert "def train(config=None, model=Model):" in shown
+    assert '"/tmp/ipykernel_1/2.py", line 11, in inner\n    return factor *' in shown
+
+
+def test_errors_and_results_of_a_cells_classes_keep_their_file() -> None:
+    file = "/tmp/ipykernel_1/3.py"
+    own = in_cell("class Own(Exception):\n    def code(self):\n        return 3\n", file)["Own"]
+    pickled = pickled_error(own())
+    assert pickled is not None
+    returned = encoded({own()}, rank=0, world_size=1)
+    for error in (pickle.loads(pickled), *returned.value(rank=0, may_unpickle=True)):
+        assert files_of(type(error).code.__code__) == {file}

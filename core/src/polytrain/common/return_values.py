@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-import cloudpickle
 import msgpack
 
 from polytrain.common.errors import ReturnValueError
+from polytrain.common.pickler import Pickler
 
 Kind = Literal["plain", "pickled", "lost"]
 
@@ -144,7 +144,7 @@ class _LimitedFile(io.BytesIO):
 
 def _pickled(value: Any, limit: int) -> bytes:
     file = _LimitedFile(limit)
-    cloudpickle.Pickler(file).dump(value)
+    Pickler(file).dump(value)
     return file.getvalue()
 
 

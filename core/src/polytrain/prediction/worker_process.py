@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-import cloudpickle
-
+from polytrain.common.pickler import dumps
 from polytrain.prediction.predictor import Predictor
 
 
@@ -48,7 +47,7 @@ def _serve(channel: Connection) -> None:
 
 
 def _send(channel: Connection, kind: str, content: Any) -> None:
-    channel.send_bytes(cloudpickle.dumps((kind, content), protocol=5))
+    channel.send_bytes(dumps((kind, content)))
 
 
 def portable(error: BaseException) -> BaseException:
@@ -56,7 +55,7 @@ def portable(error: BaseException) -> BaseException:
     text = "".join(traceback.format_exception(error))
     error.add_note(f"\nIn the worker process:\n{text.rstrip()}")
     try:
-        cloudpickle.loads(cloudpickle.dumps(error))
+        pickle.loads(dumps(error))
     except Exception:  # whatever an exception's own __reduce__ raises
         return RuntimeError(text)
     return error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import pickle
 import signal
 import subprocess
 import sys
@@ -212,13 +213,11 @@ def _killed_driver(run: ChaosRun) -> None:
 
 def other_driver(directory: str, address: str | None) -> None:
     """The main function of that process; `address` is that of its Ray, if it uses one."""
-    import cloudpickle
-
     if address is not None:
         import ray
 
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    run: ChaosRun = cloudpickle.loads(Path(directory, "job").read_bytes())
+    run: ChaosRun = pickle.loads(Path(directory, "job").read_bytes())
     run.fit(run.plan.clock)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import sys
 import traceback
@@ -10,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-import cloudpickle
 import psutil
 
 from polytrain.data.shards.opening import open_shards
@@ -37,7 +37,7 @@ def run_and_exit(connection: socket.socket, page: int, _: Sequence[int]) -> NoRe
 def _run(connection: socket.socket) -> NoReturn:
     channel = SocketChannel(connection)
     _, start = channel.receive()
-    job, order, rank, spec, table, path = cloudpickle.loads(start)
+    job, order, rank, spec, table, path = pickle.loads(start)
     # The framework's import may set variables and start threads; the engine isn't to blame.
     job.backend.engine()
     before = _Traces.now()

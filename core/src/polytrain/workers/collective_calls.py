@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeVar
 
-import cloudpickle
 import msgpack
 
+from polytrain.common.pickler import dumps
 from polytrain.workers.worker_api import gather_over_ranks, get_context
 
 Data = TypeVar("Data")
@@ -42,7 +42,7 @@ def broadcast_from_rank_zero(data: Data) -> Data:
         pickle.PicklingError, TypeError: rank 0's data can't be pickled.
     """
     is_sender = get_context().get_world_rank() == 0
-    sent = _called("broadcast_from_rank_zero()", cloudpickle.dumps(data) if is_sender else b"")
+    sent = _called("broadcast_from_rank_zero()", dumps(data) if is_sender else b"")
     if is_sender:
         return data
     received: Data = pickle.loads(sent)

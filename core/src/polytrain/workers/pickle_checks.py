@@ -8,8 +8,7 @@ from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-import cloudpickle
-
+from polytrain.common.pickler import dumps
 from polytrain_plugins import Problem
 
 _MOST_BYTES = 256 * 2**20
@@ -48,7 +47,7 @@ def pickle_problems(
 def _size_or_error(value: Any) -> int | Exception:
     """The bytes of a pickled object, or why it can't be pickled."""
     try:
-        return len(cloudpickle.dumps(value))
+        return len(dumps(value))
     except Exception as error:  # whatever an object's own __reduce__ raises
         return error
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import cloudpickle
 
+from polytrain.common.pickler import Pickler, dumps
+
 
 def pickled_with(*functions: Any, value: Any) -> bytes:
     """Pickle a value that holds users' functions.
@@ -56,7 +58,7 @@ class _Together(pickle.Unpickler):
         return self._apart[number]
 
 
-class _Apart(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
+class _Apart(Pickler):
     def __init__(self, file: io.BytesIO, kind: type | tuple[type, ...]) -> None:
         super().__init__(file)
         self.apart: list[Any] = []
@@ -72,10 +74,9 @@ class _Apart(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 def pickled_error(error: BaseException) -> bytes | None:
     """Return a pickled exception; None if it can't be pickled."""
     try:
-        pickled: bytes = cloudpickle.dumps(error)
+        return dumps(error)
     except Exception:  # an exception may hold anything; its text is sent anyway
         return None
-    return pickled
 
 
 def code_in(value: Any, *, depth: int = 6) -> Iterator[Any]:

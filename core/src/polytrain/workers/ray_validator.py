@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import pickle
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import cloudpickle
 import ray
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 
+from polytrain.common.pickler import dumps
 from polytrain.workers.pickling import pickled_error
 from polytrain.workers.validator import NotValidated, Validated, ValidationTask, call
 
@@ -42,7 +43,7 @@ class RayValidator:
         with self._lock:
             if self._is_cancelled.is_set():
                 return None
-            self._running = running = self._task.remote(self._function, cloudpickle.dumps(task))
+            self._running = running = self._task.remote(self._function, dumps(task))
         try:
             # The time that it waits for resources doesn't count. `cancel` ends both.
             if not ray.wait([running], timeout=_WAITS_S)[0]:
@@ -86,7 +87,7 @@ class RayValidator:
 def _validated(function: bytes, task: bytes) -> Iterator[Mapping[str, Any]]:
     """The body of the task."""
     yield {}
-    yield call(function, cloudpickle.loads(task))
+    yield call(function, pickle.loads(task))
 
 
 def _not_validated(error: Exception) -> NotValidated:

@@ -1,0 +1,67 @@
+"""Pickles values with users' code in them; the code keeps the name of its file, and its lines."""
+
+from __future__ import annotations
+
+import io
+import linecache
+import os
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import cloudpickle
+
+
+def dumps(value: Any) -> bytes:
+    """Pickle a value. `pickle.loads` reads it.
+
+    Raises:
+        Exception: it can't be pickled. An object's own methods may raise anything.
+    """
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # noqa: TID251  # it has no types
+    """A `cloudpickle.Pickler` whose code objects keep `co_filename`.
+
+    From 3.1.3 on cloudpickle writes "<dynamic-code>" there. Tracebacks, stacks and whatever reads
+    the source of a function (`tf.function`, `torch.jit.script`) then find neither file nor line.
+    """
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        # One string for all code of a file: pickle writes the same object only once.
+        self._sources: dict[str, str | None] = {}
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, CodeType):
+            return super().reducer_override(value)
+        make, arguments = self.dispatch_table[CodeType](value)
+        file = value.co_filename
+        if file not in self._sources:
+            self._sources[file] = _source_only_here(file)
+        return restored_code, (make, arguments, file, self._sources[file])
+
+
+def restored_code(
+    make: Callable[..., CodeType], arguments: tuple[Any, ...], file: str, source: str | None
+) -> CodeType:
+    """Return a code object with the name of its file; pickles call this.
+
+    Args:
+        make: a function that returns the code object.
+        arguments: the arguments of `make`.
+        file: the name.
+        source: the file's text, if it is no file of the process that pickled the code.
+    """
+    if source is not None:
+        # Without a time of modification the entry is never compared with a file.
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    return make(*arguments).replace(co_filename=file)
+
+
+def _source_only_here(file: str) -> str | None:
+    """The text of a notebook's cell, or of what was typed at a prompt."""
+    return None if os.path.exists(file) else "".join(linecache.getlines(file)) or None

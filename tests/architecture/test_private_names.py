@@ -1,0 +1,238 @@
+"""Private names of other packages: which one an installed version lacks, and what uses it.
+
+A new version of a framework may rename them. Here that is one line, not the failure of a run.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    "torch": {
+        "torch": ("_C",),
+        "torch._C": ("_current_graph_task_id",),
+        "torch._dynamo.OptimizedModule": ("_orig_mod",),
+        "torch.autograd.Variable": ("_execution_engine",),
+        "torch.distributed.ProcessGroup": (
+            *("_allgather_base", "_get_backend", "_get_sequence_number_for_group"),
+            "_reduce_scatter_base",
+        ),
+        "torch.distributed.ProcessGroupGloo._Options": ("_timeout",),
+        "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+        "torch.distributed.checkpoint.metadata": ("_MEM_FORMAT_ENCODING",),
+        "torch.distributed.distributed_c10d": ("_get_default_store", "_world"),
+        "torch.distributed.fsdp.FSDPModule": ("_get_fsdp_state",),
+        "torch.serialization": ("_get_layout",),
+        "torch.utils.tensorboard.SummaryWriter": ("_get_file_writer",),
+    },
+    "accelerate": {
+        "accelerate.Accelerator": ("_custom_objects", "_models", "_optimizers", "_schedulers"),
+    },
+    "deepspeed": {"deepspeed.DeepSpeedEngine": ("_config",)},
+    "lightning": {
+        "lightning.Trainer": ("_accelerator_connector",),
+        "lightning.pytorch.loggers.CSVLogger": ("_experiment", "_version"),
+        "lightning.pytorch.loggers.TensorBoardLogger": (
+            *("_default_hp_metric", "_experiment", "_version"),
+        ),
+        "lightning.pytorch.loops._TrainingEpochLoop": ("_batches_that_stepped",),
+        "lightning.pytorch.loops.fit_loop._FitLoop": ("_combined_loader",),
+        "lightning.pytorch.plugins.io.AsyncCheckpointIO": ("_error",),
+    },
+    "transformers": {
+        "transformers.Trainer": ("_maybe_log_save_evaluate",),
+        "transformers.integrations.TensorBoardCallback": ("_init_summary_writer",),
+    },
+    "keras": {
+        "keras.Layer": ("_flatten_layers",),
+        "keras.Model": ("_compile_loss", "_compile_metrics", "_distribute_strategy"),
+        "keras.callbacks.SwapEMAWeights": ("_ema_weights_in_model",),
+        "keras.src.backend.tensorflow.trainer": ("_collective_all_reduce_multi_worker",),
+        "keras.src.backend.tensorflow.trainer.TFEpochIterator": (
+            *("_distributed_dataset", "_get_iterator", "_num_batches"),
+        ),
+        "keras.src.backend.tensorflow.trainer.TensorFlowTrainer": (
+            *("_maybe_symbolic_build", "_symbolic_build"),
+        ),
+        "keras.src.optimizers.base_optimizer.BaseOptimizer": ("_clip_gradients",),
+    },
+    "tensorflow": {
+        "tensorflow.data.Dataset": ("_functions", "_inputs"),
+        "tensorflow.python.data.ops.shuffle_op": ("_ShuffleDataset",),
+        "tensorflow.python.data.ops.shuffle_op._ShuffleDataset": ("_seed", "_seed2"),
+    },
+    "lightgbm": {
+        "lightgbm.Booster": ("_handle",),
+        "lightgbm.callback": ("_EarlyStoppingCallback",),
+        "lightgbm.callback._RecordEvaluationCallback": ("_init",),
+    },
+    "ray": {"ray.data.DataContext": ("_execution_idx", "_set_current")},
+    "pyarrow": {"pyarrow.fs.FSSpecHandler": ("_create_file_info",)},
+    "fsspec": {"fsspec.AbstractFileSystem": ("_strip_protocol",)},
+}
+"""Package to owner (a module or a class) to names that are used as attributes."""
+
+OF_PYTHON = {"_current_frames", "_exit", "_fields", "_getframe", "_replace", "_run_exitfuncs"}
+
+OTHER_TEXTS = {"_bagging_fraction", "_bynode", "_parallel"}
+"""Texts in the plugins that look like a private name: ends of parameters' names."""
+
+UNDOCUMENTED = {"keras.src", "tensorflow.python", "tf_keras.src"}
+"""Packages without an underscore whose modules move between versions."""
+
+TREES = {
+    path.relative_to(ROOT): ast.parse(path.read_text())
+    for path in sorted(ROOT.glob("*/src/**/*.py"))
+}
+
+
+def is_private(path: str) -> bool:
+    parts = path.split(".")
+    return ".".join(parts[:2]) in UNDOCUMENTED or any(re.match(r"_[^_]", part) for part in parts)
+
+
+def bound_in(tree: ast.Module) -> Iterator[str]:
+    """Names that a module defines, its classes' attributes included."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.ClassDef(name=name) | ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+
+
+OURS = {name for tree in TREES.values() for name in bound_in(tree)}
+
+
+def attributes_in(file: Path) -> Iterator[str]:
+    """Private names of other packages that a module uses as attributes, or names in a text."""
+    tree = TREES[file]
+    of_this_module = {*bound_in(tree)}
+    for node in ast.walk(tree):
+        match node:
+            # A base class of `self` may be in another module of ours.
+            case ast.Attribute(value=ast.Name(id="self"), attr=name) if name not in OURS:
+                yield name
+            case ast.Attribute(value=owner, attr=name) if name not in of_this_module:
+                if not (isinstance(owner, ast.Name) and owner.id == "self"):
+                    yield name
+            case ast.Constant(value=str(name)) if file.parts[0].startswith("plugin_"):
+                if re.fullmatch(r"_[a-zA-Z]\w+", name) and name not in OTHER_TEXTS | of_this_module:
+                    yield name
+
+
+def imports_in(file: Path) -> Iterator[str]:
+    """Private names of other packages that a module imports, and private modules that it names."""
+    for node in ast.walk(TREES[file]):
+        match node:
+            case ast.Import(names=names):
+                yield from (each.name for each in names)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield from (f"{module}.{each.name}" for each in names)
+            case ast.Constant(value=str(text)) if text.partition(".")[0] in NAMES:
+                if re.fullmatch(r"\w+(\.\w+)+", text):
+                    yield text
+
+
+USES = {
+    (name, file)
+    for file in TREES
+    for name in attributes_in(file)
+    if is_private(name) and name not in OF_PYTHON
+}
+IMPORTS = {
+    (name, file)
+    for file in TREES
+    for name in imports_in(file)
+    if is_private(name) and name.partition(".")[0] in NAMES
+}
+
+
+def test_the_table_has_every_private_name_that_is_used() -> None:
+    listed = {name for owners in NAMES.values() for names in owners.values() for name in names}
+    assert {f"{name} in {file}" for name, file in USES if name not in listed} == set()
+
+
+def test_the_table_has_no_name_that_is_used_no_more() -> None:
+    texts = "\n".join(path.read_text() for path in map(ROOT.joinpath, TREES))
+    listed = {name for owners in NAMES.values() for names in owners.values() for name in names}
+    assert listed - {*re.findall(r"\w+", texts)} == set()
+
+
+LOOK = r"""
+import functools, inspect, json, pkgutil, re, sys
+
+def has(owner, name):
+    if hasattr(owner, name):
+        return True
+    if not inspect.isclass(owner):
+        return False
+    # An attribute that only objects have is set by a method.
+    return any(re.search(rf"self\.{name}\b", source_of(base)) for base in owner.__mro__)
+
+@functools.cache
+def source_of(cls):
+    try:
+        return inspect.getsource(cls)
+    except (OSError, TypeError):  # it isn't written in Python
+        return ""
+
+lacking = []
+for path, name in json.load(sys.stdin):
+    try:
+        owner = pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        lacking.append(f"{path}.{name}")
+        continue
+    if not has(owner, name):
+        try:
+            __import__(f"{path}.{name}")
+        except ImportError:
+            lacking.append(f"{path}.{name}")
+print(json.dumps(lacking))
+"""
+
+
+@pytest.fixture(scope="module")
+def lacking() -> set[str]:
+    """The names that installed versions lack, by one process that imports all of them."""
+    listed = [
+        (owner, name)
+        for owners in NAMES.values()
+        for owner, names in owners.items()
+        for name in names
+    ]
+    imported = [path.rpartition(".")[::2] for path, _ in sorted(IMPORTS)]
+    looked = subprocess.run(
+        [sys.executable, "-c", LOOK],
+        input=json.dumps([*listed, *imported]),
+        capture_output=True,
+        text=True,
+    )
+    assert looked.returncode == 0, looked.stderr
+    return {*json.loads(looked.stdout.splitlines()[-1])}
+
+
+@pytest.mark.parametrize("package", NAMES)
+def test_the_installed_version_has_the_private_names_that_are_used(
+    package: str, lacking: set[str]
+) -> None:
+    found = sorted(path for path in lacking if path.partition(".")[0] == package)
+    assert [f"{path}, used by {', '.join(users_of(path))}" for path in found] == []
+
+
+def users_of(path: str) -> list[str]:
+    name = path.rpartition(".")[2]
+    return [str(file) for file in TREES if re.search(rf"\b{name}\b", (ROOT / file).read_text())]
