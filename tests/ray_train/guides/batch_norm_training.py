@@ -1,4 +1,4 @@
-"""A convolutional network with BatchNorm: every rank saves model.pt, and their statistics differ."""
+"""A network with BatchNorm: every rank saves model.pt, and their statistics differ."""
 
 import argparse
 import json

@@ -71,7 +71,7 @@ def _layers(function: Any) -> Iterator[Any]:
             if inner is None or _runs_its_result(function.__code__):
                 return
             function = inner
-        elif not isinstance(function, type) and hasattr(type(function), "__call__"):
+        elif not isinstance(function, type):
             function = type(function).__call__
 
 
