@@ -16,7 +16,7 @@ fit_with_library = partial(torch_runs.fit, libraries=("lightning", "polytrain_to
 
 
 def train(config: dict[str, Any]) -> None:
-    """Logs the rows themselves, in every way that Lightning has, and writes what it makes of them."""
+    """Log the rows themselves in every way that Lightning has, and write what it makes of them."""
     import json
     from pathlib import Path
 
@@ -58,7 +58,7 @@ def train(config: dict[str, Any]) -> None:
             dist.all_gather_object(rows, batch[0].flatten().tolist())
             names = ("step", "step_max", "train_forked_step")
             logged = {name: self.trainer.callback_metrics[name].item() for name in names}
-            self.steps.append([sum(rows, []), logged])
+            self.steps.append([[row for of_rank in rows for row in of_rank], logged])
 
         def validation_step(self, batch: Any, index: int, dataloader_idx: int = 0) -> None:
             self.log_rows(batch[0], "valid")

@@ -1,8 +1,8 @@
 """Means that Lightning logs with `sync_dist=True`, over all rows where ranks have unequal numbers.
 
-Lightning takes the mean of the ranks' sums and the mean of their counts of rows. The counts are
-whole numbers, and so is their mean: of 3 and 2 rows it is 2. What is logged on each step it averages
-over ranks without their counts.
+Lightning divides the mean of the ranks' sums by the mean of their counts of rows. The counts are
+whole numbers, and so is their mean: of 3 and 2 rows it is 2. A step's value is averaged over ranks
+without their counts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class _Reduce:
 
 
 class _Results(_ResultCollection):
-    """What is logged in one loop. It knows of each value how many rows it is over."""
+    """Values that are logged in one loop, each reduced with the number of its rows."""
+
+    batch_size: int | None
 
     def __init__(self, reduce: _Reduce, *, training: bool) -> None:
         super().__init__(training=training)
@@ -61,7 +63,8 @@ class _Results(_ResultCollection):
     def _extract_batch_size(self, value: Any, batch_size: int | None, meta: Any) -> int:
         # Lightning looks at the batch only for what it averages over an epoch.
         is_of_step = meta.is_mean_reduction and meta.on_step and meta.sync.should
-        if is_of_step and batch_size is None and self.batch_size is None and self.batch is not None:
+        is_unknown = batch_size is None and self.batch_size is None and self.batch is not None
+        if is_of_step and is_unknown:
             try:
                 self.batch_size = extract_batch_size(self.batch)
             except MisconfigurationException:
