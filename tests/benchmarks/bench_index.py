@@ -41,7 +41,7 @@ def make_index(directory: Path, count: int) -> None:
             positions={},
             files=(),
         )
-        files = store.store_part(manifest.directory, 0, staged, {})
+        files = store.store_part(manifest.directory, 0, staged, {}).files
         store.commit(replace(manifest, files=files))
 
 

@@ -66,7 +66,7 @@ class Scene:
     def _stored(self, number: int) -> Manifest:
         self._stage()
         directory = directory_name(number, AttemptId(token=1, attempt=0))
-        return manifest(number, *self.store.store_part(directory, 0, self.staged, {}))
+        return manifest(number, *self.store.store_part(directory, 0, self.staged, {}).files)
 
     def store_part(self) -> object:
         return self.store.store_part("checkpoint_000003-1.0", 0, self.staged, {})
@@ -186,7 +186,7 @@ def test_what_was_silently_cut_off_is_not_committed(tmp_path: Path) -> None:
     for at, name in enumerate([*sorted(FILES), "polytrain-manifest.json"]):
         scene = Scene(tmp_path / str(at))
         scene.filesystem.faults.fault = cut_off(name)
-        files = scene.store.store_part("checkpoint_000003-1.0", 0, scene.staged, {})
+        files = scene.store.store_part("checkpoint_000003-1.0", 0, scene.staged, {}).files
         with pytest.raises((OSError, CheckpointError), match=r"bytes instead of \d+"):
             scene.store.commit(manifest(3, *files))
         assert "checkpoint_000003-1.0" not in intact_checkpoints(scene.run)

@@ -10,6 +10,7 @@ import pytest
 from tests.e2e import torch_runs
 
 from polytrain import (
+    DataConfig,
     FailureConfig,
     Result,
     RunConfig,
@@ -303,3 +304,56 @@ def test_tf_keras_needs_no_patch(quiet: RunConfig) -> None:
     losses = [[report["loss"] for report in result.history] for result in (one, two)]
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
     np.testing.assert_allclose(two.metrics["weights"], one.metrics["weights"], atol=1e-6)
+
+
+def adapt(config: dict[str, Any]) -> None:
+    """Adapts a layer inside a layer, to the rank's shard or to all rows."""
+    import keras
+    import numpy as np
+
+    import polytrain
+
+    if keras.backend.backend() == "torch":
+        from contextlib import nullcontext as scope
+
+        from polytrain_torch.keras import prepare_model
+    else:
+        import polytrain_tf
+
+        prepare_model, scope = (lambda model: model), polytrain_tf.strategy().scope
+    rows = polytrain.get_dataset_shard(config["adapts_to"]).to_pandas()["x"].to_numpy("float32")
+    normalization = keras.layers.Normalization(name="scaling")
+    with scope():
+        normalization.adapt(rows[:, None])
+        inner = keras.Sequential([keras.Input((1,)), normalization])
+        model = keras.Sequential([keras.Input((1,)), inner, keras.layers.Dense(1)])
+        model.compile(loss="mse")
+    prepare_model(model)
+    model.fit(np.ones((8, 1)), np.ones(8), batch_size=4, verbose=0)
+    polytrain.report({"mean": float(np.squeeze(normalization.mean))})
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_a_layer_that_ranks_adapt_to_different_rows_is_refused(
+    quiet: RunConfig, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank would normalize in its own way, with the same weights."""
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+
+    def fit(adapts_to: str) -> Result:
+        data = {"x": np.arange(64, dtype="float32")}
+        return make_trainer(
+            backend,
+            adapt,
+            train_loop_config={"adapts_to": adapts_to},
+            datasets={"train": data, "all": data},
+            dataset_config=DataConfig(datasets_to_split=["train"]),
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=quiet,
+        ).fit()
+
+    with pytest.raises(
+        TrainingFailedError, match=r"scaling: adapt\(\) has seen other rows.*'train'"
+    ):
+        fit("train")
+    assert fit("all").metrics == {"mean": 31.5}

@@ -197,3 +197,17 @@ def test_a_breakpoint_in_an_inline_run_opens_the_debugger(
     inline = ScalingConfig(num_workers=0)
     make_trainer("reference", stop_for_the_debugger, scaling_config=inline, run_config=quiet).fit()
     assert calls == ["opened"]
+
+
+def train_unawaited(config: Any = None) -> Any:
+    async def train() -> None:
+        polytrain.report({"loss": 0.0})
+
+    return train()
+
+
+def test_a_coroutine_that_nobody_awaits_is_an_error(quiet: RunConfig) -> None:
+    """Its signature doesn't show it, and the run would end as finished without a step."""
+    trainer = make_trainer("reference", train_unawaited, run_config=quiet)
+    with pytest.raises(TrainingFailedError, match=r"a coroutine, and trained nothing.*plain func"):
+        trainer.fit()

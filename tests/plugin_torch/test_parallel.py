@@ -80,6 +80,36 @@ def test_they_are_on_two_workers(tmp_path: Path) -> None:
     assert result.metrics == {"ok": True}
 
 
+def test_gradients_that_nobody_averages_are_refused(tmp_path: Path) -> None:
+    """A loop that steps by `torch.autograd.grad` would train a model of its own on each rank."""
+
+    def train() -> None:
+        from torch.autograd import grad
+
+        model = prepare_model(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Linear(1, 1)))
+        x = torch.ones(3, 2, requires_grad=True)
+        with pytest.raises(RuntimeError, match=r"gradient of '0.weight'.*Call loss.backward\(\)"):
+            grad(model(x).sum(), list(model.parameters()))
+        with pytest.raises(RuntimeError, match=r"gradient of '1.bias'.*model.no_sync\(\)"):
+            grad(model(x).sum(), model.module[1].bias)
+        # Neither the inputs' gradients, as in a gradient penalty, nor what isn't to be averaged.
+        penalty = grad(model(x).sum(), x, create_graph=True)[0].square().sum()
+        (model(x).sum() + penalty).backward()
+        with model.no_sync():
+            ours = grad(model(x).sum(), list(model.parameters()))
+        other = torch.nn.Linear(2, 1)
+        grad(other(x).sum(), list(other.parameters()))
+        polytrain.report({"gradients": len(ours)})
+
+    result = make_trainer(
+        "torch",
+        train,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=tmp_path, progress=False),
+    ).fit()
+    assert result.metrics == {"gradients": 4}
+
+
 def test_weights_that_are_frozen_are_rank_0s_and_stay_frozen(tmp_path: Path) -> None:
     """DDP doesn't average what is trained later: ranks would diverge without a word."""
 

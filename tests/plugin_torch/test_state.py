@@ -136,6 +136,44 @@ def test_parts_have_the_names_that_they_had(run: Run, caplog: pytest.LogCaptureF
         run(other, restore_from=checkpoint)
 
 
+def test_groups_that_training_has_added_are_added_again_before_they_are_restored(run: Run) -> None:
+    """As for layers that are unfrozen later: which there are depends on the progress."""
+
+    def parts(epoch: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        model = torch.nn.Sequential(layer(), layer())
+        optimizer = torch.optim.Adam(model[1].parameters(), lr=0.1)
+        if epoch:
+            optimizer.add_param_group({"params": model[0].parameters(), "lr": 0.01})
+        return model, optimizer
+
+    def first() -> None:
+        model, optimizer = parts(1)
+        state = TrainingState(model=model, optimizer=optimizer)
+        assert state.progress == {}
+        state.report({}, epoch=1)
+
+    def without() -> None:
+        model, optimizer = parts(0)
+        TrainingState(model=model, optimizer=optimizer).restore()
+
+    def again() -> None:
+        model, optimizer = parts(0)
+        state = TrainingState(model=model, optimizer=optimizer)
+        assert state.progress == {"epoch": 1}
+        optimizer.add_param_group({"params": model[0].parameters()})
+        assert state.restore() == {"epoch": 1}
+        polytrain.report({"lr": optimizer.param_groups[1]["lr"]})
+
+    checkpoint = run(first).checkpoint
+    with pytest.raises(
+        TrainingFailedError,
+        match=r"optimizer: the checkpoint has 2 parameter groups \(parameters: 2, 2\), and the "
+        r"optimizer 1 parameter group .*state.progress says before.*\{'epoch': 1\}",
+    ):
+        run(without, restore_from=checkpoint)
+    assert run(again, restore_from=checkpoint).metrics == {"lr": 0.01}
+
+
 @pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
 def test_a_sharded_model_is_saved_before_the_first_step(tmp_path: Path, written_by: Any) -> None:
     """Neither saving nor restoring takes a step of the optimizer."""

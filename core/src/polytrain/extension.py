@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from polytrain.common.doors import Door
 
 if TYPE_CHECKING:
+    from polytrain.common.adapted_layers import adapted_digests, unequal_layers
     from polytrain.common.errors import BadDataError
     from polytrain.data.plan.cursor import Cursor, Epoch
     from polytrain.data.plan.position import DataPosition
@@ -30,6 +31,7 @@ __all__ = [
     "Epoch",
     "Plan",
     "TensorShapes",
+    "adapted_digests",
     "check_named",
     "check_range",
     "empty_table",
@@ -38,6 +40,7 @@ __all__ = [
     "scratch_directory",
     "starting_checkpoint",
     "to_format",
+    "unequal_layers",
 ]
 
 _DOOR = Door(
@@ -51,6 +54,7 @@ _DOOR = Door(
         "Epoch": "polytrain.data.plan.cursor",
         "Plan": "polytrain.data.plan.row_plan",
         "TensorShapes": "polytrain.data.shards.tensor_shapes",
+        "adapted_digests": "polytrain.common.adapted_layers",
         "check_named": "polytrain.data.shards.tensor_shapes",
         "check_range": "polytrain.data.shards.tensor_shapes",
         "empty_table": "polytrain.data.shards.formats",
@@ -59,6 +63,7 @@ _DOOR = Door(
         "scratch_directory": "polytrain.workers.worker_api",
         "starting_checkpoint": "polytrain.workers.worker_api",
         "to_format": "polytrain.data.shards.formats",
+        "unequal_layers": "polytrain.common.adapted_layers",
     },
 )
 

@@ -12,12 +12,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from polytrain.extension import adapted_digests, unequal_layers
 from polytrain_tf.agreeing import AverageStatistics, StopsTogether
 from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.epochs import EpochCallback
 from polytrain_tf.own_losses import TellOfOwnLoss
 from polytrain_tf.rank_files import written_by_rank_0
 from polytrain_tf.shared_shuffle import check_order, shuffled_alike
+from polytrain_tf.summing import summing
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ def fit_watched(
             _check_scope(given["self"], strategy)
             _check_loss_scaling(given["self"])
             _check_steps(given["self"])
+            _check_adapted(given["self"], strategy)
             if has_shards() and any(map(_is_split, (given["x"], given["validation_data"]))):
                 _warn_of_splitting()
             for name in ("x", "validation_data"):
@@ -170,6 +173,22 @@ def _check_steps(model: Any) -> None:
             "accumulate gradients on several TensorFlow workers. Leave it out, and use larger "
             "batches: those of all workers make a step together."
         )
+
+
+def _check_adapted(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raise an error if `adapt` has seen other rows on this worker than on others.
+
+    Raises:
+        ValueError: a layer's statistics or vocabulary differ from the others'.
+    """
+    digests = adapted_digests(model)
+    if digests:
+        sums = summing(strategy)(list(digests.values()))
+        workers = strategy.num_replicas_in_sync // len(strategy.extended.worker_devices)
+        mine = zip(digests.items(), sums, strict=True)
+        unequal = [name for (name, digest), total in mine if total != digest * workers]
+        if unequal:
+            raise unequal_layers(unequal)
 
 
 def _is_under_way(data: Any) -> bool:

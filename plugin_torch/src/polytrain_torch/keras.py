@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from polytrain.extension import adapted_digests, unequal_layers
 from polytrain_torch.collecting import gathered
 from polytrain_torch.data import PreparedDataLoader
 from polytrain_torch.keras_gradients import AveragedGradients, parameters_in_order
@@ -36,7 +37,8 @@ def prepare_model(model: Any) -> Any:
 
     Raises:
         RuntimeError: Keras's backend isn't torch.
-        ValueError: the model has no weights yet, or not the same on all ranks.
+        ValueError: the model has no weights yet, or not the same on all ranks; `adapt` has seen
+            other rows on one rank than on another.
     """
     if keras.backend.backend() != "torch":
         raise RuntimeError(
@@ -54,6 +56,8 @@ def prepare_model(model: Any) -> Any:
     model.fit = partial(_fit_together, model.fit, gradients)
     if dist.get_world_size() == 1:
         return model
+    # What a layer derives from its weights isn't sent.
+    _check_adapted(model)
     for tensor in (*(each for _, each in parameters_in_order(model)), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
     return model
@@ -119,6 +123,7 @@ class _Together(keras.callbacks.Callback):
     """Averages metrics, and what BatchNormalization has seen, before the user's callbacks."""
 
     def on_train_begin(self, logs: Any = None) -> None:
+        _check_adapted(self.model)
         batches = gathered(self.params.get("steps"))
         # None is unknown; then a rank that waits for one without batches fails with its name.
         if len(set(batches)) > 1 and None not in batches:
@@ -158,6 +163,19 @@ class _StopsTogether(keras.callbacks.Callback):
 
     def _agree(self) -> None:
         self.model.stop_training = any_rank(self.model.stop_training)
+
+
+def _check_adapted(model: Any) -> None:
+    """Raise an error if `adapt` has seen other rows on this rank than on others.
+
+    Raises:
+        ValueError: a layer's statistics or vocabulary differ from another rank's.
+    """
+    mine = adapted_digests(model)
+    by_rank = gathered(mine) if mine else []
+    unequal = [name for name in mine if any(each.get(name) != mine[name] for each in by_rank)]
+    if unequal:
+        raise unequal_layers(unequal)
 
 
 def _average_statistics(model: Any) -> None:

@@ -40,6 +40,7 @@ with needed("lightning"):
     from lightning.pytorch.strategies import DDPStrategy
 
     from polytrain_torch.lightning_loggers import KeptLogs, keep_version
+    from polytrain_torch.lightning_means import weigh_ranks
 
 __all__ = ["Trainer", "WorkerEnvironment"]
 
@@ -99,6 +100,8 @@ class Trainer(lightning.Trainer):
             "callbacks": [self._reports, *callbacks],
         }
         super().__init__(**{**defaults, **options, **own})
+        if workers > 1:
+            weigh_ranks(self)
         keep_version(self.loggers, _trainers.next())
         self.strategy.process_dataloader = self._split
         self.fit_loop.setup_data = partial(self._replace_loaders, self.fit_loop.setup_data)

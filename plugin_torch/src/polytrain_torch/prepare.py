@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
+from polytrain_torch.bypassed_gradients import refuse_autograd_grad
 from polytrain_torch.data import PreparedDataLoader, sharded
 from polytrain_torch.engine import current_device
 from polytrain_torch.frozen import PREPARE_AGAIN, keep_frozen
@@ -49,9 +50,10 @@ def prepare_model(
         move_to_device: False leaves it where it is; a device moves it there.
         parallel_strategy: "ddp" averages the gradients of whole models. The model is also wrapped
             on one worker, so that `no_sync`, `module` and `Join` work on any number. Its public
-            attributes and methods can be used through the wrapper. A model that is frozen as a
-            whole isn't wrapped. On several workers, training what was frozen before raises an
-            error: prepare the model again after unfreezing. "fsdp" shards parameters,
+            attributes and methods can be used through the wrapper. `torch.autograd.grad` for its
+            parameters raises an error outside of `no_sync`: nobody averages that. A model that is
+            frozen as a whole isn't wrapped. On several workers, training what was frozen before
+            raises an error: prepare the model again after unfreezing. "fsdp" shards parameters,
             gradients and optimizer states over the workers with FSDP2. None leaves the model as it
             is.
         parallel_strategy_kwargs: passed on to `DistributedDataParallel`, or to `fully_shard`.
@@ -95,8 +97,12 @@ def prepare_model(
         arguments.setdefault("device_ids", [device.index])
         arguments.setdefault("output_device", device.index)
     if arguments.keys() & {"process_group", "device_mesh"}:
-        return DataParallel(model, **arguments)
-    return NodeDataParallel(model, process_group=gradient_group(device), **arguments)
+        parallel = DataParallel(model, **arguments)
+    else:
+        parallel = NodeDataParallel(model, process_group=gradient_group(device), **arguments)
+    if dist.get_world_size() > 1:
+        refuse_autograd_grad(parallel)
+    return parallel
 
 
 def _fully_sharded(

@@ -86,6 +86,19 @@ class TrainingState:
             if isinstance(part, torch.optim.Optimizer) and _is_sharded(part):
                 self._trained_by(name)
 
+    @property
+    def progress(self) -> State:
+        """The `progress` in the checkpoint from which the attempt resumes; empty without one.
+
+        It can be read before `restore`, which needs the parts as they were when they were saved:
+        with the layers that were unfrozen, or the parameter groups that were added, by then.
+        """
+        checkpoint = get_checkpoint()
+        if checkpoint is None:
+            return {}
+        progress: State = loaded(Path(checkpoint.path) / _STATE_FILE)["progress"]
+        return progress
+
     def restore(self, checkpoint: Checkpoint | None = None) -> State:
         """Load the checkpoint from which the attempt resumes. All ranks call this before training.
 
@@ -97,6 +110,7 @@ class TrainingState:
 
         Raises:
             KeyError: if the checkpoint lacks a part.
+            ValueError: if an optimizer has other parameter groups than the one that was saved.
         """
         checkpoint = checkpoint or get_checkpoint()
         if checkpoint is None:
@@ -106,6 +120,7 @@ class TrainingState:
         self._is_read_back = True
         for name, state in saved["parts"].items():
             if name in self._parts:
+                self._expect_groups(name, state, saved["progress"])
                 self._load(name, state)
         self._load_sharded([name for name in saved["sharded"] if name in self._parts], directory)
         restore_random_states(directory)
@@ -332,6 +347,26 @@ class TrainingState:
                     "the parameters that it was made with. Make it after prepare_model."
                 )
 
+    def _expect_groups(self, name: str, state: State, progress: State) -> None:
+        """Raise an error if an optimizer has other parameter groups than the saved one.
+
+        torch's own error doesn't say which, nor what to do about groups that training adds.
+        """
+        part = self._parts[name]
+        if not isinstance(part, torch.optim.Optimizer) or "param_groups" not in state:
+            return
+        saved, mine = (
+            [len(group["params"]) for group in groups]
+            for groups in (state["param_groups"], part.param_groups)
+        )
+        if saved != mine:
+            raise ValueError(
+                f"{name}: the checkpoint has {_groups(saved)}, and the optimizer {_groups(mine)}. "
+                "Give it the same ones before restore(). Where training adds some "
+                "(add_param_group), state.progress says before restore() how far it was: "
+                f"{progress!r}."
+            )
+
     def _compare(self, saved: set[str]) -> None:
         missing, more = self._parts.keys() - saved, saved - self._parts.keys()
         if missing:
@@ -343,6 +378,11 @@ class TrainingState:
         if more:
             names = ", ".join(sorted(more))
             logger.warning("Not restored, because no part has the name: %s", names)
+
+
+def _groups(sizes: list[int]) -> str:
+    number = "1 parameter group" if len(sizes) == 1 else f"{len(sizes)} parameter groups"
+    return f"{number} (parameters: {', '.join(map(str, sizes))})"
 
 
 def _is_sharded(part: Any) -> bool:

@@ -46,7 +46,8 @@ def store_part(
     """Store one rank's part in the checkpoint's directory."""
     name = directory_name(number, attempt_id)
     with tempfile.TemporaryDirectory(prefix="polytrain-test-") as scratch:
-        return store.store_part(name, rank, _staged(Path(scratch), name, rank, files), {})
+        staged = _staged(Path(scratch), name, rank, files)
+        return store.store_part(name, rank, staged, {}).files
 
 
 def _staged(scratch: Path, name: str, rank: int, files: Mapping[str, str]) -> Path:

@@ -212,7 +212,7 @@ def test_ranks_that_write_the_same_file_with_different_content_are_named(tmp_pat
     assert every.store.find(since_token=1).manifests == ()
 
 
-def test_ranks_that_stand_at_different_rows_are_named(
+def test_ranks_that_stand_at_different_rows_are_named_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     every = every_rank(tmp_path)
@@ -221,8 +221,15 @@ def test_ranks_that_stand_at_different_rows_are_named(
     every.take(parts[1])
     assert caplog.text == ""
     assert every.take(parts[0]) is not None
-    assert "Ranks 0 and 1 reported checkpoint 0 at different rows" in caplog.text
+    assert "Ranks 0 and 1 reported checkpoint 0 at different rows of the data set 'train'" in (
+        caplog.text
+    )
     assert every.manager.start().positions == positions[0]
+    caplog.clear()
+    for rank in (0, 1):
+        every.take(replace(every.part(1, rank=rank), positions=positions[rank]))
+    assert len(every.manager.checkpoints) == 2
+    assert caplog.text == ""
 
 
 def test_a_run_begins_where_it_was_told_to_and_goes_on_from_its_own(tmp_path: Path) -> None:

@@ -332,7 +332,7 @@ def test_what_is_stored_is_not_the_callers_file(
     snapshot, stamps = taker.take(source)
     if own == "deleted":
         file.unlink()
-    made = manifest(0, store.store_part(DIRECTORY, 0, snapshot, stamps))
+    made = manifest(0, store.store_part(DIRECTORY, 0, snapshot, stamps).files)
     store.commit(made)
     if own == "kept":
         overwrite(file)

@@ -47,7 +47,7 @@ def test_what_is_committed_is_what_was_staged(store: CheckpointStore) -> None:
     staging = stage(store, 4, model="weights")
     (staging / "optimizer" / "deep").mkdir(parents=True)
     (staging / "optimizer" / "deep" / "state").write_bytes(b"\0\1")
-    files = store.store_part(directory_name(4, ATTEMPT), 0, staging, {})
+    files = store.store_part(directory_name(4, ATTEMPT), 0, staging, {}).files
     assert {file.name: file.size for file in files} == {"model": 7, "optimizer/deep/state": 2}
     assert files[0].sha256 == hashlib.sha256(b"weights").hexdigest()
 

@@ -16,6 +16,7 @@ from polytrain import (
     make_trainer,
 )
 from polytrain.api.cluster_validation import cluster_problems
+from polytrain.common.constraints import field_problems
 
 DATA = {"x": [1.0, 2.0], "label": [1.0, 2.0]}
 
@@ -42,6 +43,8 @@ def test_a_number_of_workers_is_a_whole_number(problems: Any, count: Any) -> Non
             "ScalingConfig.use_gpu",
         ),
         (ScalingConfig(use_gpu="no"), "ScalingConfig.use_gpu"),
+        (ScalingConfig(use_gpu=2), "ScalingConfig.use_gpu"),
+        (ScalingConfig(use_gpu=1.0), "ScalingConfig.use_gpu"),
         (ScalingConfig(placement_strategy="NEAR"), "ScalingConfig.placement_strategy"),
         (ScalingConfig(num_workers=0, use_gpu=True), "ScalingConfig.use_gpu"),
         (ScalingConfig(num_workers=(0, 2)), "ScalingConfig.num_workers"),
@@ -301,3 +304,11 @@ def test_a_worker_that_no_node_can_hold_is_told_to_ask_for_less() -> None:
     scaling = ScalingConfig(num_workers=1, resources_per_worker={"CPU": 8})
     [problem] = cluster_problems(scaling, [{"CPU": 4.0}])
     assert problem.remedy == "Ask for less per worker"
+
+
+def test_0_and_1_are_truth_values_where_these_belong() -> None:
+    """Scripts have `use_gpu=int(args.use_gpu)`, or the number of GPUs of the machine."""
+    assert ScalingConfig(use_gpu=0) == ScalingConfig(use_gpu=False)
+    assert repr(ScalingConfig(use_gpu=1)) == repr(ScalingConfig(use_gpu=True))
+    assert not list(field_problems(ScalingConfig(use_gpu=int(False))))
+    assert ScalingConfig(num_workers=1).num_workers == 1

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain.common.constraints import field_problems, wrong_type
+from polytrain.common.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.common.validation_config import (
     ValidationConfig,
     ValidationTaskConfig,
@@ -67,11 +68,12 @@ def _function_problems(function: Any, task: ValidationTaskConfig) -> Iterator[Pr
         )
     except ValueError:  # some callables in C have no signature
         pass
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+    deferred = deferred_kind(function)
+    if deferred is not None:
         yield Problem(
             field=_FN,
-            what="it is a coroutine or a generator, which returns no dict of metrics",
-            remedy="Pass a plain function",
+            what=f"calling it makes {deferred}, which is no dict of metrics",
+            remedy=PLAIN_INSTEAD[deferred],
         )
     yield from pickle_problems(_FN, function)
 

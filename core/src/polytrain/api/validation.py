@@ -11,6 +11,7 @@ from typing import Any
 
 from polytrain.common.config import ScalingConfig
 from polytrain.common.constraints import wrong_type
+from polytrain.common.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.common.installation import installation_problems
 from polytrain.common.plain_values import is_whole
 from polytrain.workers.pickle_checks import pickle_problems
@@ -100,6 +101,13 @@ def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[
     if config is not None and not isinstance(config, Mapping):
         yield wrong_type("train_loop_config", config, dict)
     yield from _signature_problems(function, config)
+    deferred = deferred_kind(function)
+    if deferred is not None:
+        yield Problem(
+            field="train_loop_per_worker",
+            what=f"calling {_name_of(function)} makes {deferred} and trains nothing",
+            remedy=PLAIN_INSTEAD[deferred],
+        )
     yield from pickle_problems("train_loop_per_worker", function)
     yield from pickle_problems("train_loop_config", config)
 

@@ -35,6 +35,9 @@ class PartStored:
     """Data set → the rank's position in it, as plain values."""
 
     files: tuple[StoredFile, ...]
+    left_out: tuple[str, ...] = ()
+    """Files that differ from rank 0's file of the same name, which is kept."""
+
     validation: Mapping[str, Any] | None = None
     """How the checkpoint is to be validated; None if it isn't."""
 

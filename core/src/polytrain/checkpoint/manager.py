@@ -74,6 +74,9 @@ class CheckpointManager:
     _has_grown: bool = False
     """Whether a part with files has come for the last complete checkpoint since then."""
 
+    _uneven: set[str] = field(default_factory=set)
+    """Data sets of which ranks reported different positions, and a warning has said so."""
+
     _stamps: dict[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     """Directory → stamps that show whether its files have changed since they were verified."""
 
@@ -375,16 +378,21 @@ class CheckpointManager:
         """Return the position in the data, which is the same on ranks that train together."""
         first = parts[min(parts)]
         for part in parts.values():
-            if part.positions != first.positions:
+            for name, position in first.positions.items():
+                if name in self._uneven or part.positions.get(name, position) == position:
+                    continue
+                self._uneven.add(name)
                 logger.warning(
-                    "Ranks %d and %d reported checkpoint %d at different rows of the data. A "
-                    "restart resumes at those of rank %d.",
+                    "Ranks %d and %d reported checkpoint %d at different rows of the data set %r. "
+                    "A restart resumes at those of rank %d. That is right if rank %d alone reads "
+                    "the data set, for example to validate.",
                     first.rank,
                     part.rank,
                     part.checkpoint,
+                    name,
+                    first.rank,
                     first.rank,
                 )
-                break
         return first.positions
 
     def _info(self, manifest: Manifest) -> CheckpointInfo:

@@ -146,17 +146,13 @@ def merged(parts: Mapping[int, Sequence[StoredFile]]) -> tuple[StoredFile, ...]:
         for file in parts[rank]:
             other = by_name.setdefault(file.name, file)
             if other.sha256 != file.sha256:
-                raise ValueError(two_contents(file.name, other.rank, rank))
+                raise ValueError(
+                    f"Ranks {other.rank} and {rank} both wrote {file.name!r} into one checkpoint, "
+                    "with different content. Give each rank's files names of their own, for "
+                    "example with the rank in them; or set "
+                    "CheckpointConfig(written_by='rank_0') to keep rank 0's files alone."
+                )
     return tuple(by_name.values())
-
-
-def two_contents(name: str, rank: int, other: int) -> str:
-    """Return the message for two ranks that wrote different files with the same name."""
-    return (
-        f"Ranks {rank} and {other} both wrote {name!r} into one checkpoint, with different "
-        "content. Give each rank's files names of their own, for example with the rank in them; "
-        "or set CheckpointConfig(written_by='rank_0') to keep rank 0's files alone."
-    )
 
 
 def directory_name(number: int, attempt_id: AttemptId) -> str:

@@ -12,7 +12,7 @@ from polytrain.checkpoint.events import PartStored, PartVoid
 from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.snapshot import Stamps
 from polytrain.checkpoint.staging import remove, staged_in
-from polytrain.checkpoint.store import CheckpointStore, ContentMismatchError, SnapshotChangedError
+from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
 from polytrain.common.errors import Failure, FailureKind
 from polytrain.common.events import Failed
 from polytrain.storage.failure import StorageError
@@ -79,18 +79,15 @@ def stored_part(
         directory = directory_name(part.checkpoint, part.attempt_id)
         known = stored_already or {}
         if part.staged is None:
-            files = store.find_part(directory, part.rank, stored_already=known)
+            stored = store.find_part(directory, part.rank, stored_already=known)
         else:
-            files = store.store_part(
+            stored = store.store_part(
                 directory, part.rank, part.staged, part.stamps, stored_already=known
             )
     except SnapshotChangedError as error:
         return PartVoid(
             attempt=attempt, rank=part.rank, checkpoint=part.checkpoint, reason=str(error)
         )
-    except ContentMismatchError as error:
-        failure = Failure(kind=FailureKind.CHECKPOINT_MISMATCH, rank=part.rank, message=str(error))
-        return Failed(attempt=attempt, failure=failure)
     except Exception as error:  # any error of a storage ends the attempt, not the agent
         failure = Failure(
             kind=FailureKind.STORAGE, rank=part.rank, message=storage_message(error, store.location)
@@ -103,7 +100,8 @@ def stored_part(
         step=part.step,
         metrics=part.metrics,
         positions=part.positions,
-        files=files,
+        files=stored.files,
+        left_out=stored.left_out,
         validation=part.validation,
     )
 

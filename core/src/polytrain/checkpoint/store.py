@@ -30,7 +30,6 @@ from polytrain.checkpoint.manifest import (
     differences,
     parse_directory_name,
     parse_manifest,
-    two_contents,
 )
 from polytrain.checkpoint.snapshot import Stamps, is_unchanged
 from polytrain.checkpoint.staging import STAGING, beneath, clear
@@ -58,8 +57,15 @@ class SnapshotChangedError(Exception):
     """The caller wrote to a reported file before the agent stored it."""
 
 
-class ContentMismatchError(Exception):
-    """Two ranks reported different files with the same name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPart:
+    """What has become of the files that one rank staged."""
+
+    files: tuple[StoredFile, ...]
+    """The files that were stored."""
+
+    left_out: tuple[str, ...] = ()
+    """Files that differ from rank 0's file of the same name, which is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +124,7 @@ class CheckpointStore:
         stamps: Stamps,
         *,
         stored_already: Mapping[str, str] = _NOTHING,
-    ) -> tuple[StoredFile, ...]:
+    ) -> StoredPart:
         """Store one rank's staged files in a checkpoint's directory.
 
         Args:
@@ -127,10 +133,9 @@ class CheckpointStore:
             staged: the staging directory; its files may be moved.
             stamps: stamps of the linked files, as `Snapshots.take` returned them.
             stored_already: name → SHA-256 of the files that rank 0 has stored. They are compared,
-                and not stored again.
+                and never replaced.
 
         Raises:
-            ContentMismatchError: a file differs from rank 0's file of the same name.
             SnapshotChangedError: a file was written to after it was staged.
             CheckpointError: nothing was staged, or a file has the manifest's name.
             OSError: the storage failed, or something else than files was staged.
@@ -144,7 +149,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"A checkpoint's manifest is called {MANIFEST_NAME}; give your file another name."
             )
-        stored = []
+        stored, left_out = [], []
         for file in paths:
             name = file.relative_to(below).as_posix()
             with files.reading(str(file)) as opened:
@@ -161,14 +166,14 @@ class CheckpointStore:
                     "into a new directory, or report with upload='sync'"
                 )
             if stored_already.get(name, digest) != digest:
-                raise ContentMismatchError(two_contents(name, 0, rank))
-            if name not in stored_already:
+                left_out.append(name)
+            elif name not in stored_already:
                 stored.append(StoredFile(name=name, size=status.st_size, sha256=digest, rank=rank))
-        return tuple(stored)
+        return StoredPart(files=tuple(stored), left_out=tuple(left_out))
 
     def find_part(
         self, directory: str, rank: int, *, stored_already: Mapping[str, str] = _NOTHING
-    ) -> tuple[StoredFile, ...]:
+    ) -> StoredPart:
         """Read and hash the files that a training function has written to a checkpoint's directory.
 
         Args:
@@ -190,7 +195,7 @@ class CheckpointStore:
             raise CheckpointError(
                 f"A checkpoint's manifest is called {MANIFEST_NAME}; give your file another name."
             )
-        return tuple(
+        files = tuple(
             StoredFile(
                 name=name,
                 size=size,
@@ -200,6 +205,7 @@ class CheckpointStore:
             for name, size in sorted(sizes.items())
             if name not in stored_already
         )
+        return StoredPart(files=files)
 
     def commit(self, manifest: Manifest) -> Mapping[str, tuple[int, ...]]:
         """Write the manifest, if its files are stored.

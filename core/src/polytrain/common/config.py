@@ -19,13 +19,16 @@ _LEAST_WINDOW_S = 0.1
 
 
 class _PlainNumbers:
-    """Takes NumPy's numbers for what they are."""
+    """Takes NumPy's numbers for what they are, and 0 and 1 for truth values where these belong."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]  # all that derive from it are dataclasses
-            object.__setattr__(self, each.name, plain(getattr(self, each.name)))
+            value = plain(getattr(self, each.name))
+            if each.type == "bool" and type(value) is int and value in (0, 1):
+                value = bool(value)
+            object.__setattr__(self, each.name, value)
 
 
 @takes_ray_arguments(**SCALING)

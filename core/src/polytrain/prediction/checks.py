@@ -50,7 +50,7 @@ _COUNTED = {"num_workers": "workers", "batch_size": "rows", "rows_per_file": "ro
 
 def device_problems(backend: Backend, *, use_gpu: Any, num_workers: Any) -> Iterator[Problem]:
     """Yield why the workers can't have GPUs."""
-    if not isinstance(use_gpu, bool):
+    if not isinstance(use_gpu, int) or use_gpu not in (0, 1):
         yield Problem(
             field="use_gpu",
             what=f"{use_gpu!r} is neither True nor False",

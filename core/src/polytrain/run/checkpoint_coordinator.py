@@ -56,6 +56,7 @@ class CheckpointCoordinator:
     _tracker: PartTracker | None = None
     _has_warned_of_score: bool = False
     _has_warned_of_lost_steps: bool = False
+    _has_warned_of_files: bool = False
     _waiting: dict[int, set[int]] = field(default_factory=dict)
     """Number → ranks whose staged part is stored after rank 0's."""
 
@@ -159,6 +160,7 @@ class CheckpointCoordinator:
             self.manager.add(part)
         except ValueError as error:
             return _mismatch(str(error), rank=part.rank, attempt=part.attempt)
+        self._warn_of_files(part)
         if self._tracker is not None and part.files:
             self._tracker.expect(part.rank)
         if self.manager.is_committed(part.checkpoint, part.attempt):
@@ -245,6 +247,19 @@ class CheckpointCoordinator:
             self.manager.config.checkpoint_score_attribute,
             directory,
             missing,
+        )
+
+    def _warn_of_files(self, part: PartStored) -> None:
+        """Warn once if a file of rank 0 is kept in place of another rank's."""
+        if not part.left_out or self._has_warned_of_files:
+            return
+        self._has_warned_of_files = True
+        logger.warning(
+            "Ranks 0 and %d reported %r in one checkpoint, with different content: rank 0's is "
+            "kept. If the file is the same state on every rank, report it on rank 0 only; if each "
+            "rank's counts, give each a name of its own, for example with the rank in it.",
+            part.rank,
+            part.left_out[0],
         )
 
     def _warn_of_lost_steps(self, attempt: int, start: StartingPoint) -> None:

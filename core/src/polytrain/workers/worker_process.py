@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from polytrain.common.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
 from polytrain.common.output import flush_output
 from polytrain.common.processes import die_with_parent
 from polytrain.common.return_values import Returned, encoded
@@ -170,6 +171,12 @@ def _train(
         return None
     arguments = () if job.training_config is None else (dict(job.training_config),)
     value = job.training_function(*arguments)
+    deferred = deferred_value_kind(value)
+    if deferred is not None:
+        raise TypeError(
+            f"The training function returned {deferred}, and trained nothing. "
+            f"{PLAIN_INSTEAD[deferred]}."
+        )
     world = session.world
     return None if value is None else encoded(value, rank=world.me.rank, world_size=world.size)
 

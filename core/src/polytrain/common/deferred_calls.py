@@ -1,0 +1,85 @@
+"""Finds functions whose call only makes a coroutine or a generator, and runs none of their code."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+_RUN_COROUTINES = frozenset({"run", "run_until_complete", "run_coroutine_threadsafe", "run_sync"})
+"""Names by which a wrapper runs a coroutine: asyncio's, trio's and anyio's."""
+
+_RUN_GENERATORS = frozenset({"deque", "list", "next", "send", "tuple"})
+"""Names by which a wrapper runs a generator, besides loops."""
+
+_COROUTINE, _GENERATOR, _ASYNC_GENERATOR = "a coroutine", "a generator", "an asynchronous generator"
+
+PLAIN_INSTEAD = {
+    _COROUTINE: "Pass a plain function; in it, asyncio.run(…) runs a coroutine",
+    _GENERATOR: "Pass a plain function, without yield",
+    _ASYNC_GENERATOR: "Pass a plain function, without async and yield",
+}
+"""The remedy for each kind, as a sentence without its full stop."""
+
+
+def deferred_kind(function: Callable[..., Any]) -> str | None:
+    """Return what a call of a function makes in place of running it; None if it runs.
+
+    Looks into partial objects, methods, callable objects and, where a decorator has kept it by
+    `functools.wraps`, the function behind a wrapper that neither runs nor loops over what it gets.
+
+    Returns:
+        A key of `PLAIN_INSTEAD`.
+    """
+    for each in _layers(function):
+        if inspect.iscoroutinefunction(each):
+            return _COROUTINE
+        if inspect.isasyncgenfunction(each):
+            return _ASYNC_GENERATOR
+        if inspect.isgeneratorfunction(each):
+            return _GENERATOR
+    return None
+
+
+def deferred_value_kind(value: Any) -> str | None:
+    """Return what a function has made in place of running; None if the value is something else."""
+    if inspect.iscoroutine(value):
+        return _COROUTINE
+    if inspect.isasyncgen(value):
+        return _ASYNC_GENERATOR
+    # A generator expression may be what a function wants to return.
+    if inspect.isgenerator(value) and value.__name__ != "<genexpr>":
+        return _GENERATOR
+    return None
+
+
+def _layers(function: Any) -> Iterator[Any]:
+    """Yield a callable and what its call is passed on to, from the outside in."""
+    seen: set[int] = set()
+    while id(function) not in seen:
+        seen.add(id(function))
+        yield function
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif isinstance(function, FunctionType):
+            inner = getattr(function, "__wrapped__", None)
+            if inner is None or _runs_its_result(function.__code__):
+                return
+            function = inner
+        elif not isinstance(function, type):
+            function = type(function).__call__
+
+
+def _runs_its_result(code: CodeType) -> bool:
+    """Whether a wrapper may run the coroutine or loop over the generator that it gets."""
+    names = {*code.co_names, *code.co_freevars}
+    return (
+        bool(names & (_RUN_COROUTINES | _RUN_GENERATORS))
+        or any(each.opname == "FOR_ITER" for each in dis.get_instructions(code))
+        or any(_runs_its_result(each) for each in code.co_consts if isinstance(each, CodeType))
+    )

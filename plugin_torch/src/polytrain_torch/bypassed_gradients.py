@@ -1,0 +1,69 @@
+"""Refuses `torch.autograd.grad` for parameters whose gradients DDP averages: it averages none.
+
+DDP averages what `backward()` adds to `parameter.grad`. What `torch.autograd.grad` returns is this
+rank's alone, and training by it makes the ranks' models drift apart without an error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+_models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+def refuse_autograd_grad(model: DistributedDataParallel) -> None:
+    """Refuse `torch.autograd.grad` for the trained parameters of a model, except in `no_sync`."""
+    _models.add(model)
+    _install()
+
+
+@cache
+def _install() -> None:
+    # A script may have imported `grad` itself; what it calls is looked up with each call.
+    module: Any = torch.autograd
+    run = module._engine_run_backward
+
+    def checked(
+        outputs: Any,
+        gradients: Any,
+        keeps: Any,
+        creates: Any,
+        inputs: Any,
+        *args: Any,
+        accumulate_grad: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        if not accumulate_grad:
+            _refuse({id(each) for each in inputs})
+        return run(
+            outputs,
+            gradients,
+            keeps,
+            creates,
+            inputs,
+            *args,
+            accumulate_grad=accumulate_grad,
+            **kwargs,
+        )
+
+    module._engine_run_backward = checked
+
+
+def _refuse(inputs: set[int]) -> None:
+    for model in _models:
+        if not model.require_backward_grad_sync:
+            continue
+        for name, parameter in model.module.named_parameters():
+            if id(parameter) in inputs and parameter.requires_grad:
+                raise RuntimeError(
+                    f"torch.autograd.grad gives this rank's gradient of {name!r}, which DDP "
+                    "doesn't average over the workers: trained with it, the ranks' models drift "
+                    "apart. Call loss.backward() and use parameter.grad; or, if you average it "
+                    "yourself or don't train with it, call both the model and torch.autograd.grad "
+                    "in `with model.no_sync():`."
+                )
