@@ -550,9 +550,9 @@ class Armed:
 
 @pytest.mark.parametrize("kind", ["plain", "pickled", "lost", "other", "", None, 1, [], {}, b"x"])
 def test_return_values_of_any_kind_are_not_unpickled(kind: Any) -> None:
-    import cloudpickle
+    from polytrain.common.pickler import dumps
 
-    data = msgpack.packb([[kind, cloudpickle.dumps(Armed()), "why"]])
+    data = msgpack.packb([[kind, dumps(Armed()), "why"]])
     with contextlib.suppress(ValueError, PolytrainError):
         [returned] = from_bytes(data)
         assert returned is not None
