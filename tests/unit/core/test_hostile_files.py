@@ -32,7 +32,7 @@ from polytrain.checkpoint.manifest import parse_manifest
 from polytrain.cli.found import FoundRun
 from polytrain.cli.job_file import JobFileError, arguments_of, job_of
 from polytrain.cli.run_text import facts as shown_facts
-from polytrain.cli.run_text import run_text
+from polytrain.cli.run_text import run_lines
 from polytrain.common import strict_json
 from polytrain.common.errors import DamagedFileError
 from polytrain.common.return_values import Returned, from_bytes, to_bytes
@@ -317,7 +317,7 @@ def show(run: Path, content: bytes) -> None:
     assert history is not None
     page(read_facts(location))
     found = FoundRun(location=location, history=history, holder=None)
-    run_text(found).encode(errors="strict")
+    "".join(run_lines(found)).encode(errors="strict")
     strict_json.dumps(strict_json.plain({"facts": shown_facts(found)}))
     result = recorded(location, history, config=None, backend=Reference(label="y"))
     with contextlib.suppress(PolytrainError):

@@ -312,6 +312,14 @@ def test_a_staged_link_is_not_stored(run: Path, home: Path) -> None:
     assert not list((run / "checkpoints").rglob("more"))
 
 
+@pytest.mark.parametrize("move", [True, False])
+def test_a_link_is_not_put(storage: LocalStorage, run: Path, home: Path, move: bool) -> None:
+    (run / "staged").symlink_to(home / "secret")
+    with pytest.raises(PermissionError, match="staged is a symbolic link"):
+        storage.put(run / "staged", "stored", move=move)
+    assert storage.list("") == {}
+
+
 def test_a_committed_checkpoint_with_a_link_in_it_is_not_loaded(run: Path, home: Path) -> None:
     from polytrain import Checkpoint
 

@@ -157,7 +157,8 @@ def fetch(
             staged = staged_in(near, location.name, file.rank) / file.name if near else None
             if staged is None or not _taken_over(staged, file, unfinished / file.name):
                 _expect(_get(storage, file.name, unfinished), file, location)
-    near_target.move(unfinished.name, near_target, target.name)
+    with near_target.moving(unfinished.name, near_target, target.name) as move:
+        move.finish()
 
 
 def _get(storage: Storage, name: str, directory: Path) -> str:

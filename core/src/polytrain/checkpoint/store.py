@@ -311,9 +311,7 @@ class CheckpointStore:
             return {name: (sizes.get(name, -1),) for name in names}
         root = f"{_CHECKPOINTS}/{manifest.directory}"
         try:
-            statuses = self._retrying(
-                lambda: {name: self._files.status(f"{root}/{name}") for name in names}
-            )
+            statuses = self._retrying(lambda: self._files.statuses(root, names))
         except FileNotFoundError:
             return {}
         return {

@@ -15,7 +15,7 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -117,15 +117,11 @@ class Beneath:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(unfinished, dir_fd=directory)
 
-    def move(self, path: str, target: Beneath, new_path: str) -> None:
-        """Rename a file to a path below another root; of links the link is renamed.
-
-        Raises:
-            OSError: EXDEV: that root is on another file system.
-        """
+    @contextlib.contextmanager
+    def moving(self, path: str, target: Beneath, new_path: str) -> Iterator[Move]:
+        """Yield a file, or a directory, that can be renamed to a path below another root."""
         with self._parent(path) as (source, name), target._parent(new_path, make=True) as (to, new):
-            os.rename(name, new, src_dir_fd=source, dst_dir_fd=to)
-            _sync_names(to)
+            yield Move(self, path, source, name, to, new)
 
     def files(
         self, below: str = "", *, expects_own: bool = False
@@ -184,11 +180,18 @@ class Beneath:
 
     def status(self, path: str) -> os.stat_result:
         """Return the status of a file or a directory."""
-        with self._parent(path) as (directory, name), self._errors(path, directory, name):
-            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if stat.S_IFMT(status.st_mode) in _KINDS:
-            raise self._foreign(path, status)
-        return status
+        with self._parent(path) as (directory, name):
+            return self._status(path, directory, name)
+
+    def statuses(self, directory: str, names: Iterable[str]) -> dict[str, os.stat_result]:
+        """Return the statuses of files below a directory, by their paths in it."""
+        with self.directory(directory) as descriptor:
+            return {
+                name: self.status(f"{directory}/{name}")
+                if "/" in name
+                else self._status(f"{directory}/{name}", descriptor, name)
+                for name in names
+            }
 
     def delete(self, path: str) -> None:
         """Delete a file, or a link itself; no error if it doesn't exist."""
@@ -241,6 +244,13 @@ class Beneath:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self._at(path))
         raise self._foreign(path, status)
+
+    def _status(self, path: str, directory: int, name: str) -> os.stat_result:
+        with self._errors(path, directory, name):
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if stat.S_IFMT(status.st_mode) in _KINDS:
+            raise self._foreign(path, status)
+        return status
 
     def _readable(self, path: str) -> int:
         with self.directory(path) as descriptor:
@@ -329,6 +339,32 @@ class Beneath:
 
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A file or a directory, and its place to be; both directories are open."""
+
+    files: Beneath
+    path: str
+    source: int
+    name: str
+    target: int
+    new_name: str
+
+    def reading(self) -> io.BufferedReader:
+        """Open the file for reading."""
+        descriptor = self.files._opened(self.path, self.source, self.name, os.O_RDONLY)
+        return os.fdopen(descriptor, "rb")
+
+    def finish(self) -> None:
+        """Rename it for good; of links the link is renamed.
+
+        Raises:
+            OSError: EXDEV: its place is on another file system.
+        """
+        os.rename(self.name, self.new_name, src_dir_fd=self.source, dst_dir_fd=self.target)
+        _sync_names(self.target)
 
 
 @dataclass(slots=True)

@@ -202,21 +202,21 @@ class LocalStorage:
 
     def _moved(self, source: Beneath, name: str, path: str) -> str | None:
         """Move a file without other hard links, return its digest; None if it must be copied."""
-        directory = path.rpartition("/")[0]
-        with source.reading(name) as file, self._files.directory(directory, make=True) as target:
-            status = os.fstat(file.fileno())
-            if status.st_nlink != 1 or status.st_dev != os.fstat(target).st_dev:
+        with source.moving(name, self._files, path) as move:
+            with move.reading() as file:
+                status = os.fstat(file.fileno())
+                if status.st_nlink != 1 or status.st_dev != os.fstat(move.target).st_dev:
+                    return None
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                os.fsync(file.fileno())
+            try:
+                move.finish()
+            except OSError as error:
+                # The same device, mounted twice.
+                if error.errno != errno.EXDEV:
+                    raise
                 return None
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        try:
-            source.move(name, self._files, path)
-        except OSError as error:
-            # The same device, mounted twice.
-            if error.errno != errno.EXDEV:
-                raise
-            return None
-        return digest
+            return digest
 
     def _created_without_links(self, path: str, data: bytes) -> bool:
         try:
