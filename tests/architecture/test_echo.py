@@ -84,5 +84,5 @@ def _writes(node: ast.AST) -> bool:
     match node:
         case ast.Call(func=ast.Attribute(attr="write" | "writelines", value=target)):
             # A log has a file of its own.
-            return not ast.unparse(target).startswith("self._log(")
+            return ast.unparse(target) != "log"
     return False

@@ -61,7 +61,7 @@ HARMLESS = {"which", "disk_usage"}
 
 OPEN_THEMSELVES = {
     *("location", "_location", "of", "place", "no_retry", "lock", "parent", "replace"),
-    *("pipe", "specs", "next"),
+    *("pipe", "specs", "next", "self"),
 }
 """What else than a path has a method `open()`."""
 

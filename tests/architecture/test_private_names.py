@@ -22,6 +22,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "torch": ("_C",),
         "torch._C": ("_current_graph_task_id",),
         "torch._dynamo.OptimizedModule": ("_orig_mod",),
+        "torch.autograd": ("_engine_run_backward",),
         "torch.autograd.Variable": ("_execution_engine",),
         "torch.distributed.ProcessGroup": (
             *("_allgather_base", "_get_backend", "_get_sequence_number_for_group"),
@@ -45,7 +46,8 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "lightning.pytorch.loggers.TensorBoardLogger": (
             *("_default_hp_metric", "_experiment", "_version"),
         ),
-        "lightning.pytorch.loops._TrainingEpochLoop": ("_batches_that_stepped",),
+        "lightning.pytorch.loops._EvaluationLoop": ("_results",),
+        "lightning.pytorch.loops._TrainingEpochLoop": ("_batches_that_stepped", "_results"),
         "lightning.pytorch.loops.fit_loop._FitLoop": ("_combined_loader",),
         "lightning.pytorch.plugins.io.AsyncCheckpointIO": ("_error",),
     },

@@ -22,7 +22,7 @@ CONFIGS = (ScalingConfig(), RunConfig(), FailureConfig(), CheckpointConfig(), Da
 WRONG: dict[str, list[Any]] = {
     "Seconds": [-1, True, "10", math.nan, math.inf, 1e12, [1]],
     "Whole": [-(2**70), 1.5, True, "3", math.inf],
-    "bool": [1, 0, "no", "yes"],
+    "bool": [2, -1, 1.0, "no", "yes"],
     "choice": ["nonsense", 1, b"PACK"],
 }
 

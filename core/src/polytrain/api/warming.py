@@ -55,7 +55,7 @@ def warm(names: Sequence[str], *, kept_s: float, cpus_per_worker: int) -> int:
         try:
             connection = start(spec, node_id, kept_s=kept_s)
         except OSError as error:
-            print(error, file=sys.stderr)
+            echo(str(error), err=True)
             return 1
     held = connection.description(_IMPORTED_S)
     if held is None:
