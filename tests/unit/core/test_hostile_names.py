@@ -134,7 +134,7 @@ def test_nothing_that_is_stored_controls_a_terminal(
 
 
 def test_a_tracker_that_cannot_be_read(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(run / f"trackers/csv{HOSTILE}.json", json.dumps({"format": HOSTILE}).encode())
+    write(run / "trackers/csv-00000000.json", json.dumps({"format": HOSTILE}).encode())
     assert main(["sync", str(run)]) == 1
     assert SHOWN in said(capsys)
 
