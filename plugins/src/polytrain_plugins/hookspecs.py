@@ -46,7 +46,10 @@ class ObserverHooks:
 
     @hookspec
     def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt, stop: Stop) -> None:
-        """The worker processes of an attempt are being started."""
+        """The worker processes of an attempt are about to be started.
+
+        For this hook alone a run waits, for up to a second.
+        """
 
     @hookspec
     def polytrain_reported(self, run: RunInfo, report: Report, stop: Stop) -> None:
