@@ -2,7 +2,9 @@
 
 A choice between several is a class (`Backend`); a notification of all is a hook. Observer hooks
 are called in the process that called `fit()`, in the order of the events, and may take any subset
-of the arguments. One that raises is logged and not called again; it never ends a run.
+of the arguments. Each observer has a thread of its own, and a run doesn't wait for it: one that is
+slow gets events late, and may miss some of very many. One that raises is logged and not called
+again; it never ends a run.
 
 `stop` ends the run after its next checkpoint: `stop("the loss has diverged")`. It may be kept, and
 called later by any thread. `Result.stopped` has the observer's class and the reason.
@@ -44,7 +46,10 @@ class ObserverHooks:
 
     @hookspec
     def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt, stop: Stop) -> None:
-        """The worker processes of an attempt are being started."""
+        """The worker processes of an attempt are about to be started.
+
+        For this hook alone a run waits, for up to a second.
+        """
 
     @hookspec
     def polytrain_reported(self, run: RunInfo, report: Report, stop: Stop) -> None:
@@ -62,7 +67,10 @@ class ObserverHooks:
     def polytrain_checkpoint_committed(
         self, run: RunInfo, checkpoint: CheckpointInfo, stop: Stop
     ) -> None:
-        """A checkpoint has been committed: no later failure loses it."""
+        """A checkpoint has been committed: no later failure loses it.
+
+        A slow observer may get this when later ones have had it deleted (`num_to_keep`).
+        """
 
     @hookspec
     def polytrain_checkpoint_validated(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import pluggy
 import pytest
 
+from polytrain.ui.call_queues import CallQueues
 from polytrain.ui.observers import Observers
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo, hookimpl
 
@@ -127,6 +129,51 @@ def test_runs_do_not_share_their_observers() -> None:
     first, _ = Observers([mine]), Observers([others])
     first.run_started(RUN)
     assert (len(mine.entries), len(others.entries)) == (1, 0)
+
+
+class Slow:
+    """Takes the first report only when it is released."""
+
+    def __init__(self) -> None:
+        self.released, self.entries = threading.Event(), list[str]()
+
+    @hookimpl
+    def polytrain_attempt_started(self) -> None:
+        self.entries.append("attempt started")
+
+    @hookimpl
+    def polytrain_reported(self) -> None:
+        self.released.wait()
+        self.entries.append("reported")
+
+
+def test_nobody_waits_for_an_observer_except_before_processes_start() -> None:
+    slow, quick = Slow(), Diary()
+    with CallQueues() as queues:
+        observers = Observers([slow, quick], queues=queues)
+        observers.attempt_started(RUN, ATTEMPT)
+        assert slow.entries == ["attempt started"]
+        observers.reported(RUN, REPORT)
+        assert queues.of(quick).finish()
+        assert slow.entries == ["attempt started"]
+        assert quick.entries == [("attempt started", RUN, ATTEMPT), ("reported", REPORT)]
+        slow.released.set()
+        observers.finish()
+        assert slow.entries == ["attempt started", "reported"]
+
+
+def test_an_observer_that_takes_too_long_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("polytrain.ui.observers.END_WITHIN_S", 0.05)
+    slow, quick = Slow(), Diary()
+    with CallQueues() as queues:
+        observers = Observers([slow, quick], queues=queues)
+        observers.reported(RUN, REPORT)
+        observers.finish()
+        slow.released.set()
+    [record] = caplog.records
+    assert "'Slow' hasn't taken all events" in record.getMessage()
 
 
 def test_an_interrupt_passes_through() -> None:

@@ -224,20 +224,28 @@ def test_a_tracker_that_raises_gets_the_rest_later(
     assert send_missing(working, Location.of(tmp_path)) == 0
 
 
+@pytest.mark.parametrize(("end_within_s", "is_urgent"), [(0.2, False), (600.0, True)])
 def test_a_tracker_that_hangs_blocks_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    end_within_s: float,
+    is_urgent: bool,
 ) -> None:
+    """Nor does it block a program that wants to end at once."""
     released, entered = threading.Event(), threading.Event()
 
     def hang() -> None:
         entered.set()
         released.wait(60)
 
-    monkeypatch.setattr("polytrain.run.tracking._END_WITHIN_S", 0.2)
+    monkeypatch.setattr("polytrain.run.tracking._END_WITHIN_S", end_within_s)
     tracker = Memory(hook=hang)
     try:
         began = time.monotonic()
-        with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
+        with Tracking(
+            [tracker], facts_of(tmp_path), own_token=1, is_urgent=lambda: is_urgent
+        ) as tracking:
             assert entered.wait(30)
             write_run(tmp_path, tracking)
         assert time.monotonic() - began < 30

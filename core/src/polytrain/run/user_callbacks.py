@@ -47,7 +47,8 @@ class TrainRunContext:
 class UserCallback:
     """Called in the process that called `fit()`; subclasses override what they need.
 
-    One that raises is logged and not called again; training continues.
+    Each has a thread of its own, so that a run doesn't wait for it: a slow one is called late, in
+    order. One that raises is logged and not called again; training continues.
     """
 
     def after_report(

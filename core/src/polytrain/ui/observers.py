@@ -21,6 +21,9 @@ GROUP = "polytrain.observers"
 _EVENT_SIZE = 1000
 """Bytes that an event which waits for an observer is counted with."""
 
+_ATTEMPT_WAITS_S = 1.0
+"""Seconds that the start of an attempt waits for its observers."""
+
 END_WITHIN_S = 60.0
 """Seconds that the end of a run waits for its observers."""
 
@@ -64,7 +67,9 @@ class Observers:
         self._tell("polytrain_run_started", run=run)
 
     def attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
+        """Tell all observers, and wait a moment for them: processes start after this."""
         self._tell("polytrain_attempt_started", run=run, attempt=attempt)
+        self._queues.unfinished(self._observers, within_s=_ATTEMPT_WAITS_S)
 
     def reported(self, run: RunInfo, report: Report) -> None:
         self._tell("polytrain_reported", run=run, report=report)
