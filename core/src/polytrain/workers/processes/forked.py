@@ -35,11 +35,6 @@ class ForkRequest:
     others: tuple[int, ...]
     """Further descriptors, for the entry."""
 
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """All descriptors of the request."""
-        return (self.connection, self.stdout, self.stderr, self.page, *self.others)
-
 
 def fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
     """Parse a message to a zygote, with its descriptors."""
