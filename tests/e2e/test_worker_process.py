@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.e2e.driver import PREAMBLE, WITH_RAY, run_driver
 
 import polytrain
 from polytrain import RunConfig, ScalingConfig, TrainingFailedError, make_trainer
@@ -211,3 +213,52 @@ def test_a_coroutine_that_nobody_awaits_is_an_error(quiet: RunConfig) -> None:
     trainer = make_trainer("reference", train_unawaited, run_config=quiet)
     with pytest.raises(TrainingFailedError, match=r"a coroutine, and trained nothing.*plain func"):
         trainer.fit()
+
+
+@pytest.mark.parametrize("preamble", [PREAMBLE, WITH_RAY], ids=["alone", "on Ray"])
+def test_arguments_of_the_command_line_are_the_drivers(tmp_path: Path, preamble: str) -> None:
+    """`parse_known_args()` would otherwise give defaults, without an error."""
+    script = """
+        import argparse
+        from polytrain import CheckpointConfig, ValidationConfig
+
+        # As if the script had been started with them.
+        sys.argv[1:] = ["--lr", "0.3", "rows.csv"]
+
+        def write(who):
+            parser = argparse.ArgumentParser()
+            parser.add_argument("data", nargs="?")
+            parser.add_argument("--lr", default=1.0)
+            found = parser.parse_known_args()[0]
+            with open("found", "a") as file:
+                print(who, os.path.basename(sys.argv[0]), found.data, found.lr, file=file)
+
+        def train():
+            write("training")
+            if polytrain.get_context().get_attempt() == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            open("model", "w").close()
+            polytrain.report({}, checkpoint=polytrain.Checkpoint("."), validation=True)
+
+        def validate(checkpoint):
+            write("validation")
+            return {}
+
+        if __name__ == "__main__":
+            make_trainer(
+                "reference",
+                train,
+                scaling_config=ScalingConfig(num_workers=1),
+                validation_config=ValidationConfig(fn=validate),
+                run_config=RunConfig(
+                    storage_path="runs",
+                    name="run",
+                    failure_config=FailureConfig(max_failures=1),
+                ),
+            ).fit()
+    """
+    code, _, errors = run_driver(tmp_path, script, preamble=preamble)
+    assert code == 0, errors
+    expected = ["training", "training", "validation"]
+    lines = (tmp_path / "found").read_text().splitlines()
+    assert lines == [f"{who} script.py rows.csv 0.3" for who in expected]

@@ -19,6 +19,7 @@ def agent_spec(directory: Path, *, zygote: str = "zygote", **changed: Any) -> Ag
         "zygote": ZygoteSpec(name=zygote, environment={}, modules=(), path=()),
         "environment": {},
         "directory": str(directory),
+        "argv": (),
         "prefix": "",
         "store": CheckpointStore(location=Location.of(directory)),
         "marker": "marker",

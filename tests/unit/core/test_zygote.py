@@ -59,7 +59,8 @@ def ask_to_fork(connection: ZygoteConnection, number: int) -> Any:
     """Ask for a worker process; the first answer. Nobody will talk to that process."""
     with open(os.devnull, "r+b") as nothing:
         connection.request(
-            ["fork", number, dict(os.environ), "/", list(sys.path), WORKER], [nothing.fileno()] * 4
+            ["fork", number, dict(os.environ), "/", list(sys.path), [], WORKER],
+            [nothing.fileno()] * 4,
         )
     return SocketChannel(connection.socket).receive()
 
@@ -240,7 +241,11 @@ def test_agents_hear_what_their_zygote_has_written_before_it_died(tmp_path: Path
         with open(os.devnull, "r+b") as nothing:
             for attempt, each in enumerate(zygotes):
                 each.fork(
-                    attempt, environment={}, directory="/", descriptors=[nothing.fileno()] * 4
+                    attempt,
+                    environment={},
+                    directory="/",
+                    argv=[],
+                    descriptors=[nothing.fileno()] * 4,
                 )
         fifo.close()
         async with asyncio.timeout(30):
@@ -296,7 +301,8 @@ def run_in_worker(
         no_job = nothing.fileno()
         descriptors = [theirs.fileno(), *[nothing.fileno()] * 2, page.descriptor, no_job]
         connection.request(
-            ["fork", number, {**os.environ, **variables}, "/", list(sys.path), WORKER], descriptors
+            ["fork", number, {**os.environ, **variables}, "/", list(sys.path), [], WORKER],
+            descriptors,
         )
         kind, answered, pid = SocketChannel(connection.socket).receive()
     assert (kind, answered) == ("forked", number)
@@ -370,7 +376,7 @@ def test_a_large_environment_does_not_wait_for_a_zygote_that_imports(tmp_path: P
     )
     connection = ZygoteConnection.open(spec)
     environment = {**os.environ, **{f"LARGE_{number}": "x" * 20_000 for number in range(100)}}
-    request: list[object] = ["fork", 3, environment, "/", list(sys.path), WORKER]
+    request: list[object] = ["fork", 3, environment, "/", list(sys.path), [], WORKER]
     with open(os.devnull, "r+b") as nothing:
         descriptors = [nothing.fileno()] * 4
         asking = threading.Thread(target=connection.request, args=(request, descriptors))

@@ -72,6 +72,9 @@ class AgentSpec:
     directory: str
     """The driver's working directory."""
 
+    argv: tuple[str, ...]
+    """The driver's `sys.argv`."""
+
     prefix: str
     """The driver's `sys.prefix`."""
 
@@ -366,6 +369,7 @@ class Agent:
                 order.attempt,
                 environment=self._environment,
                 directory=self._directory,
+                argv=self._spec.argv,
                 descriptors=[
                     *worker.theirs,
                     self._job,

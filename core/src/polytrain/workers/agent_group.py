@@ -265,6 +265,7 @@ class AgentGroup:
             zygote=zygote,
             environment=zygote.environment,
             directory=self._spec.directory,
+            argv=tuple(sys.argv),
             store=self._spec.store,
             marker=self._spec.marker,
             prefix=sys.prefix,

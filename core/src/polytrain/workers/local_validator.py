@@ -8,6 +8,7 @@ import os
 import selectors
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -106,7 +107,8 @@ class LocalValidator:
         bounds = bounded_threads(spec.threads, unless=variables)
         environment = {**spec.environment, **bounds, **variables}
         self._zygote.request(
-            ["fork", self._number, environment, spec.directory, path, _ENTRY], process.theirs
+            ["fork", self._number, environment, spec.directory, path, sys.argv, _ENTRY],
+            process.theirs,
         )
         process.begin(task_message(self._function, task, bounds))
         return self._zygote

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -43,7 +44,7 @@ class RayValidator:
         with self._lock:
             if self._is_cancelled.is_set():
                 return None
-            self._running = running = self._task.remote(self._function, dumps(task))
+            self._running = running = self._task.remote(self._function, dumps(task), sys.argv)
         try:
             # The time that it waits for resources doesn't count. `cancel` ends both.
             if not ray.wait([running], timeout=_WAITS_S)[0]:
@@ -84,8 +85,9 @@ class RayValidator:
         """Do nothing: Ray ends the process of a task."""
 
 
-def _validated(function: bytes, task: bytes) -> Iterator[Mapping[str, Any]]:
-    """The body of the task."""
+def _validated(function: bytes, task: bytes, argv: list[str]) -> Iterator[Mapping[str, Any]]:
+    """The body of the task; the function may parse the driver's `sys.argv`."""
+    sys.argv[:] = argv
     yield {}
     yield call(function, pickle.loads(task))
 

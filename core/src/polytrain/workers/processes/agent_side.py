@@ -72,6 +72,7 @@ class Zygotes:
         *,
         environment: Mapping[str, str],
         directory: str,
+        argv: Sequence[str],
         descriptors: Sequence[int],
     ) -> None:
         """Request a worker process.
@@ -84,8 +85,9 @@ class Zygotes:
             raise ConnectionError("its zygote is gone")
         zygote.attempt = attempt
         try:
+            path = list(self._spec.path)
             zygote.connection.request(
-                ["fork", attempt, dict(environment), directory, list(self._spec.path), _ENTRY],
+                ["fork", attempt, dict(environment), directory, path, list(argv), _ENTRY],
                 descriptors,
             )
         except OSError as error:

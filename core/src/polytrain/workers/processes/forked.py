@@ -25,6 +25,9 @@ class ForkRequest:
     environment: dict[str, str]
     directory: str
     path: list[str]
+    argv: list[str]
+    """The driver's `sys.argv`: a training function may parse it."""
+
     entry: str
     """Module whose `run_and_exit` the process runs."""
 
@@ -38,13 +41,14 @@ class ForkRequest:
 
 def fork_request(request: list[Any], descriptors: list[int]) -> ForkRequest:
     """Parse a message to a zygote, with its descriptors."""
-    _, process_id, environment, directory, path, entry = request
+    _, process_id, environment, directory, path, argv, entry = request
     connection, stdout, stderr, page, *others = descriptors
     return ForkRequest(
         id=process_id,
         environment=environment,
         directory=directory,
         path=path,
+        argv=argv,
         entry=entry,
         connection=connection,
         stdout=stdout,
@@ -77,6 +81,7 @@ def become_worker(request: ForkRequest, variables: Mapping[str, str], parent: in
         os.environ.update(request.environment)
         os.environ.update(variables)
         sys.path[:] = request.path
+        sys.argv[:] = request.argv
         with contextlib.suppress(OSError):  # the driver's directory may not exist on this node
             os.chdir(request.directory)
         _reseed()
@@ -96,7 +101,7 @@ def spawn(request: ForkRequest) -> int:
             sys.executable,
             "-u",
             "-c",
-            f"import sys; sys.path[:] = {request.path!r}\n"
+            f"import sys; sys.path[:] = {request.path!r}; sys.argv[:] = {request.argv!r}\n"
             "from polytrain.workers.worker_process import spawned\n"
             f"spawned({request.entry!r}, *{descriptors!r})",
         ],

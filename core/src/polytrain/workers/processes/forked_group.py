@@ -72,7 +72,7 @@ class ForkedGroup:
         """Fork a process with this number, and a copy of this socket."""
         self._started.append(number)
         self._zygote.connection.request(
-            ["fork", number, self._environment, os.getcwd(), list(sys.path), self._entry],
+            ["fork", number, self._environment, os.getcwd(), sys.path, sys.argv, self._entry],
             [connection.fileno(), 1, 2, self._page.descriptor],
         )
 

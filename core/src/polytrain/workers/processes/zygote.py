@@ -4,7 +4,7 @@ There is one per node, started with exec: no Ray, no thread, no device. Agents c
 socket. It forks worker processes for them, and notifies them when one ends. It ends with its last
 client; a warm one stays for a time after its last use.
 
-    ["fork", id, environment, directory, sys.path, entry]
+    ["fork", id, environment, directory, sys.path, sys.argv, entry]
     ["kill", id]
     ["preload", entry, modules, variables, environment, directory]
     ["reset"]
