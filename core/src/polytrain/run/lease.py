@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 from polytrain.common.clock import Clock
 from polytrain.common.errors import DamagedFileError, RunOwnedError
@@ -104,7 +104,13 @@ class _Owner:
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
-def _times(clock: Clock) -> dict[str, float]:
+class _Times(TypedDict):
+    beat_at: float
+    beat_monotonic: float
+    ahead_s: float
+
+
+def _times(clock: Clock) -> _Times:
     return {
         "beat_at": clock.now(),
         "beat_monotonic": time.monotonic(),
