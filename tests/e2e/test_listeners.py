@@ -17,7 +17,7 @@ from polytrain import RunConfig, ScalingConfig, make_trainer
 from polytrain.testing.contract import kit_table
 from polytrain_plugins import RunInfo, hookimpl
 
-OPEN = {"reference": 0, "torch": 0, "xgboost": 1, "lightgbm": 1, "tensorflow": 1}
+OPEN = {"reference": 0, "torch": 0, "xgboost": 1, "lightgbm": 0, "tensorflow": 1}
 """Backend → sockets of each rank that the framework binds to all interfaces, whatever it is told:
 docs/security.md names them."""
 
