@@ -29,6 +29,7 @@ from polytrain_torch.meetings import meet
 from polytrain_torch.node_group import gradient_group
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.rank_states import save_rank_states
+from polytrain_torch.row_weights import weigh_backward
 from polytrain_torch.stopping import any_rank_stops
 
 with needed("lightning"):
@@ -101,6 +102,8 @@ class Trainer(lightning.Trainer):
         super().__init__(**{**defaults, **options, **own})
         keep_version(self.loggers, _trainers.next())
         self.strategy.process_dataloader = self._split
+        # A model's forward would be no place: it does the whole step of a manual optimization.
+        weigh_backward(self.strategy)
         self.fit_loop.setup_data = partial(self._replace_loaders, self.fit_loop.setup_data)
         batches = self.fit_loop.epoch_loop
         batches.on_advance_end = partial(self._end_batch, batches.on_advance_end)

@@ -22,6 +22,7 @@ from polytrain_torch.engine import current_device
 from polytrain_torch.libraries import needed
 from polytrain_torch.lightning import Trainer, WorkerEnvironment
 from polytrain_torch.node_group import gradient_group
+from polytrain_torch.row_weights import weigh_backward
 
 with needed("lightning"):
     import lightning
@@ -42,7 +43,14 @@ __all__ = [
 
 
 class _OnWorkers:
-    """Makes a strategy use this worker's device, and split data loaders over the workers."""
+    """Makes a strategy use this worker's device, and split data loaders over the workers.
+
+    Gradients are weighted by the rows of a shard's batches.
+    """
+
+    def setup_environment(self) -> None:
+        weigh_backward(self)
+        super().setup_environment()  # type: ignore[misc]  # Lightning's strategy comes next
 
     @property
     def root_device(self) -> torch.device:

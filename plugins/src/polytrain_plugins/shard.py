@@ -74,7 +74,7 @@ class Shard(ABC):
     gradient_weight: float = 1.0
     """This rank's share of the latest global batch, times the number of ranks. Multiply the mean
     loss over the rank's rows by it: the average over the ranks is then the mean over the global
-    batch."""
+    batch. On torch, prepared models do so unless it is read."""
 
     def __getattr__(self, name: str) -> Any:
         instead = ABSENT_IN_SHARDS.get(name)
