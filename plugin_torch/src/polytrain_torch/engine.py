@@ -286,6 +286,7 @@ class TorchShard(ShardView):
             prefetch_batches=prefetch_batches,
             batch_format=batch_format,
             convert=tensors,
+            allow_empty=True,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
         )

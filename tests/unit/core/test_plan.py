@@ -262,17 +262,31 @@ def test_kept_rows_are_the_last_batch(plan: Plan, batch_rows: int, start: int) -
 
 
 @given(plan=plans(), batch_rows=st.integers(1, 60), least=st.integers(1, 30))
-def test_the_last_two_batches_share_rows_only_where_that_leaves_enough_in_both(
+def test_a_batch_leaves_rows_to_a_last_one_that_is_too_small(
     plan: Plan, batch_rows: int, least: int
 ) -> None:
     kept = [len(batch) for batch in batches(plan, batch_rows)]
     shared = [len(batch) for batch in batches(plan, batch_rows, "share", least=least)]
-    if len(kept) > 1 and kept[-1] < least <= sum(kept[-2:]) // 2:
-        assert shared[:-2] == kept[:-2]
-        assert sum(shared[-2:]) == sum(kept[-2:])
-        assert 0 <= shared[-2] - shared[-1] <= 1
+    if len(kept) > 1 and kept[-1] < least <= (batch_rows + 1) // 2:
+        assert shared == [*kept[:-2], kept[-2] - least, kept[-1] + least]
+        assert shared[-1] <= batch_rows
     else:
         assert shared == kept
+
+
+@given(rows=st.integers(1, 200), size=world_sizes, per_rank=st.integers(2, 20))
+@example(rows=13, size=2, per_rank=2)
+def test_no_rank_is_without_a_row_where_each_takes_two_or_more(
+    rows: int, size: int, per_rank: int
+) -> None:
+    assume(rows >= size)
+    plan = Plan(rows=rows, shards=1)
+    found = [
+        [*map(len, rows_of_batch(plan, 0, batch, size))]
+        for batch in batches(plan, size * per_rank, "share", least=size)
+    ]
+    assert all(1 <= part <= per_rank for parts in found for part in parts)
+    assert all(len({*parts}) == 1 for parts in found[:-1]), "only the last may be uneven"
 
 
 @given(rows=st.integers(0, 200), shuffle=shuffles, size=world_sizes, per_rank=st.integers(1, 20))

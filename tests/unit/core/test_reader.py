@@ -18,7 +18,7 @@ import pyarrow.csv as pacsv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from polytrain import DataConfig, RunConfig, ScalingConfig
@@ -471,7 +471,10 @@ def test_ranks_together_have_the_batches_and_means_of_one_process(
     data = pa.table({"id": np.arange(rows)})
     world = [shard(data, world_size=world_size, rank=rank) for rank in range(world_size)]
     batches = [
-        [(batch["id"], one.gradient_weight) for batch in one.iter_batches(batch_size=batch_size)]
+        [
+            (batch["id"], one.gradient_weight)
+            for batch in one.iter_batches(batch_size=batch_size, allow_empty=True)
+        ]
         for one in world
     ]
     expected = np.split(
@@ -501,6 +504,15 @@ def test_every_row_comes_once_in_equally_many_batches(
         range(rows)
     )
     assert max(len(batch) for batches in world for batch in batches) <= batch_size
+
+
+@given(rows=st.integers(1, 60), world_size=st.integers(1, 5), batch_size=st.integers(2, 20))
+def test_no_step_leaves_a_worker_without_a_row(rows: int, world_size: int, batch_size: int) -> None:
+    assume(rows >= world_size)
+    data = pa.table({"id": np.arange(rows)})
+    for rank in range(world_size):
+        one = shard(data, world_size=world_size, rank=rank)
+        assert all(numbers(one.iter_batches(batch_size=batch_size)))
 
 
 @given(rows=st.integers(1, 60), world_size=st.integers(1, 5), batch_size=st.integers(1, 20))

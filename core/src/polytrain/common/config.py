@@ -158,8 +158,8 @@ class DataConfig(_PlainNumbers):
 
     remainder: Literal["keep", "pad", "drop"] = "keep"
     """What happens to rows that don't fill a batch. "keep": they are the last batch, which is
-    smaller; with TensorFlow's `to_tf` the last two may share their rows. "pad": rows from the
-    epoch's start fill the last batch. "drop": they are left out."""
+    smaller; so that each worker has a row, the one before it may leave it some. "pad": rows from
+    the epoch's start fill the last batch. "drop": they are left out."""
 
     columns: Sequence[str] | None = None
     """Columns to read; all by default."""

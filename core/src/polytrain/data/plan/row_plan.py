@@ -26,8 +26,8 @@ Remainder: TypeAlias = Literal["keep", "pad", "drop"]
 Cut: TypeAlias = Remainder | Literal["share"]
 """How an epoch is cut into global batches. "keep": all are full, except the last, which has the
 rows that are left. "pad": the last one reaches beyond the epoch's end. "drop": there are full ones
-only. "share": as "keep", but the last two share their rows evenly where the last one would be too
-small, so that hardly ever a worker has no row."""
+only. "share": as "keep", but where the last one would be too small, the one before it leaves it
+some rows, so that hardly ever a worker has no row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +79,12 @@ class Plan:
             start: position of the batch's first row.
             batch_rows: rows in a global batch, at most.
             cut: how the epoch is cut.
-            least: with "share", rows that the last batch should have.
+            least: with "share", rows that the last batch should have, and gets from the one before
+                if it has fewer. Of one for each worker, both parts of that are even.
         """
         left = max(0, self.rows - start)
-        if cut == "share" and 0 < left - batch_rows < least <= left // 2:
-            return start + -(-left // 2)
+        if cut == "share" and 0 < left - batch_rows < least <= (batch_rows + 1) // 2:
+            return start + batch_rows - least
         if cut in ("keep", "share"):
             return start + min(left, batch_rows)
         full = left >= batch_rows or (cut == "pad" and left > 0)

@@ -90,11 +90,14 @@ class BatchedShard(Shard):
         drop_last: bool = False,
         prefetch_batches: int = 0,
         convert: Callable[[Any], Any] | None = None,
+        allow_empty: bool = False,
         local_shuffle_buffer_size: None = None,
         local_shuffle_seed: None = None,
     ) -> Batches:
         refuse_local_shuffle(local_shuffle_buffer_size, local_shuffle_seed)
         global_rows = self._global_rows(batch_size, global_batch_size)
+        # A size that is given for all workers mustn't depend on their number.
+        least = self._world_size if global_batch_size is None else 1
         wanted = format or ("numpy" if batch_format in (None, "default") else batch_format)
         if wanted not in get_args(BatchFormat):
             name = "format" if format else "batch_format"
@@ -115,7 +118,9 @@ class BatchedShard(Shard):
 
         def epoch_of_batches() -> Iterator[Any]:
             with self.cursor.epoch() as epoch:
-                batches = self._batches(epoch, global_rows, self._cut(drop_last))
+                batches = self._batches(
+                    epoch, global_rows, self._cut(drop_last, shares=not allow_empty), least=least
+                )
                 for batch in _finished(batches, finished, prefetch_batches):
                     # Given is given: whoever reports while handling a batch has used it.
                     epoch.given(batch.stop)
@@ -146,15 +151,15 @@ class BatchedShard(Shard):
     ) -> BatchesAhead:
         global_rows = self._global_rows(batch_size, global_batch_size)
         epoch = self.cursor.next_epoch()
-        cut = self._cut(drop_last)
-        # One row for each worker, unless the size is given for all of them, and so mustn't depend
-        # on their number.
+        # Frameworks that take batches ahead fail on empty ones.
         least = self._world_size if global_batch_size is None else -(-global_rows // 2)
-        batches = self._batches(epoch, global_rows, "share" if cut == "keep" else cut, least=least)
+        batches = self._batches(epoch, global_rows, self._cut(drop_last, shares=True), least=least)
         return _TakenAhead(epoch, batches)
 
-    def _cut(self, drop_last: bool) -> Cut:
-        return "drop" if drop_last else self._remainder
+    def _cut(self, drop_last: bool, *, shares: bool = False) -> Cut:
+        if drop_last:
+            return "drop"
+        return "share" if shares and self._remainder == "keep" else self._remainder
 
     def _global_rows(self, batch_size: int | None, global_batch_size: int | None) -> int:
         """Rows in a global batch."""
