@@ -118,11 +118,11 @@ CUTS = [
     # Rows, of the whole batch, and on two workers.
     (14, 4, [4, 4, 4, 2], [4, 4, 4, 2]),
     (15, 4, [4, 4, 4, 3], [4, 4, 4, 3]),
-    (13, 4, [4, 4, 3, 2], [4, 4, 3, 2]),
-    (17, 8, [8, 5, 4], [8, 5, 4]),
-    (19, 8, [8, 8, 3], [8, 6, 5]),
+    (13, 4, [4, 4, 2, 3], [4, 4, 2, 3]),
+    (17, 8, [8, 6, 3], [8, 4, 5]),
+    (19, 8, [8, 8, 3], [8, 4, 7]),
     (3, 8, [3], [3]),
-    (22, 5, None, [5, 5, 5, 4, 3]),
+    (22, 5, None, [5, 5, 5, 2, 5]),
 ]
 """Rows, rows in a global batch, and the batches that are trained on: by a worker's `batch_size`,
 and by `global_batch_size`, which two workers need not divide."""
