@@ -348,7 +348,11 @@ def with_keras(rows: int, batch_size: int) -> list[float]:
     weights = [parameter.detach().numpy() for parameter in model_of().parameters()]
     model.set_weights([weights[0].T, weights[1]])
     model.compile(optimizer=keras.optimizers.SGD(RATE), loss="mse")
-    batches = ((x, y[:, None]) for x, y in shard_batches(rows, batch_size=batch_size))
+    shard = polytrain.get_dataset_shard(f"rows {rows}")
+    batches = (
+        (batch["x"], batch["y"][:, None], np.full(len(batch["y"]), shard.gradient_weight))
+        for batch in shard.iter_torch_batches(batch_size=batch_size)
+    )
     prepare_model(model).fit(batches, epochs=1, verbose=0)
     return [float(each) for array in model.get_weights() for each in array.ravel()]
 
@@ -369,5 +373,5 @@ DOORS = {
     "Lightning, manual": with_manual_lightning,
     "Lightning's own trainer": with_lightning_parts,
     "Transformers": with_transformers,
-    "Keras on torch": with_keras,
+    "Keras on torch, weights of samples": with_keras,
 }

@@ -12,7 +12,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from polytrain_torch.collecting import gathered
 from polytrain_torch.node_group import gradient_group
-from polytrain_torch.row_weights import weighted_gradient
 
 
 class AveragedGradients:
@@ -76,7 +75,6 @@ class AveragedGradients:
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad = weighted_gradient(parameter.grad)
             dist.all_reduce(parameter.grad, group=gradient_group(parameter.device))
             parameter.grad /= dist.get_world_size()
 
