@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from tests.plugin_torch.conftest import Run
 
 from polytrain.testing.shards import shard_of
 from polytrain_torch.engine import TorchShard
 from polytrain_torch.row_weights import (
-    given_weight,
     weigh_backward,
     weigh_model,
     weigh_rows,
+    weight_of,
     weighted_gradient,
     weighted_loop,
 )
@@ -29,6 +30,10 @@ X = torch.arange(6.0).view(2, 3)
 def weighing() -> Iterator[None]:
     yield
     weigh_rows()
+
+
+def weight_now() -> float:
+    return weighted_gradient(torch.ones(1)).item()
 
 
 class Returning(torch.nn.Module):
@@ -178,16 +183,15 @@ def test_a_library_s_backward_is_weighted_once() -> None:
 
 def test_a_loop_within_a_loop_leaves_its_weight() -> None:
     """Such as a validation in the middle of an epoch."""
-    assert given_weight() == 1
+    assert weight_now() == 1
     with weighted_loop() as outer:
         outer.given(0.5)
         with weighted_loop() as inner:
-            assert given_weight() == 1
+            assert weight_now() == 1
             inner.given(0.25)
-            assert given_weight() == 0.25
-        assert given_weight() == 0.5
-        assert weighted_gradient(torch.ones(1)).item() == 0.5
-    assert given_weight() == 1
+            assert weight_now() == 0.25
+        assert weight_now() == 0.5
+    assert weight_now() == 1
 
 
 def test_of_two_loops_the_latest_batch_counts() -> None:
@@ -195,7 +199,7 @@ def test_of_two_loops_the_latest_batch_counts() -> None:
         one.given(0.5)
         other.given(0.25)
         one.given(0.75)
-        assert given_weight() == 0.75
+        assert weight_now() == 0.75
 
 
 def shards() -> Iterator[Any]:
@@ -206,7 +210,7 @@ def shards() -> Iterator[Any]:
 
 def test_a_shard_s_batches_have_weights_in_any_format() -> None:
     weights = [
-        [given_weight() for _ in batches(shard)]
+        [weight_now() for _ in batches(shard)]
         for shard in shards()
         for batches in (
             lambda shard: shard.iter_torch_batches(batch_size=2),
@@ -215,7 +219,7 @@ def test_a_shard_s_batches_have_weights_in_any_format() -> None:
         )
     ]
     assert weights == [[pytest.approx(2 / 3)]] * 3 + [[pytest.approx(4 / 3)]] * 3
-    assert given_weight() == 1
+    assert weight_now() == 1
 
 
 def test_a_function_that_reads_the_weight_weighs_by_itself() -> None:
@@ -230,11 +234,67 @@ def test_a_function_that_reads_the_weight_weighs_by_itself() -> None:
             loss.backward()
             assert torch.allclose(model.layer.weight.grad, gradient_of(model, weight=None))
         for _ in shard.iter_torch_batches(batch_size=2):
-            assert given_weight() == 1
+            assert weight_now() == 1
 
 
 def test_a_loop_that_is_left_has_no_weight() -> None:
     [shard, _] = shards()
     for _ in shard.iter_torch_batches(batch_size=1):
         break
-    assert given_weight() == 1
+    assert weight_now() == 1
+
+
+def test_a_batch_that_is_taken_ahead_keeps_its_weight() -> None:
+    for shard, weight in zip(shards(), (2 / 3, 4 / 3), strict=True):
+        [batch] = shard.iter_torch_batches(batch_size=2)
+        assert weight_of(batch) == pytest.approx(weight)
+        assert weight_of({"x": torch.ones(1)}) == weight_of("no tensor") == 1
+
+
+def test_a_tensor_that_is_given_again_has_its_latest_weight() -> None:
+    batch = torch.ones(1)
+    with weighted_loop() as loop:
+        for weight in (0.5, 1.0, 2.0):
+            loop.given(weight, batch)
+            assert weight_of(batch) == weight
+
+
+def test_lightning_takes_batches_of_unknown_number_ahead(run: Run) -> None:
+    """To learn which one is the last."""
+
+    def train() -> None:
+        import lightning
+
+        import polytrain
+        from polytrain_torch.lightning import Trainer
+
+        class Unsized:
+            def __iter__(self) -> Iterator[torch.Tensor]:
+                with weighted_loop() as loop:
+                    for weight in (1.0, 2.0, 0.5):
+                        batch = torch.ones(1)
+                        loop.given(weight, batch)
+                        yield batch
+
+        class Module(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.parameter = torch.nn.Parameter(torch.zeros(1))
+                self.seen: list[float] = []
+
+            def training_step(self, batch: Any, _: int) -> Any:
+                return self.parameter.sum()
+
+            def on_before_optimizer_step(self, _: Any) -> None:
+                assert self.parameter.grad is not None
+                self.seen.append(self.parameter.grad.item())
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        module = Module()
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+        Trainer(max_epochs=1, **quiet).fit(module, Unsized())
+        polytrain.report({"seen": module.seen})
+
+    assert run(train).metrics["seen"] == [1.0, 2.0, 0.5]

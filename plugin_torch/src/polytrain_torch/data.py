@@ -129,8 +129,9 @@ class PreparedDataLoader:
                 # A batch counts once it is given: a report in its step includes it.
                 stop = stops.popleft()
                 epoch.given(stop.position)
-                loop.given(stop.weight)
-                yield self._on_device(batch)
+                batch = self._on_device(batch)
+                loop.given(stop.weight, batch)
+                yield batch
 
     def _streamed(self, place: StreamPlace) -> Iterator[Any]:
         with place.cursor.epoch() as epoch:

@@ -206,7 +206,8 @@ class TorchShard(ShardView):
             with weighted_loop() as loop:
                 self._loop = loop
                 for batch in batches:
-                    loop.given(1 if self._is_weighted_by_function else self._shard.gradient_weight)
+                    is_weighted = self._is_weighted_by_function
+                    loop.given(1 if is_weighted else self._shard.gradient_weight, batch)
                     yield batch
 
         return Batches(weighted, batches.__len__)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,12 @@ from polytrain_torch.meetings import meet
 from polytrain_torch.node_group import gradient_group
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.rank_states import save_rank_states
-from polytrain_torch.row_weights import weigh_backward
+from polytrain_torch.row_weights import (
+    WeightedLoop,
+    weigh_backward,
+    weight_of,
+    weighted_loop,
+)
 from polytrain_torch.stopping import any_rank_stops
 
 with needed("lightning"):
@@ -97,7 +103,7 @@ class Trainer(lightning.Trainer):
             "num_nodes": workers,
             "use_distributed_sampler": False,
             "plugins": [*_listed(options.pop("plugins", None)), WorkerEnvironment()],
-            "callbacks": [self._reports, *callbacks],
+            "callbacks": [self._reports, StepWeights(), *callbacks],
         }
         super().__init__(**{**defaults, **options, **own})
         keep_version(self.loggers, _trainers.next())
@@ -342,6 +348,29 @@ class _Reports(Callback):
         if self._reported_step != trainer.global_step > 0:
             self._reported_step = trainer.global_step
             report(_metrics(trainer))
+
+
+class StepWeights(Callback):
+    """Weighs each step by the rows of its batch where Lightning takes batches ahead.
+
+    It does so if it doesn't know their number, to learn which one is the last.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._loop: WeightedLoop | None = None
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        if trainer.num_training_batches == float("inf"):
+            self._loop = self._stack.enter_context(weighted_loop())
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        if self._loop is not None:
+            self._loop.given(weight_of(batch))
+
+    def teardown(self, trainer: Any, module: Any, stage: str) -> None:
+        self._stack.close()
+        self._loop = None
 
 
 class _PlacedLoader:

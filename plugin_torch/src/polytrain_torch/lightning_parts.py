@@ -20,7 +20,7 @@ from polytrain import get_context, report
 from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, part_of
 from polytrain_torch.engine import current_device
 from polytrain_torch.libraries import needed
-from polytrain_torch.lightning import Trainer, WorkerEnvironment
+from polytrain_torch.lightning import StepWeights, Trainer, WorkerEnvironment
 from polytrain_torch.node_group import gradient_group
 from polytrain_torch.row_weights import weigh_backward
 
@@ -143,4 +143,5 @@ def prepare_trainer(trainer: lightning.Trainer) -> lightning.Trainer:
             f"plugins: {type(environment).__name__} doesn't know the run's workers. Pass "
             "plugins=[RayLightningEnvironment()]."
         )
+    trainer.callbacks.append(StepWeights())
     return trainer

@@ -18,7 +18,8 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +37,27 @@ class WeightedLoop:
     def __init__(self) -> None:
         self.weight = _EQUAL
 
-    def given(self, weight: float) -> None:
-        """The next batch is given: what is trained now is trained on it."""
+    def given(self, weight: float, batch: Any = None) -> None:
+        """The next batch is given: what is trained now is trained on it.
+
+        Args:
+            weight: of the batch.
+            batch: it, for who takes it ahead: see `weight_of`.
+        """
         self.weight = _EQUAL if weight == 1 else BatchWeight(weight)
+        if weight != 1 or len(_taken):
+            # A data set may give a tensor again.
+            for tensor in _tensors(batch)[:1]:
+                _taken[tensor] = weight
         if _loops[-1] is not self:
             _loops.remove(self)
             _loops.append(self)
 
 
 _EQUAL = BatchWeight(1)
+_taken = WeakTensorKeyDictionary()
+"""The weights of batches by their first tensors, since there is one that isn't 1."""
+
 _loops: list[WeightedLoop] = []
 """Those that aren't over. The last one has given the latest batch."""
 
@@ -73,9 +86,13 @@ def weigh_rows(enabled: bool = True) -> None:
     _is_on = enabled
 
 
-def given_weight() -> float:
-    """The weight of the batch that was given last; 1 if it isn't a shard's or prepared loader's."""
-    return _loops[-1].weight.value if _loops else 1
+def weight_of(batch: Any) -> float:
+    """The weight of a batch that may have been given before others, if it has tensors."""
+    return next((float(_taken.get(tensor, 1)) for tensor in _tensors(batch)[:1]), 1.0)
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
 def weigh_model(model: torch.nn.Module) -> None:
@@ -108,7 +125,7 @@ def weighted_gradient(gradient: torch.Tensor) -> torch.Tensor:
 
 
 def _current() -> BatchWeight:
-    """What gradients are multiplied by now."""
+    """What gradients are multiplied by now: 1 without a shard's or prepared loader's batch."""
     return _loops[-1].weight if _is_on and _loops else _EQUAL
 
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from polytrain_plugins import Batches, Shard
 from polytrain_torch.libraries import needed
-from polytrain_torch.row_weights import given_weight, weigh_backward, weighted_loop
+from polytrain_torch.row_weights import weigh_backward, weight_of, weighted_loop
 
 with needed("transformers"):
     from transformers import Trainer
@@ -42,14 +42,13 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
     own_train, own_eval = trainer.get_train_dataloader, trainer.get_eval_dataloader
     own_test = trainer.get_test_dataloader
     own_step, own_prediction = trainer.training_step, trainer.prediction_step
-    weights = _Weights(trainer)
     is_stand_in = False
 
     def train_loader() -> Any:
         batches = trainer.train_dataset
         if not isinstance(batches, Batches):
             return own_train()
-        return _TrainingLoader(_TrainingBatches(batches, trainer, weights, is_resumed=is_resumed()))
+        return _TrainingLoader(_TrainingBatches(batches, trainer, is_resumed=is_resumed()))
 
     def eval_loader(eval_dataset: Any = None) -> Any:
         given = trainer.eval_dataset if eval_dataset is None else eval_dataset
@@ -64,13 +63,13 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
         # The trainer sets its own function again once it has read this loader.
         trainer.gather_function = gathered
         # Only Accelerate's loader says which batch is the last, for batch_eval_metrics.
-        return DataLoaderShard(_Items(batches, weights), batch_size=1, collate_fn=_as_it_is)
+        return DataLoaderShard(_Items(batches, trainer), batch_size=1, collate_fn=_as_it_is)
 
     def gathered(values: Any) -> Any:
         return _gathered(trainer.accelerator, values, is_stand_in=is_stand_in)
 
     def step(model: Any, inputs: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
-        weight = weights.of(inputs)
+        weight = weight_of(inputs)
         # By this number Transformers makes a mean over all tokens, whatever the rank that has them.
         is_mean = num_items_in_batch is None or not weight
         with weighted_loop() as loop:
@@ -79,7 +78,7 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
 
     def predict(model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         nonlocal is_stand_in
-        is_stand_in = not weights.of(inputs)
+        is_stand_in = not weight_of(inputs)
         return own_prediction(model, inputs, *args, **options)
 
     trainer.get_train_dataloader = train_loader
@@ -116,54 +115,32 @@ def check_epoch(made_by: Mapping[str, Any], dataset: Any) -> None:
         )
 
 
-class _Weights:
-    """The weights of batches that are taken before they are used."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
-        self._taken: list[tuple[Any, float]] = []
-        """Only those that aren't 1."""
-
-    def noted(self, batches: Batches) -> Iterator[Any]:
-        """The batches of an epoch."""
-        self._taken.clear()
-        for batch in batches:
-            weight = given_weight()
-            counts_labels = (
-                self._trainer.model_accepts_loss_kwargs
-                or self._trainer.compute_loss_func is not None
-            )
-            if not weight and counts_labels and "labels" in batch:
-                # These aren't this rank's.
-                batch = {**batch, "labels": torch.full_like(batch["labels"], _NO_LABEL)}
-            if weight != 1:
-                self._taken.append((batch, weight))
-            yield batch
-
-    def of(self, batch: Any) -> float:
-        """The weight of a batch: 0 if this rank has no rows in it."""
-        return next((weight for taken, weight in self._taken if taken is batch), 1.0)
-
-
 class _Items(IterableDataset[Any]):
     """Batches, each of which is one item of a data set."""
 
-    def __init__(self, batches: Batches, weights: _Weights) -> None:
+    def __init__(self, batches: Batches, trainer: Trainer) -> None:
         self._batches = batches
-        self._weights = weights
+        self._trainer = trainer
 
     def __iter__(self) -> Iterator[Any]:
-        return self._weights.noted(self._batches)
+        for batch in self._batches:
+            if not weight_of(batch):
+                self._remove_labels(batch)
+            yield batch
+
+    def _remove_labels(self, batch: Any) -> None:
+        """Of a batch in which this rank has no row, so that Transformers counts none of them."""
+        counts = self._trainer.model_accepts_loss_kwargs or self._trainer.compute_loss_func
+        if counts and "labels" in batch:
+            # In place: a batch's weight is found by its tensors.
+            batch["labels"].fill_(_NO_LABEL)
 
 
 class _TrainingBatches(_Items):
     """Batches to train on, resumed where the checkpoint was made."""
 
-    def __init__(
-        self, batches: Batches, trainer: Trainer, weights: _Weights, *, is_resumed: bool
-    ) -> None:
-        super().__init__(batches, weights)
-        self._trainer = trainer
+    def __init__(self, batches: Batches, trainer: Trainer, *, is_resumed: bool) -> None:
+        super().__init__(batches, trainer)
         self._is_resumed = is_resumed
         self.num_batches = epoch_of(batches)
 
