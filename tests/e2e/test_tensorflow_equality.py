@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,63 @@ def test_two_workers_end_where_one_process_ends(quiet: RunConfig, function) -> N
         run_config=quiet,
     ).fit()
     assert np.allclose(result.metrics["weights"], single_process(), atol=1e-5)
+
+
+def fit_each(config: dict[str, Any]) -> None:
+    import polytrain_tf
+
+    found = []
+    for rows, size in config["cases"]:
+        with polytrain_tf.strategy().scope():
+            model = build()
+        shard = polytrain.get_dataset_shard(f"rows {rows}")
+        batches = shard.to_tf(feature_columns="x", label_columns="y", **{config["counts"]: size})
+        model.fit(batches, epochs=1, verbose=0, shuffle=False)
+        found.append(flat(model))
+    polytrain.report({"weights": found})
+
+
+def steps_of(cuts: list[int]) -> list[float]:
+    """Where one process ends after one step on each of these batches."""
+    model, first = build(), 0
+    for rows in cuts:
+        model.train_on_batch(X[first : first + rows], Y[first : first + rows])
+        first += rows
+    return flat(model)
+
+
+CUTS = [
+    # Rows, of the whole batch, and on two workers.
+    (14, 4, [4, 4, 4, 2], [4, 4, 4, 2]),
+    (15, 4, [4, 4, 4, 3], [4, 4, 4, 3]),
+    (13, 4, [4, 4, 2, 3], [4, 4, 2, 3]),
+    (17, 8, [8, 6, 3], [8, 4, 5]),
+    (19, 8, [8, 8, 3], [8, 4, 7]),
+    (3, 8, [3], [3]),
+    (22, 5, None, [5, 5, 5, 2, 5]),
+]
+"""Rows, rows in a global batch, and the batches that are trained on: by a worker's `batch_size`,
+and by `global_batch_size`, which two workers need not divide."""
+
+
+@pytest.mark.parametrize("counts", ["batch_size", "global_batch_size"])
+def test_batches_of_unequal_parts_are_weighted_by_rows(quiet: RunConfig, counts: str) -> None:
+    is_global = counts == "global_batch_size"
+    chosen = [
+        (rows, size if is_global else size // 2, cuts)
+        for rows, size, of_worker, of_all in CUTS
+        if (cuts := of_all if is_global else of_worker) is not None
+    ]
+    result = make_trainer(
+        "tensorflow",
+        fit_each,
+        train_loop_config={"cases": [case[:2] for case in chosen], "counts": counts},
+        datasets={f"rows {rows}": {"x": X[:rows], "y": Y[:rows]} for rows, *_ in CUTS},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=quiet,
+    ).fit()
+    for (*case, cuts), found in zip(chosen, result.metrics["weights"], strict=True):
+        assert np.allclose(found, steps_of(cuts), atol=1e-5), case
 
 
 def fit_and_be_killed() -> None:

@@ -12,8 +12,11 @@ from polytrain_tf.backend import TensorFlow
 
 if TYPE_CHECKING:
     from polytrain_tf.data import TensorFlowShard
+    from polytrain_tf.keras_fit import weigh_rows
 
-__all__ = ["TensorFlow", "TensorFlowShard", "strategy"]
+__all__ = ["TensorFlow", "TensorFlowShard", "strategy", "weigh_rows"]
+
+_HOMES = {"TensorFlowShard": "data", "weigh_rows": "keras_fit"}
 
 
 def strategy() -> Any:
@@ -28,11 +31,11 @@ def strategy() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name != "TensorFlowShard":
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from polytrain_tf.data import TensorFlowShard
+    from importlib import import_module
 
-    return TensorFlowShard
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 @hookimpl

@@ -1,7 +1,7 @@
 """Make Keras 3's ``model.fit`` work under ``MultiWorkerMirroredStrategy``, and after a restart.
 
 Keras 3.15's TensorFlow trainer breaks on more than one worker in two places, and means something
-else in three others. In a sixth it expects what a restart doesn't give:
+else in four others. In a seventh it expects what a restart doesn't give:
 
 * ``_maybe_symbolic_build`` wants one batch's shapes to build the model from and calls
   ``strategy.reduce("MEAN", batch, axis=None)`` on the whole ``(x, y)`` structure.  The multi-worker
@@ -18,12 +18,15 @@ else in three others. In a sixth it expects what a restart doesn't give:
 * ``reduce_values`` divides a loss by the number of workers, whose gradients are summed, but not one
   that is a scalar already: a function passed to ``compile`` that returns its mean. Such a loss is
   divided too.
+* ``BaseOptimizer.scale_loss`` leaves a loss as it is, so that workers with different numbers of
+  rows count the same. A mean over a worker's rows is weighted by its share of all workers' rows; a
+  sum isn't.
 * ``SeedGenerator.next`` gives all workers the same seeds, so that their rows get the same masks of
   a Dropout layer. Each worker's differ by its number.
 * ``TFEpochIterator`` reads the number of batches once per ``fit``. The epoch that a restart resumes
   in its middle is shorter than those that follow, so a shard is asked for each iterator.
 
-The patch replaces these six and nothing else, and refuses a Keras it was not checked against.
+The patch replaces these seven and nothing else, and refuses a Keras it was not checked against.
 In a world of one Keras's own code runs, except for the last.
 """
 
@@ -31,8 +34,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import tensorflow as tf
@@ -67,6 +72,7 @@ def patch_keras_trainer() -> Callable[[], None]:
     own_next = SeedGenerator.next
     own_reduce_values = loss.reduce_values
     own_clip = BaseOptimizer._clip_gradients
+    own_scale = BaseOptimizer.scale_loss
     own_build = trainer.TensorFlowTrainer._maybe_symbolic_build
     own_reduce = trainer.reduce_per_replica
     own_iterator = trainer.TFEpochIterator._get_iterator
@@ -112,7 +118,15 @@ def patch_keras_trainer() -> Callable[[], None]:
         reduced = own_reduce_values(values, sample_weight, reduction)
         is_mean = reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
         is_whole = not is_mean or tuple(values.shape) != ()
+        _traced.rows = None
+        if is_mean and is_whole:
+            is_by_weight = reduction == "mean_with_sample_weight" and sample_weight is not None
+            _traced.rows = tf.reduce_sum(sample_weight) if is_by_weight else tf.shape(values)[0]
         return reduced if is_whole else loss.scale_loss_for_distribution(reduced)
+
+    @functools.wraps(own_scale)
+    def scale(self: Any, loss: Any) -> Any:
+        return _weighted_by_rows(own_scale(self, loss), is_multi_worker)
 
     @functools.wraps(own_next)
     def next_seed(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -137,6 +151,7 @@ def patch_keras_trainer() -> Callable[[], None]:
             trainer.reduce_per_replica = own_reduce
             loss.reduce_values = own_reduce_values
             BaseOptimizer._clip_gradients = own_clip
+            BaseOptimizer.scale_loss = own_scale
             SeedGenerator.next = own_next
             trainer.TFEpochIterator._get_iterator = own_iterator
             _undo = None
@@ -145,6 +160,7 @@ def patch_keras_trainer() -> Callable[[], None]:
     trainer.reduce_per_replica = reduce
     loss.reduce_values = reduce_values
     BaseOptimizer._clip_gradients = clip
+    BaseOptimizer.scale_loss = scale
     SeedGenerator.next = next_seed
     trainer.TFEpochIterator._get_iterator = get_iterator
     _undo = undo
@@ -161,6 +177,61 @@ def keras_trainer_patched() -> Iterator[None]:
     finally:
         if not was_patched:
             undo()
+
+
+def weigh_rows(enabled: bool = True) -> None:
+    """Set whether ``model.fit`` weighs the losses of several workers by their numbers of rows.
+
+    It does, for a shard's batches, unless this is called with False before: for losses that aren't
+    a mean over rows. All workers then count the same. All workers call this alike.
+    """
+    global _may_weigh
+    _may_weigh = enabled
+
+
+@contextlib.contextmanager
+def rows_weighted(model: Any, *, is_shard: bool) -> Iterator[None]:
+    """For a ``with`` block around a model's ``fit``: weigh losses of a shard's batches by rows."""
+    global _weighs
+    _weighs = is_shard and _may_weigh
+    if _traced_with.setdefault(model, _weighs) != _weighs:
+        # The graph of an earlier fit weighs otherwise.
+        model.train_function = None
+        _traced_with[model] = _weighs
+    try:
+        yield
+    finally:
+        _weighs = False
+
+
+_may_weigh = True
+_weighs = False
+"""Whether the steps that are traced now weigh."""
+
+_traced_with: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
+
+
+class _Traced(threading.local):
+    """What was seen last of the step that is being traced."""
+
+    rows: Any = None
+    """What its loss is divided by, if that is a mean: the number of rows, or their weights."""
+
+
+_traced = _Traced()
+
+
+def _weighted_by_rows(loss: Any, is_multi_worker: Callable[[Any], bool]) -> Any:
+    """The loss, times this worker's share of all workers' rows and their number."""
+    rows, _traced.rows = _traced.rows, None
+    replica = tf.distribute.get_replica_context()
+    if not _weighs or replica is None or not is_multi_worker(replica.strategy):
+        return loss
+    if rows is None or getattr(rows, "graph", None) is not getattr(loss, "graph", None):
+        return loss
+    mine = tf.cast(rows, loss.dtype)
+    all_rows = replica.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+    return loss * (mine * replica.num_replicas_in_sync / all_rows)
 
 
 def _is_built(model: Any) -> bool:

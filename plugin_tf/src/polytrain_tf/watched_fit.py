@@ -16,6 +16,7 @@ from polytrain.extension import adapted_digests, unequal_layers
 from polytrain_tf.agreeing import AverageStatistics, StopsTogether
 from polytrain_tf.data import TensorFlowShard
 from polytrain_tf.epochs import EpochCallback
+from polytrain_tf.keras_fit import rows_weighted
 from polytrain_tf.own_losses import TellOfOwnLoss
 from polytrain_tf.rank_files import written_by_rank_0
 from polytrain_tf.shared_shuffle import check_order, shuffled_alike
@@ -83,6 +84,7 @@ def fit_watched(
             callbacks = given["callbacks"]
             listed = stack.enter_context(written_by_rank_0(callbacks, is_alone=is_alone, rank=rank))
             if not is_alone:
+                stack.enter_context(rows_weighted(given["self"], is_shard=shard is not None))
                 tells = stack.enter_context(TellOfOwnLoss(given["self"]))
                 stops = StopsTogether(strategy, callbacks)
                 listed = [AverageStatistics(strategy), tells, *listed, stops]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         prepare_model,
     )
     from polytrain_torch.randomness import enable_reproducibility, seed_everything
+    from polytrain_torch.row_weights import weigh_rows
     from polytrain_torch.state import TrainingState
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "prepare_data_loader",
     "prepare_model",
     "seed_everything",
+    "weigh_rows",
 ]
 
 _HOMES = {
@@ -45,6 +47,7 @@ _HOMES = {
     "prepare_model": "prepare",
     "seed_everything": "randomness",
     "TrainingState": "state",
+    "weigh_rows": "row_weights",
 }
 
 

@@ -25,6 +25,7 @@ from polytrain_torch.engine import unwrapped
 from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.libraries import needed
 from polytrain_torch.read_back import Load, try_all, try_shards
+from polytrain_torch.row_weights import weigh_backward
 from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("accelerate"):
@@ -44,6 +45,9 @@ _UNFREEZE_BEFORE = (
 def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> dict[str, Any]:
     """Load the attempt's checkpoint into all prepared objects. All ranks call this.
 
+    From then on `accelerator.backward` weighs gradients by rows, if the batches come from a shard
+    or from `prepare_data_loader`.
+
     Args:
         accelerator: after `prepare`.
         checkpoint: load this one instead.
@@ -55,6 +59,7 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
         ValueError: `automatic_checkpoint_naming` is set.
     """
     _refuse_own_names(accelerator)
+    weigh_backward(accelerator)
     if wraps_in_ddp(accelerator):
         for model in accelerator._models:
             keep_frozen(unwrapped(model), wrapped_by="prepare", remedy=_UNFREEZE_BEFORE)

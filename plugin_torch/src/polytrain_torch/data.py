@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from polytrain.extension import Cursor, DataPosition, Plan, open_cursor
 from polytrain_torch.loader_places import open_place
 from polytrain_torch.moving import moved
 from polytrain_torch.randomness import function_seed, generators_of, seed_in, seed_of
+from polytrain_torch.row_weights import weighted_loop
 from polytrain_torch.samplers import (
     EpochSampler,
     PlannedBatches,
@@ -118,7 +119,7 @@ class PreparedDataLoader:
         if self._sampler is None:
             yield from map(self._on_device, self._split)
             return
-        with self._sampler.cursor.epoch() as epoch:
+        with self._sampler.cursor.epoch() as epoch, weighted_loop() as loop:
             self._sampler.begin(epoch)
             stops = self._sampler.stops
             seed = self._sampler.cursor.position.plan.seed
@@ -126,8 +127,11 @@ class PreparedDataLoader:
             for batch in self._split:
                 epoch.check_alone()
                 # A batch counts once it is given: a report in its step includes it.
-                epoch.given(stops.popleft())
-                yield self._on_device(batch)
+                stop = stops.popleft()
+                epoch.given(stop.position)
+                batch = self._on_device(batch)
+                loop.given(stop.weight, batch)
+                yield batch
 
     def _streamed(self, place: StreamPlace) -> Iterator[Any]:
         with place.cursor.epoch() as epoch:
@@ -201,7 +205,10 @@ def sharded(
     if chosen.is_planned and chosen.batch_size is None:
         sampler = PlannedItems(cursor)
     elif chosen.is_planned and chosen.batch_size is not None:
-        sampler = PlannedBatches(cursor, batch_size=chosen.batch_size, drop_last=chosen.drop_last)
+        # Who evaluates doesn't weigh rows, and wants each of them once.
+        whole: Literal["keep", "share"] = "keep" if keeps_place else "share"
+        cut = "drop" if chosen.drop_last else whole
+        sampler = PlannedBatches(cursor, batch_size=chosen.batch_size, cut=cut)
     else:
         # One position for each batch.
         per_stop = 1 if chosen.is_batches else chosen.batch_size or 1

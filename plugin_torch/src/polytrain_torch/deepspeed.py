@@ -33,6 +33,7 @@ from polytrain_torch.libraries import needed
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.rank_states import save_rank_states
 from polytrain_torch.read_back import try_all
+from polytrain_torch.row_weights import weigh_backward
 from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("deepspeed"):
@@ -56,6 +57,7 @@ def initialize(**arguments: Any) -> tuple[Any, Any, Any, Any]:
     warnings.filterwarnings("ignore", r".*torch\.distributed\..* is deprecated", FutureWarning)
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     made: tuple[Any, Any, Any, Any] = deepspeed.initialize(**arguments)
+    weigh_backward(made[0])
     return made
 
 

@@ -41,6 +41,7 @@ from polytrain_torch.moving import moved
 from polytrain_torch.node_group import forget_group
 from polytrain_torch.randomness import share_seed
 from polytrain_torch.row_batches import StandIn, format_for, refuse_texts
+from polytrain_torch.row_weights import WeightedLoop, weighted_loop
 from polytrain_torch.sharded import is_sharded, whole_model
 
 MODEL_FILE = "model.pt"
@@ -186,7 +187,39 @@ def unwrapped(part: Any) -> Any:
 
 
 class TorchShard(ShardView):
-    """A shard that also gives batches of tensors."""
+    """A shard that also gives batches of tensors.
+
+    The gradients of prepared models are weighted by each batch's rows.
+    """
+
+    def __init__(self, shard: Shard) -> None:
+        super().__init__(shard)
+        self._is_weighted_by_function = False
+        self._loop: WeightedLoop | None = None
+
+    @property
+    def gradient_weight(self) -> float:  # type: ignore[override]  # see ShardView
+        """This rank's share of the latest global batch, times the number of ranks.
+
+        Whoever reads it weighs the losses of this shard's batches: nobody else does from then on.
+        """
+        self._is_weighted_by_function = True
+        if self._loop is not None:
+            self._loop.weight.value = 1
+        return self._shard.gradient_weight
+
+    def iter_batches(self, **arguments: Any) -> Batches:
+        batches = self._shard.iter_batches(**arguments)
+
+        def weighted() -> Iterator[Any]:
+            with weighted_loop() as loop:
+                self._loop = loop
+                for batch in batches:
+                    is_weighted = self._is_weighted_by_function
+                    loop.given(1 if is_weighted else self._shard.gradient_weight, batch)
+                    yield batch
+
+        return Batches(weighted, batches.__len__)
 
     def iter_torch_batches(
         self,
@@ -256,13 +289,14 @@ class TorchShard(ShardView):
                 for name, array in batch.items()
             }
 
-        return self._shard.iter_batches(
+        return self.iter_batches(
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             drop_last=drop_last,
             prefetch_batches=prefetch_batches,
             batch_format=batch_format,
             convert=tensors,
+            allow_empty=True,
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
         )

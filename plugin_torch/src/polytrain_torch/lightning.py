@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ from polytrain_torch.meetings import meet
 from polytrain_torch.node_group import gradient_group
 from polytrain_torch.randomness import restore_random_states
 from polytrain_torch.rank_states import save_rank_states
+from polytrain_torch.row_weights import (
+    WeightedLoop,
+    weigh_backward,
+    weight_of,
+    weighted_loop,
+)
 from polytrain_torch.stopping import any_rank_stops
 
 with needed("lightning"):
@@ -97,13 +104,15 @@ class Trainer(lightning.Trainer):
             "num_nodes": workers,
             "use_distributed_sampler": False,
             "plugins": [*_listed(options.pop("plugins", None)), WorkerEnvironment()],
-            "callbacks": [self._reports, *callbacks],
+            "callbacks": [self._reports, StepWeights(), *callbacks],
         }
         super().__init__(**{**defaults, **options, **own})
         if workers > 1:
             weigh_ranks(self)
         keep_version(self.loggers, _trainers.next())
         self.strategy.process_dataloader = self._split
+        # A model's forward would be no place: it does the whole step of a manual optimization.
+        weigh_backward(self.strategy)
         self.fit_loop.setup_data = partial(self._replace_loaders, self.fit_loop.setup_data)
         batches = self.fit_loop.epoch_loop
         batches.on_advance_end = partial(self._end_batch, batches.on_advance_end)
@@ -342,6 +351,29 @@ class _Reports(Callback):
         if self._reported_step != trainer.global_step > 0:
             self._reported_step = trainer.global_step
             report(_metrics(trainer))
+
+
+class StepWeights(Callback):
+    """Weighs each step by the rows of its batch where Lightning takes batches ahead.
+
+    It does so if it doesn't know their number, to learn which one is the last.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._loop: WeightedLoop | None = None
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        if trainer.num_training_batches == float("inf"):
+            self._loop = self._stack.enter_context(weighted_loop())
+
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+        if self._loop is not None:
+            self._loop.given(weight_of(batch))
+
+    def teardown(self, trainer: Any, module: Any, stage: str) -> None:
+        self._stack.close()
+        self._loop = None
 
 
 class _PlacedLoader:

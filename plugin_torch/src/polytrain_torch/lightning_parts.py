@@ -20,8 +20,9 @@ from polytrain import get_context, report
 from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, part_of
 from polytrain_torch.engine import current_device
 from polytrain_torch.libraries import needed
-from polytrain_torch.lightning import Trainer, WorkerEnvironment
+from polytrain_torch.lightning import StepWeights, Trainer, WorkerEnvironment
 from polytrain_torch.node_group import gradient_group
+from polytrain_torch.row_weights import weigh_backward
 
 with needed("lightning"):
     import lightning
@@ -42,7 +43,14 @@ __all__ = [
 
 
 class _OnWorkers:
-    """Makes a strategy use this worker's device, and split data loaders over the workers."""
+    """Makes a strategy use this worker's device, and split data loaders over the workers.
+
+    Gradients are weighted by the rows of a shard's batches.
+    """
+
+    def setup_environment(self) -> None:
+        weigh_backward(self)
+        super().setup_environment()  # type: ignore[misc]  # Lightning's strategy comes next
 
     @property
     def root_device(self) -> torch.device:
@@ -135,4 +143,5 @@ def prepare_trainer(trainer: lightning.Trainer) -> lightning.Trainer:
             f"plugins: {type(environment).__name__} doesn't know the run's workers. Pass "
             "plugins=[RayLightningEnvironment()]."
         )
+    trainer.callbacks.append(StepWeights())
     return trainer

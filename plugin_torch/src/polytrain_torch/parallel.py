@@ -11,6 +11,8 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from polytrain_torch.row_weights import weigh_model
+
 
 class DataParallel(DistributedDataParallel):
     """DDP that also has the model's public attributes and methods.
@@ -21,6 +23,7 @@ class DataParallel(DistributedDataParallel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        weigh_model(self)
         # Until here all attributes are DDP's own, even if the model has the same name, as `dim`.
         self._is_wrapped = True
 

@@ -21,6 +21,7 @@ from polytrain_torch.frozen import PREPARE_AGAIN, keep_frozen
 from polytrain_torch.meetings import meet
 from polytrain_torch.node_group import NodeDataParallel, gradient_group
 from polytrain_torch.parallel import DataParallel
+from polytrain_torch.row_weights import weigh_model
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +49,15 @@ def prepare_model(
     Args:
         model: the same on every rank; rank 0's weights are sent to all ranks.
         move_to_device: False leaves it where it is; a device moves it there.
-        parallel_strategy: "ddp" averages the gradients of whole models. The model is also wrapped
-            on one worker, so that `no_sync`, `module` and `Join` work on any number. Its public
-            attributes and methods can be used through the wrapper. `torch.autograd.grad` for its
-            parameters raises an error outside of `no_sync`: nobody averages that. A model that is
-            frozen as a whole isn't wrapped. On several workers, training what was frozen before
-            raises an error: prepare the model again after unfreezing. "fsdp" shards parameters,
-            gradients and optimizer states over the workers with FSDP2. None leaves the model as it
-            is.
+        parallel_strategy: "ddp" averages the gradients of whole models; where ranks have different
+            numbers of rows of a shard or prepared loader, these are weights (see `weigh_rows`). The
+            model is also wrapped on one worker, so that `no_sync`, `module` and `Join` work on any
+            number. Its public attributes and methods can be used through the wrapper.
+            `torch.autograd.grad` for its parameters raises an error outside of `no_sync`: nobody
+            averages that. A model that is frozen as a whole isn't wrapped. On several workers,
+            training what was frozen before raises an error: prepare the model again after
+            unfreezing. "fsdp" shards parameters, gradients and optimizer states over the workers
+            with FSDP2. None leaves the model as it is.
         parallel_strategy_kwargs: passed on to `DistributedDataParallel`, or to `fully_shard`.
         sharded_layers: with "fsdp", parts of the model that are gathered one by one, such as
             `model.layers`. Layers on which `fully_shard` was called before keep each rank's part
@@ -118,6 +120,7 @@ def _fully_sharded(
     for layer in layers:
         fully_shard(layer, **arguments)
     sharded: torch.nn.Module = fully_shard(model, **arguments)
+    weigh_model(sharded)
     return sharded
 
 

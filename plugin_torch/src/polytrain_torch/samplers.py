@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from itertools import chain, cycle, islice
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler, Sampler
@@ -20,6 +20,16 @@ from torch.utils.data import DistributedSampler, Sampler
 from polytrain.extension import Cursor, DataPosition, Epoch
 from polytrain_torch.meetings import meet
 from polytrain_torch.randomness import RandomStream, generators_of, seed_generator, seed_of
+
+
+class Stop(NamedTuple):
+    """What a batch means for its epoch, and for the average of the ranks' gradients."""
+
+    position: int
+    """Where the epoch stands once the batch has been given."""
+
+    weight: float = 1.0
+    """See `Shard.gradient_weight`."""
 
 
 class EpochSampler(Sampler[Any]):
@@ -32,7 +42,7 @@ class EpochSampler(Sampler[Any]):
     def __init__(self, cursor: Cursor[DataPosition]) -> None:
         self.cursor = cursor
         self.epoch: Epoch | None = None
-        self.stops: deque[int] = deque()
+        self.stops: deque[Stop] = deque()
 
     def begin(self, epoch: Epoch) -> None:
         """The next iteration is over this epoch."""
@@ -51,10 +61,16 @@ class EpochSampler(Sampler[Any]):
 class PlannedBatches(EpochSampler):
     """The indices of this rank's batches, by the plan that shards use too."""
 
-    def __init__(self, cursor: Cursor[DataPosition], *, batch_size: int, drop_last: bool) -> None:
+    def __init__(
+        self,
+        cursor: Cursor[DataPosition],
+        *,
+        batch_size: int,
+        cut: Literal["keep", "share", "drop"],
+    ) -> None:
         super().__init__(cursor)
         self._batch_rows = batch_size * dist.get_world_size()
-        self._drop_last = drop_last
+        self._cut = cut
 
     def __iter__(self) -> Iterator[list[int]]:
         assert self.epoch is not None
@@ -62,26 +78,20 @@ class PlannedBatches(EpochSampler):
         plan = self.cursor.position.plan
         order = plan.epoch(epoch.number)
         rank, size = dist.get_rank(), dist.get_world_size()
-        for positions in plan.global_batches(
-            epoch.start, self._batch_rows, self._remainder, least=size
-        ):
-            stops.append(positions.stop)
+        for positions in plan.global_batches(epoch.start, self._batch_rows, self._cut, least=size):
             mine = [
                 int(row)
                 for shard, indices in plan.batch_share(positions.start, positions.stop, size, rank)
                 for picked in order.of_shard(shard).pick(indices)
                 for row in picked.rows
             ]
+            stops.append(Stop(positions.stop, len(mine) * size / len(positions)))
             # The batch has fewer rows than ranks, and data loaders have no empty batches.
             yield mine or [order[positions.start]]
 
     def length_from(self, start: int) -> int:
         plan = self.cursor.position.plan
-        return plan.num_batches(start, self._batch_rows, self._remainder)
-
-    @property
-    def _remainder(self) -> Any:
-        return "drop" if self._drop_last else "keep"
+        return plan.num_batches(start, self._batch_rows, self._cut)
 
 
 class PlannedItems(EpochSampler):
@@ -89,7 +99,7 @@ class PlannedItems(EpochSampler):
 
     def __init__(self, cursor: Cursor[DataPosition]) -> None:
         super().__init__(cursor)
-        self._batches = PlannedBatches(cursor, batch_size=1, drop_last=False)
+        self._batches = PlannedBatches(cursor, batch_size=1, cut="keep")
 
     def begin(self, epoch: Epoch) -> None:
         super().begin(epoch)
@@ -143,7 +153,7 @@ class DrawnItems(EpochSampler):
             yield _Drawn(piece, first, is_last)
 
     def _stopping(
-        self, mine: Sequence[Any], start: int, stops: deque[int], *, ranks: int = 1
+        self, mine: Sequence[Any], start: int, stops: deque[Stop], *, ranks: int = 1
     ) -> Iterator[Any]:
         """Give items, and record where each batch of them stops.
 
@@ -155,7 +165,7 @@ class DrawnItems(EpochSampler):
         """
         for first in range(0, len(mine), self._items_per_stop):
             some = mine[first : first + self._items_per_stop]
-            stops.append(start + (first + len(some)) * ranks)
+            stops.append(Stop(start + (first + len(some)) * ranks))
             yield from some
 
 

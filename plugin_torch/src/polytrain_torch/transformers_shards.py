@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from polytrain_plugins import Batches, Shard
 from polytrain_torch.libraries import needed
+from polytrain_torch.row_weights import weigh_backward, weight_of, weighted_loop
 
 with needed("transformers"):
     from transformers import Trainer
@@ -20,6 +20,10 @@ with needed("accelerate"):
     from accelerate import Accelerator
     from accelerate.data_loader import DataLoaderShard
     from accelerate.utils import recursively_apply
+
+
+_NO_LABEL = -100
+"""What Transformers' losses leave out."""
 
 
 def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
@@ -37,6 +41,8 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
     _check(trainer)
     own_train, own_eval = trainer.get_train_dataloader, trainer.get_eval_dataloader
     own_test = trainer.get_test_dataloader
+    own_step, own_prediction = trainer.training_step, trainer.prediction_step
+    is_stand_in = False
 
     def train_loader() -> Any:
         batches = trainer.train_dataset
@@ -55,13 +61,31 @@ def take_batches(trainer: Trainer, *, is_resumed: Callable[[], bool]) -> None:
 
     def read_loader(batches: Batches) -> Any:
         # The trainer sets its own function again once it has read this loader.
-        trainer.gather_function = partial(_gathered, trainer.accelerator)
+        trainer.gather_function = gathered
         # Only Accelerate's loader says which batch is the last, for batch_eval_metrics.
-        return DataLoaderShard(_Items(batches), batch_size=1, collate_fn=_as_it_is)
+        return DataLoaderShard(_Items(batches, trainer), batch_size=1, collate_fn=_as_it_is)
+
+    def gathered(values: Any) -> Any:
+        return _gathered(trainer.accelerator, values, is_stand_in=is_stand_in)
+
+    def step(model: Any, inputs: Any, num_items_in_batch: Any = None, **options: Any) -> Any:
+        weight = weight_of(inputs)
+        # By this number Transformers makes a mean over all tokens, whatever the rank that has them.
+        is_mean = num_items_in_batch is None or not weight
+        with weighted_loop() as loop:
+            loop.given(weight if is_mean else 1)
+            return own_step(model, inputs, num_items_in_batch, **options)
+
+    def predict(model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        nonlocal is_stand_in
+        is_stand_in = not weight_of(inputs)
+        return own_prediction(model, inputs, *args, **options)
 
     trainer.get_train_dataloader = train_loader
     trainer.get_eval_dataloader = eval_loader
     trainer.get_test_dataloader = test_loader
+    trainer.training_step, trainer.prediction_step = step, predict
+    weigh_backward(trainer.accelerator)
 
 
 def epoch_of(dataset: Any) -> int | None:
@@ -94,37 +118,47 @@ def check_epoch(made_by: Mapping[str, Any], dataset: Any) -> None:
 class _Items(IterableDataset[Any]):
     """Batches, each of which is one item of a data set."""
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Batches, trainer: Trainer) -> None:
         self._batches = batches
+        self._trainer = trainer
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._batches)
+        for batch in self._batches:
+            if not weight_of(batch):
+                self._remove_labels(batch)
+            yield batch
+
+    def _remove_labels(self, batch: Any) -> None:
+        """Of a batch in which this rank has no row, so that Transformers counts none of them."""
+        counts = self._trainer.model_accepts_loss_kwargs or self._trainer.compute_loss_func
+        if counts and "labels" in batch:
+            # In place: a batch's weight is found by its tensors.
+            batch["labels"].fill_(_NO_LABEL)
 
 
 class _TrainingBatches(_Items):
     """Batches to train on, resumed where the checkpoint was made."""
 
     def __init__(self, batches: Batches, trainer: Trainer, *, is_resumed: bool) -> None:
-        super().__init__(batches)
-        self._trainer = trainer
+        super().__init__(batches, trainer)
         self._is_resumed = is_resumed
         self.num_batches = epoch_of(batches)
 
     def __iter__(self) -> Iterator[Any]:
         if not self._is_resumed:
-            yield from self._batches
+            yield from super().__iter__()
             return
         self._is_resumed = False
         # The shard leaves out what was trained on, and so does Transformers, by counting.
         skipped = self._skipped()
         yield from repeat(None, skipped)
         is_over = True
-        for batch in self._batches:
+        for batch in super().__iter__():
             is_over = False
             yield batch
         if is_over and not skipped:
             # The checkpoint was made behind the last batch of an epoch, and this is the next.
-            yield from self._batches
+            yield from super().__iter__()
 
     def _skipped(self) -> int:
         """How many batches Transformers takes and leaves out at the start of this epoch."""
@@ -152,16 +186,18 @@ class _TrainingLoader(DataLoader[Any]):
         return self._num_batches
 
 
-def _gathered(accelerator: Accelerator, values: Any) -> Any:
+def _gathered(accelerator: Accelerator, values: Any, *, is_stand_in: bool) -> Any:
     """The rows of all ranks, which may have different numbers of them.
 
     Args:
         accelerator: the trainer's.
         values: tensors of shape `(rows, …)`, also in lists, tuples and dicts.
+        is_stand_in: whether the rank's row is another's, since it has none.
     """
 
     def gathered(tensor: torch.Tensor) -> Any:
-        counts = accelerator.gather(torch.tensor([len(tensor)], device=tensor.device)).tolist()
+        own = 0 if is_stand_in else len(tensor)
+        counts = accelerator.gather(torch.tensor([own], device=tensor.device)).tolist()
         rows = accelerator.gather(accelerator.pad_across_processes(tensor, dim=0))
         parts = zip(rows.chunk(len(counts)), counts, strict=True)
         return torch.cat([part[:count] for part, count in parts])

@@ -74,7 +74,7 @@ class Shard(ABC):
     gradient_weight: float = 1.0
     """This rank's share of the latest global batch, times the number of ranks. Multiply the mean
     loss over the rank's rows by it: the average over the ranks is then the mean over the global
-    batch."""
+    batch. On torch, prepared models do so unless it is read."""
 
     def __getattr__(self, name: str) -> Any:
         instead = ABSENT_IN_SHARDS.get(name)
@@ -118,6 +118,7 @@ class Shard(ABC):
         drop_last: bool = False,
         prefetch_batches: int = 0,
         convert: Callable[[Any], Any] | None = None,
+        allow_empty: bool = False,
         local_shuffle_buffer_size: None = None,
         local_shuffle_seed: None = None,
     ) -> Batches:
@@ -141,6 +142,9 @@ class Shard(ABC):
             drop_last: Give full batches only, regardless of the data set's `remainder`.
             prefetch_batches: Prepare this many batches ahead, on a thread.
             convert: Applied to each batch before it is given, on that thread.
+            allow_empty: Give some ranks an empty batch if the last global batch has fewer rows than
+                there are ranks. Otherwise the one before it leaves it some rows, so that only
+                batches of a `global_batch_size`, or of one row, may be empty.
             local_shuffle_buffer_size: Refused; the data set's `DataConfig` has its order.
             local_shuffle_seed: Refused too.
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from polytrain.data.plan.row_plan import Plan, Remainder
+from polytrain.data.plan.row_plan import Cut, Plan
 
 shuffles = st.sampled_from([False, True, "window"])
 world_sizes = st.integers(1, 12)
@@ -47,10 +47,10 @@ def rows_of_batch(plan: Plan, epoch: int, batch: range, world_size: int) -> list
 
 
 def batches(
-    plan: Plan, batch_rows: int, remainder: Remainder = "keep", start: int = 0
+    plan: Plan, batch_rows: int, cut: Cut = "keep", start: int = 0, *, least: int = 1
 ) -> list[range]:
     found = []
-    while (stop := plan.batch_stop(start, batch_rows, remainder)) > start:
+    while (stop := plan.batch_stop(start, batch_rows, cut, least=least)) > start:
         found.append(range(start, stop))
         start = stop
     return found
@@ -72,7 +72,9 @@ def test_every_row_once_whatever_is_killed_and_resized(plan: Plan, data: st.Data
     position = 0
     while position < plan.rows:
         world_size = data.draw(world_sizes)
-        stop = plan.batch_stop(position, data.draw(st.integers(1, 60)), "keep")
+        cut = data.draw(st.sampled_from(["keep", "share"]))
+        size, least = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 30))
+        stop = plan.batch_stop(position, size, cut, least=least)
         for of_rank in rows_of_batch(plan, 3, range(position, stop), world_size):
             consumed += of_rank
         position = stop
@@ -160,8 +162,8 @@ def test_without_shuffling_one_worker_reads_the_rows_as_they_come() -> None:
     plan = Plan(rows=10, shards=1)
     assert [rows_of_batch(plan, 0, batch, 1)[0] for batch in batches(plan, 4)] == [
         [0, 1, 2, 3],
-        [4, 5, 6],
-        [7, 8, 9],
+        [4, 5, 6, 7],
+        [8, 9],
     ]
 
 
@@ -250,25 +252,70 @@ def test_a_trillion_rows_cost_nothing() -> None:
 
 
 @given(plan=plans(), batch_rows=st.integers(1, 60), start=st.integers(0, 200))
-def test_kept_rows_are_spread_evenly(plan: Plan, batch_rows: int, start: int) -> None:
+def test_kept_rows_are_the_last_batch(plan: Plan, batch_rows: int, start: int) -> None:
+    """As in a loader of one process: all batches before it are full."""
     start = min(start, plan.rows)
-    lengths = [len(batch) for batch in batches(plan, batch_rows, "keep", start)]
-    assert sum(lengths) == plan.rows - start
-    assert len(lengths) == plan.num_batches(start, batch_rows, "keep")
-    assert len(lengths) == -(-(plan.rows - start) // batch_rows), "more batches than needed"
-    assert not lengths or max(lengths) - min(lengths) <= 1
+    found = batches(plan, batch_rows, "keep", start)
+    assert len(found) == plan.num_batches(start, batch_rows, "keep")
+    whole = range(start, plan.rows)
+    assert found == [whole[n : n + batch_rows] for n in range(0, len(whole), batch_rows)]
+
+
+@given(plan=plans(), batch_rows=st.integers(1, 60), least=st.integers(1, 30))
+def test_a_batch_leaves_rows_to_a_last_one_that_is_too_small(
+    plan: Plan, batch_rows: int, least: int
+) -> None:
+    kept = [len(batch) for batch in batches(plan, batch_rows)]
+    shared = [len(batch) for batch in batches(plan, batch_rows, "share", least=least)]
+    if len(kept) > 1 and kept[-1] < least <= (batch_rows + 1) // 2:
+        assert shared == [*kept[:-2], kept[-2] - least, kept[-1] + least]
+        assert shared[-1] <= batch_rows
+    else:
+        assert shared == kept
+
+
+@given(rows=st.integers(1, 200), size=world_sizes, per_rank=st.integers(2, 20))
+@example(rows=13, size=2, per_rank=2)
+def test_no_rank_is_without_a_row_where_each_takes_two_or_more(
+    rows: int, size: int, per_rank: int
+) -> None:
+    assume(rows >= size)
+    plan = Plan(rows=rows, shards=1)
+    found = [
+        [*map(len, rows_of_batch(plan, 0, batch, size))]
+        for batch in batches(plan, size * per_rank, "share", least=size)
+    ]
+    assert all(1 <= part <= per_rank for parts in found for part in parts)
+    assert all(len({*parts}) == 1 for parts in found[:-1]), "only the last may be uneven"
+
+
+@given(rows=st.integers(0, 200), shuffle=shuffles, size=world_sizes, per_rank=st.integers(1, 20))
+def test_ranks_have_equal_parts_of_every_full_batch(
+    rows: int, shuffle: bool, size: int, per_rank: int
+) -> None:
+    """With as many canonical shards as workers, or one, from which each takes its part."""
+    for shards in (1, size):
+        plan = Plan(rows=rows, shards=shards, shuffle=shuffle, window=16)
+        for batch in batches(plan, size * per_rank):
+            parts = [*map(len, rows_of_batch(plan, 0, batch, size))]
+            if len(batch) == size * per_rank:
+                assert parts == [per_rank] * size
+            else:
+                assert batch.stop == rows
+                assert max(parts) - min(parts) <= 1
 
 
 @given(plan=plans(), batch_rows=st.integers(1, 60), stops=st.integers(0, 10))
 def test_batches_after_a_resume_are_those_of_the_uninterrupted_epoch(
     plan: Plan, batch_rows: int, stops: int
 ) -> None:
-    for remainder in ("keep", "drop", "pad"):
-        whole = batches(plan, batch_rows, remainder)
+    cuts: tuple[Cut, ...] = ("keep", "share", "drop", "pad")
+    for cut in cuts:
+        whole = batches(plan, batch_rows, cut, least=batch_rows // 2)
+        assert len(whole) == plan.num_batches(0, batch_rows, cut)
         for batch in whole[:stops]:
-            assert (
-                batches(plan, batch_rows, remainder, batch.stop) == whole[whole.index(batch) + 1 :]
-            )
+            left = batches(plan, batch_rows, cut, batch.stop, least=batch_rows // 2)
+            assert left == whole[whole.index(batch) + 1 :]
 
 
 @given(plan=plans(), batch_rows=st.integers(1, 60))

@@ -18,7 +18,7 @@ import pyarrow.csv as pacsv
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from polytrain import DataConfig, RunConfig, ScalingConfig
@@ -461,8 +461,39 @@ def test_the_gradient_weight_makes_the_mean_of_means_the_mean() -> None:
 # The remainder
 
 
+@given(rows=st.integers(1, 200), world_size=st.integers(1, 4), batch_size=st.integers(1, 40))
+@example(rows=14, world_size=2, batch_size=2)
+@example(rows=13, world_size=2, batch_size=2)
+@example(rows=1, world_size=4, batch_size=1)
+def test_ranks_together_have_the_batches_and_means_of_one_process(
+    rows: int, world_size: int, batch_size: int
+) -> None:
+    data = pa.table({"id": np.arange(rows)})
+    world = [shard(data, world_size=world_size, rank=rank) for rank in range(world_size)]
+    batches = [
+        [
+            (batch["id"], one.gradient_weight)
+            for batch in one.iter_batches(batch_size=batch_size, allow_empty=True)
+        ]
+        for one in world
+    ]
+    expected = np.split(
+        np.arange(rows), range(batch_size * world_size, rows, batch_size * world_size)
+    )
+    for step, whole in zip(zip(*batches, strict=True), expected, strict=True):
+        parts = [ids for ids, _ in step]
+        assert sorted(np.concatenate(parts)) == [*whole]
+        # A rank without a row has a mean of nothing, which counts nothing.
+        means = [weight * ids.mean() if weight else 0 for ids, weight in step]
+        assert sum(means) / world_size == pytest.approx(whole.mean())
+        if len(whole) == batch_size * world_size:
+            assert {(len(ids), weight) for ids, weight in step} == {(batch_size, 1)}
+
+
 @given(rows=st.integers(1, 60), world_size=st.integers(1, 5), batch_size=st.integers(1, 20))
-def test_kept_rows_are_spread_evenly(rows: int, world_size: int, batch_size: int) -> None:
+def test_every_row_comes_once_in_equally_many_batches(
+    rows: int, world_size: int, batch_size: int
+) -> None:
     data = pa.table({"id": np.arange(rows)})
     world = [
         numbers(shard(data, world_size=world_size, rank=rank).iter_batches(batch_size=batch_size))
@@ -473,6 +504,15 @@ def test_kept_rows_are_spread_evenly(rows: int, world_size: int, batch_size: int
         range(rows)
     )
     assert max(len(batch) for batches in world for batch in batches) <= batch_size
+
+
+@given(rows=st.integers(1, 60), world_size=st.integers(1, 5), batch_size=st.integers(2, 20))
+def test_no_step_leaves_a_worker_without_a_row(rows: int, world_size: int, batch_size: int) -> None:
+    assume(rows >= world_size)
+    data = pa.table({"id": np.arange(rows)})
+    for rank in range(world_size):
+        one = shard(data, world_size=world_size, rank=rank)
+        assert all(numbers(one.iter_batches(batch_size=batch_size)))
 
 
 @given(rows=st.integers(1, 60), world_size=st.integers(1, 5), batch_size=st.integers(1, 20))

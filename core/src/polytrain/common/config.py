@@ -160,8 +160,9 @@ class DataConfig(_PlainNumbers):
     at once."""
 
     remainder: Literal["keep", "pad", "drop"] = "keep"
-    """What happens to rows that don't fill a batch. "keep": they are spread over all batches.
-    "pad": rows from the epoch's start fill the last batch. "drop": they are left out."""
+    """What happens to rows that don't fill a batch. "keep": they are the last batch, which is
+    smaller; so that each worker has a row, the one before it may leave it some. "pad": rows from
+    the epoch's start fill the last batch. "drop": they are left out."""
 
     columns: Sequence[str] | None = None
     """Columns to read; all by default."""

@@ -84,4 +84,8 @@ def weighted_mean(tree: Any, weight: float) -> Any:
         return tree
     weights = np.asarray(multihost_utils.process_allgather(np.float32(weight)))
     everybodys = multihost_utils.process_allgather(tree)
-    return jax.tree.map(lambda arrays: np.average(arrays, axis=0, weights=weights), everybodys)
+    # The mean over a worker that has no row isn't a number.
+    some = np.flatnonzero(weights)
+    return jax.tree.map(
+        lambda arrays: np.average(arrays[some], axis=0, weights=weights[some]), everybodys
+    )

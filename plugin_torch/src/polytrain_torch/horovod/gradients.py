@@ -19,6 +19,7 @@ from polytrain_torch.horovod.announcements import announce, completed
 from polytrain_torch.horovod.compression import Compressor
 from polytrain_torch.horovod.reductions import Average, on_group_device, scale, torch_op
 from polytrain_torch.node_group import gradient_group
+from polytrain_torch.row_weights import weighted_gradient
 
 _BUCKET = 25 << 20
 """Bytes of a bucket, at least, unless it is the last."""
@@ -71,6 +72,8 @@ class GradientReducer:
         _reducers.append(self)
         self.reset()
         for parameter in self.parameters:
+            if self.op is Average:
+                parameter.register_hook(weighted_gradient)
             parameter.register_post_accumulate_grad_hook(self._add)
 
     @property

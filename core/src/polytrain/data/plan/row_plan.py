@@ -24,6 +24,11 @@ from polytrain.data.plan.order import InOrder, Order, Shuffled, Windows
 
 Shuffle: TypeAlias = bool | Literal["window"]
 Remainder: TypeAlias = Literal["keep", "pad", "drop"]
+Cut: TypeAlias = Remainder | Literal["share"]
+"""How an epoch is cut into global batches. "keep": all are full, except the last, which has the
+rows that are left. "pad": the last one reaches beyond the epoch's end. "drop": there are full ones
+only. "share": as "keep", but where the last one would be too small, the one before it leaves it
+some rows, so that hardly ever a worker has no row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,41 +71,38 @@ class Plan:
         parts = [self.shard_rows(shard) for shard, *_ in _shards_of(self.shards, world_size, rank)]
         return range(parts[0].start, parts[-1].stop)
 
-    def batch_stop(
-        self, start: int, batch_rows: int, remainder: Remainder, *, least: int = 1
-    ) -> int:
+    def batch_stop(self, start: int, batch_rows: int, cut: Cut, *, least: int = 1) -> int:
         """One past the last position of the global batch that begins at a position.
 
-        The same as `start` when no batch is left. With "keep" the rows that are left are spread
-        evenly over the batches that are left, so that none is much smaller than the others; with
-        "pad" the last one reaches beyond the epoch's end.
+        The same as `start` when no batch is left.
 
         Args:
             start: position of the batch's first row.
             batch_rows: rows in a global batch, at most.
-            remainder: what becomes of rows that fill no batch.
-            least: rows that a batch needs. Where spread ones would be smaller, only the last is.
+            cut: how the epoch is cut.
+            least: with "share", rows that the last batch should have, and gets from the one before
+                if it has fewer. Of one for each worker, both parts of that are even.
         """
         left = max(0, self.rows - start)
-        if remainder == "keep":
-            batches = -(-left // batch_rows)
-            even = -(-left // batches) if batches else 0
-            return start + (even if even >= least else min(left, batch_rows))
-        full = left >= batch_rows or (remainder == "pad" and left > 0)
+        if cut == "share" and 0 < left - batch_rows < least <= (batch_rows + 1) // 2:
+            return start + batch_rows - least
+        if cut in ("keep", "share"):
+            return start + min(left, batch_rows)
+        full = left >= batch_rows or (cut == "pad" and left > 0)
         return start + batch_rows if full else start
 
     def global_batches(
-        self, start: int, batch_rows: int, remainder: Remainder, *, least: int = 1
+        self, start: int, batch_rows: int, cut: Cut, *, least: int = 1
     ) -> Iterator[range]:
         """The global batches from a position to the epoch's end, as ranges of positions."""
-        while (stop := self.batch_stop(start, batch_rows, remainder, least=least)) > start:
+        while (stop := self.batch_stop(start, batch_rows, cut, least=least)) > start:
             yield range(start, stop)
             start = stop
 
-    def num_batches(self, start: int, batch_rows: int, remainder: Remainder) -> int:
+    def num_batches(self, start: int, batch_rows: int, cut: Cut) -> int:
         """How many global batches there are from a position to the epoch's end."""
         left = max(0, self.rows - start)
-        return left // batch_rows if remainder == "drop" else -(-left // batch_rows)
+        return left // batch_rows if cut == "drop" else -(-left // batch_rows)
 
     def batch_share(
         self, start: int, stop: int, world_size: int, rank: int

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from polytrain.common.plain_values import is_whole
 from polytrain.data.plan.cursor import Cursor, Epoch
-from polytrain.data.plan.row_plan import Remainder
+from polytrain.data.plan.row_plan import Cut, Remainder
 from polytrain.data.shards.formats import to_format
 from polytrain.data.shards.regions import excerpts_to_format
 from polytrain_plugins import Batches, BatchesAhead, BatchFormat, Shard
@@ -57,7 +57,7 @@ class BatchedShard(Shard):
         """How many rows of this shard are really there; None if nobody knows yet."""
 
     @abstractmethod
-    def _num_batches_from(self, start: int, global_rows: int, remainder: Remainder) -> int:
+    def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
         """How many batches an epoch has from this position on.
 
         Raises:
@@ -66,15 +66,15 @@ class BatchedShard(Shard):
 
     @abstractmethod
     def _batches(
-        self, epoch: Epoch, global_rows: int, remainder: Remainder, *, least: int
+        self, epoch: Epoch, global_rows: int, cut: Cut, *, least: int = 1
     ) -> Generator[Batch, None, None]:
         """The batches that are left of an epoch, as excerpts.
 
         Args:
             epoch: which one.
             global_rows: rows in a global batch, at most.
-            remainder: what becomes of rows that fill no batch.
-            least: rows that a global batch should have.
+            cut: how the epoch is cut.
+            least: rows that the last global batch should have, if it can share those of another.
         """
 
     def to_pandas(self) -> Any:
@@ -90,12 +90,14 @@ class BatchedShard(Shard):
         drop_last: bool = False,
         prefetch_batches: int = 0,
         convert: Callable[[Any], Any] | None = None,
+        allow_empty: bool = False,
         local_shuffle_buffer_size: None = None,
         local_shuffle_seed: None = None,
     ) -> Batches:
         refuse_local_shuffle(local_shuffle_buffer_size, local_shuffle_seed)
         global_rows = self._global_rows(batch_size, global_batch_size)
-        least = self._least(global_batch_size)
+        # A size that is given for all workers mustn't depend on their number.
+        least = self._world_size if global_batch_size is None else 1
         wanted = format or ("numpy" if batch_format in (None, "default") else batch_format)
         if wanted not in get_args(BatchFormat):
             name = "format" if format else "batch_format"
@@ -116,7 +118,9 @@ class BatchedShard(Shard):
 
         def epoch_of_batches() -> Iterator[Any]:
             with self.cursor.epoch() as epoch:
-                batches = self._batches(epoch, global_rows, self._policy(drop_last), least=least)
+                batches = self._batches(
+                    epoch, global_rows, self._cut(drop_last, shares=not allow_empty), least=least
+                )
                 for batch in _finished(batches, finished, prefetch_batches):
                     # Given is given: whoever reports while handling a batch has used it.
                     epoch.given(batch.stop)
@@ -124,7 +128,7 @@ class BatchedShard(Shard):
                     yield batch.content
 
         def length() -> int:
-            return self._num_batches_from(0, global_rows, self._policy(drop_last))
+            return self._num_batches_from(0, global_rows, self._cut(drop_last))
 
         return Batches(epoch_of_batches, length)
 
@@ -136,7 +140,7 @@ class BatchedShard(Shard):
         drop_last: bool = False,
     ) -> int:
         global_rows = self._global_rows(batch_size, global_batch_size)
-        return self._num_batches_from(self.cursor.next_start, global_rows, self._policy(drop_last))
+        return self._num_batches_from(self.cursor.next_start, global_rows, self._cut(drop_last))
 
     def iter_ahead(
         self,
@@ -147,18 +151,15 @@ class BatchedShard(Shard):
     ) -> BatchesAhead:
         global_rows = self._global_rows(batch_size, global_batch_size)
         epoch = self.cursor.next_epoch()
-        least = self._least(global_batch_size)
-        return _TakenAhead(
-            epoch, self._batches(epoch, global_rows, self._policy(drop_last), least=least)
-        )
+        # Frameworks that take batches ahead fail on empty ones.
+        least = self._world_size if global_batch_size is None else -(-global_rows // 2)
+        batches = self._batches(epoch, global_rows, self._cut(drop_last, shares=True), least=least)
+        return _TakenAhead(epoch, batches)
 
-    def _policy(self, drop_last: bool) -> Remainder:
-        return "drop" if drop_last else self._remainder
-
-    def _least(self, global_batch_size: int | None) -> int:
-        """Rows that a global batch should have: one for each worker, unless its size is given for
-        all of them, and so mustn't depend on their number."""
-        return self._world_size if global_batch_size is None else 1
+    def _cut(self, drop_last: bool, *, shares: bool = False) -> Cut:
+        if drop_last:
+            return "drop"
+        return "share" if shares and self._remainder == "keep" else self._remainder
 
     def _global_rows(self, batch_size: int | None, global_batch_size: int | None) -> int:
         """Rows in a global batch."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from polytrain.data.plan.cursor import Cursor, Epoch
 from polytrain.data.plan.order import Order, OrderOfGroups
 from polytrain.data.plan.position import DataPosition
-from polytrain.data.plan.row_plan import EpochOrder, Plan, Remainder
+from polytrain.data.plan.row_plan import Cut, EpochOrder, Plan
 from polytrain.data.shards.batched import Batch, BatchedShard
 from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.regions import Excerpt, RowSlice, excerpts_to_format
@@ -72,19 +72,17 @@ class RowsShard(BatchedShard):
         key = self._plan.seed, wanted.start
         return self._spec.transform.of(table, f"rows {wanted.start} to {wanted.stop - 1}", *key)
 
-    def _num_batches_from(self, start: int, global_rows: int, remainder: Remainder) -> int:
-        return self._plan.num_batches(start, global_rows, remainder)
+    def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
+        return self._plan.num_batches(start, global_rows, cut)
 
     def _batches(
-        self, epoch: Epoch, global_rows: int, remainder: Remainder, *, least: int
+        self, epoch: Epoch, global_rows: int, cut: Cut, *, least: int = 1
     ) -> Generator[Batch, None, None]:
-        self._tell_dropped(epoch, global_rows, remainder)
+        self._tell_dropped(epoch, global_rows, cut)
         with self._rows.streams() as open_stream:
             sources = _Sources(self._spec, self._plan.epoch(epoch.number), open_stream)
             rows = _RowCount(self._plan, epoch.number, self._spec.group_starts)
-            for positions in self._plan.global_batches(
-                epoch.start, global_rows, remainder, least=least
-            ):
+            for positions in self._plan.global_batches(epoch.start, global_rows, cut, least=least):
                 share = list(
                     self._plan.batch_share(
                         positions.start, positions.stop, self._world_size, self._rank
@@ -104,9 +102,9 @@ class RowsShard(BatchedShard):
         key = self._plan.seed, epoch, positions.start, self._rank
         return [RowSlice.of(self._spec.transform.of(table, where, *key))]
 
-    def _tell_dropped(self, epoch: Epoch, global_rows: int, remainder: Remainder) -> None:
+    def _tell_dropped(self, epoch: Epoch, global_rows: int, cut: Cut) -> None:
         dropped = max(0, self._plan.rows - epoch.start) % global_rows
-        if remainder == "drop" and dropped and self._rank == 0 and not self._reported_dropped:
+        if cut == "drop" and dropped and self._rank == 0 and not self._reported_dropped:
             self._reported_dropped = True
             logger.warning(
                 "Every epoch of the data set %r leaves out %d of %d rows: they don't fill a batch "

@@ -20,7 +20,7 @@ from polytrain.common.data_errors import too_few
 from polytrain.common.errors import BadDataError
 from polytrain.data.plan.cursor import Cursor, Epoch
 from polytrain.data.plan.position import StreamPosition
-from polytrain.data.plan.row_plan import Remainder
+from polytrain.data.plan.row_plan import Cut, Remainder
 from polytrain.data.plan.stream_partitioner import Segment, rank_total
 from polytrain.data.shards.batched import Batch, BatchedShard
 from polytrain.data.shards.formats import empty_table
@@ -104,7 +104,7 @@ class StreamShard(BatchedShard):
                 self._whole = in_one_piece(rows.take(len(rows)))
         return self._whole
 
-    def _num_batches_from(self, start: int, global_rows: int, remainder: Remainder) -> int:
+    def _num_batches_from(self, start: int, global_rows: int, cut: Cut) -> int:
         self._unknown("how many batches it gives")
 
     def _unknown(self, what: str) -> NoReturn:
@@ -114,7 +114,7 @@ class StreamShard(BatchedShard):
         )
 
     def _batches(
-        self, epoch: Epoch, global_rows: int, remainder: Remainder, *, least: int
+        self, epoch: Epoch, global_rows: int, cut: Cut, *, least: int = 1
     ) -> Generator[Batch, None, None]:
         position = self.cursor.position
         legs = position.legs if position.epoch == epoch.number else ()
@@ -130,12 +130,12 @@ class StreamShard(BatchedShard):
                 rows.fill(2 * size)
                 if rows.dealt is not None and not legs:
                     self._check_enough(rows.dealt)
-                stop = self._batch_stop(start, size, rows, remainder)
+                stop = self._batch_stop(start, size, rows, cut)
                 if stop == start:
                     return
                 mine = rows.take(stop - start)
                 weight = self._weight(start, stop, rows.dealt)
-                if remainder == "pad" and len(mine) < size:
+                if cut == "pad" and len(mine) < size:
                     # Another rank may have been dealt a row more, and this one none at all.
                     some = mine if len(mine) else last
                     repeats = [mine, *[some] * -(-size // max(1, len(some)))]
@@ -158,15 +158,15 @@ class StreamShard(BatchedShard):
         if self.name == "train" and rows < self._world_size:
             raise BadDataError((too_few(self.name, rows, "row", self._world_size),))
 
-    def _batch_stop(self, start: int, size: int, rows: _Buffer, remainder: Remainder) -> int:
+    def _batch_stop(self, start: int, size: int, rows: _Buffer, cut: Cut) -> int:
         """Where the next batch ends, in rows of a rank: the same on every rank."""
         if rows.dealt is None:
             return start + size
         most = rank_total(rows.dealt, self._world_size, 0) - start
         least = rank_total(rows.dealt, self._world_size, self._world_size - 1) - start
-        if remainder == "drop":
+        if cut == "drop":
             return start + size if least >= size else start
-        if most >= 2 * size or remainder == "pad":
+        if most >= 2 * size or cut != "share":
             return start + min(size, most)
         # The last two are as even as can be.
         batches = -(-most // size)

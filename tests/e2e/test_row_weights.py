@@ -1,0 +1,54 @@
+"""Any number of rows, on any number of workers, trains what one process of plain torch trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.e2e.row_weight_cases import ACCUMULATED, DOORS, Case, alone, rows_of, train
+from tests.sweeps import only_in_sweep
+
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+pytestmark = pytest.mark.sweep
+
+SHORT: list[Case] = [(14, 2), (13, 2), (1000, 32), (5, 1), (2, 3), (9, 3)]
+"""Full batches alone, and last ones of less than a row for each worker."""
+
+SIZES = (1, 2, 3, 8)
+TABLE: list[Case] = [(rows, size) for rows in range(1, 201) for size in SIZES]
+LIBRARIES: list[Case] = [(rows, size) for rows in range(1, 41) for size in (1, 2, 3)]
+"""What takes a tenth of a second for each."""
+
+SLOW = ("Lightning", "Transformers", "Accelerate", "Keras", "processes", "compile")
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("workers", [only_in_sweep(1), 2, only_in_sweep(3), only_in_sweep(4)])
+def test_every_door_ends_where_one_process_ends(
+    quiet: RunConfig, request: pytest.FixtureRequest, door: str, workers: int
+) -> None:
+    table = LIBRARIES if any(name in door for name in SLOW) else TABLE
+    cases = table if request.config.getoption("--sweep") else SHORT
+    trained = weights_by(quiet, door, cases, workers)
+    accumulated = ACCUMULATED if door == "accumulated gradients" else 1
+    expected = [alone(case, workers, accumulated=accumulated) for case in cases]
+    wrong = {
+        case: (found, right)
+        for case, found, right in zip(cases, trained, expected, strict=True)
+        if found != pytest.approx(right, abs=2e-5)
+    }
+    assert not wrong
+
+
+def weights_by(quiet: RunConfig, door: str, cases: list[Case], workers: int) -> Any:
+    numbers = sorted({rows for rows, _ in cases})
+    result = make_trainer(
+        "torch",
+        train,
+        train_loop_config={"door": door, "cases": cases},
+        datasets={f"rows {number}": rows_of(number) for number in numbers},
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=quiet,
+    ).fit()
+    return result.metrics["weights"]
