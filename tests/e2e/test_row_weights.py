@@ -52,3 +52,46 @@ def weights_by(quiet: RunConfig, door: str, cases: list[Case], workers: int) -> 
         run_config=quiet,
     ).fit()
     return result.metrics["weights"]
+
+
+def validate(config: Any) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    from polytrain_torch import prepare_data_loader
+
+    rows = torch.arange(float(config["rows"]))
+    loader = prepare_data_loader(DataLoader(TensorDataset(rows), batch_size=config["batch"]))
+    shard = polytrain.get_dataset_shard("rows")
+    with torch.inference_mode():
+        mine = [[row.tolist() for (row,) in loader]]
+    with torch.no_grad():
+        batches = shard.iter_torch_batches(batch_size=config["batch"])
+        mine.append([batch["x"].tolist() for batch in batches])
+    all_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(all_ranks, mine)
+    polytrain.report(
+        {"loader": [each[0] for each in all_ranks], "shard": [b for _, b in all_ranks]}
+    )
+
+
+@pytest.mark.parametrize("rows", [9, only_in_sweep(8), only_in_sweep(10), only_in_sweep(11)])
+def test_a_loop_that_trains_nothing_has_each_row_once(quiet: RunConfig, rows: int) -> None:
+    """A rank without a row in the last batch would count one twice, or not take part in it."""
+    result = make_trainer(
+        "torch",
+        validate,
+        train_loop_config={"rows": rows, "batch": 2},
+        datasets={"rows": {"x": [float(row) for row in range(rows)]}},
+        scaling_config=ScalingConfig(num_workers=4),
+        run_config=quiet,
+    ).fit()
+    for door in ("loader", "shard"):
+        by_rank = result.metrics[door]
+        assert sorted(row for rank in by_rank for batch in rank for row in batch) == list(
+            range(rows)
+        )
+        assert len({len(batches) for batches in by_rank}) == 1
+        assert all(batch for batches in by_rank for batch in batches)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from polytrain_torch.moving import moved
 from polytrain_torch.randomness import function_seed, generators_of, seed_in, seed_of
 from polytrain_torch.row_weights import weighted_loop
 from polytrain_torch.samplers import (
+    Cut,
     EpochSampler,
     PlannedBatches,
     PlannedItems,
@@ -206,8 +207,8 @@ def sharded(
         sampler = PlannedItems(cursor)
     elif chosen.is_planned and chosen.batch_size is not None:
         # Who evaluates doesn't weigh rows, and wants each of them once.
-        whole: Literal["keep", "share"] = "keep" if keeps_place else "share"
-        cut = "drop" if chosen.drop_last else whole
+        whole: Cut = "keep" if keeps_place else "share"
+        cut: Cut = "drop" if chosen.drop_last else whole
         sampler = PlannedBatches(cursor, batch_size=chosen.batch_size, cut=cut)
     else:
         # One position for each batch.

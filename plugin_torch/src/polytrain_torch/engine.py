@@ -296,7 +296,8 @@ class TorchShard(ShardView):
             prefetch_batches=prefetch_batches,
             batch_format=batch_format,
             convert=tensors,
-            allow_empty=True,
+            # A loop that trains nothing weighs no rows, and wants each of them once.
+            allow_empty=torch.is_grad_enabled(),
             local_shuffle_buffer_size=local_shuffle_buffer_size,
             local_shuffle_seed=local_shuffle_seed,
         )

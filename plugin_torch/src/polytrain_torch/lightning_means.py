@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from polytrain_torch.libraries import needed
+from polytrain_torch.row_weights import weight_of
 
 with needed("lightning"):
     from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection
@@ -71,12 +72,18 @@ class _Results(_ResultCollection):
                 if meta.on_epoch:
                     raise
         size: int = super()._extract_batch_size(value, batch_size, meta)
-        return size
+        return 0 if self._is_stand_in() else size
 
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
+        if self[key].is_tensor and self[key].meta.is_sum_reduction and self._is_stand_in():
+            value = value * 0
         # Only a step's value is reduced in here; an epoch's is when it is computed.
         self._reduce.rows = batch_size
         try:
             super().update_metrics(key, value, batch_size)
         finally:
             self._reduce.rows = None
+
+    def _is_stand_in(self) -> bool:
+        """Whether this rank has no row in the batch, and trains on one that counts nothing."""
+        return self.batch is not None and weight_of(self.batch) == 0

@@ -14,12 +14,16 @@ from copy import copy
 from itertools import chain, cycle, islice
 from typing import Any, Literal, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import DistributedSampler, Sampler
 
 from polytrain.extension import Cursor, DataPosition, Epoch
 from polytrain_torch.meetings import meet
 from polytrain_torch.randomness import RandomStream, generators_of, seed_generator, seed_of
+
+Cut = Literal["keep", "share", "drop"]
+"""How an epoch is cut into global batches; see the core's."""
 
 
 class Stop(NamedTuple):
@@ -66,7 +70,7 @@ class PlannedBatches(EpochSampler):
         cursor: Cursor[DataPosition],
         *,
         batch_size: int,
-        cut: Literal["keep", "share", "drop"],
+        cut: Cut,
     ) -> None:
         super().__init__(cursor)
         self._batch_rows = batch_size * dist.get_world_size()
@@ -78,7 +82,10 @@ class PlannedBatches(EpochSampler):
         plan = self.cursor.position.plan
         order = plan.epoch(epoch.number)
         rank, size = dist.get_rank(), dist.get_world_size()
-        for positions in plan.global_batches(epoch.start, self._batch_rows, self._cut, least=size):
+        # A loop that trains nothing weighs no rows, and wants each of them once.
+        is_whole = self._cut == "keep" and not torch.is_grad_enabled()
+        cut: Cut = "share" if is_whole else self._cut
+        for positions in plan.global_batches(epoch.start, self._batch_rows, cut, least=size):
             mine = [
                 int(row)
                 for shard, indices in plan.batch_share(positions.start, positions.stop, size, rank)
