@@ -67,6 +67,7 @@ class CallQueue:
         self._lock = threading.RLock()
         self._given = self._made = self._left_out = 0
         self._calls_given = self._calls_made = 0
+        self._stuck_at_call = -1
         self._tick: Call | None = None
         self._pauses: Iterator[float] = iter(())
         # A notebook's kernel finds the cell that output belongs to by the context.
@@ -139,14 +140,17 @@ class CallQueue:
     def _is_over(
         self, wait: Callable[[float], bool], stuck_after_s: float, within_s: float
     ) -> bool:
-        now = time.monotonic()
-        end, stuck_at, made = now + within_s, now + stuck_after_s, self._calls_made
+        now, made = time.monotonic(), self._calls_made
+        end = now + within_s
+        # Who was waited for in vain isn't waited for again.
+        stuck_at = now if made == self._stuck_at_call else now + stuck_after_s
         # In short steps: a signal that makes it urgent doesn't end a wait.
         while not wait(max(0.0, min(0.1, end - now, stuck_at - now))):
             now = time.monotonic()
             if self._calls_made != made:
                 stuck_at, made = now + stuck_after_s, self._calls_made
             if now >= min(end, stuck_at) or self._is_urgent():
+                self._stuck_at_call = self._calls_made
                 return False
         return True
 
