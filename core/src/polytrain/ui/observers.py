@@ -140,7 +140,7 @@ def _name(observer: Any) -> str:
 
 def _warn_of_events(observer: Any, count: int) -> None:
     logger.warning(
-        "The observer %r is slower than the run: it isn't told of %d events. The run continues.",
+        "The observer %r is slower than the run, and misses %d events. The run continues.",
         _name(observer),
         count,
     )
