@@ -334,16 +334,26 @@ class CheckpointStore:
         Raises:
             OSError: the storage failed.
         """
-        paths = [path.split("/") for path in self._storage.list(_CHECKPOINTS)]
-        committed = {path[1] for path in paths if path[2:] == [MANIFEST_NAME]}
-        names = {path[1] for path in paths}
         if self.location.is_local:
-            # The list has no path for a directory without complete files.
-            names |= {name for name, _ in self._files.names(_CHECKPOINTS)}
+            # By their names alone: some may have no complete file, and others have thousands.
+            names = {name for name, _ in self._files.names(_CHECKPOINTS)}
+            committed = set(filter(self._is_committed, names))
+        else:
+            paths = [path.split("/") for path in self._storage.list(_CHECKPOINTS)]
+            names = {path[1] for path in paths}
+            committed = {path[1] for path in paths if path[2:] == [MANIFEST_NAME]}
         for name in names - committed:
             parsed = parse_directory_name(name)
             if parsed is not None and parsed[1] < before:
                 self._storage.delete_below(f"{_CHECKPOINTS}/{name}")
+
+    def _is_committed(self, name: str) -> bool:
+        """Whether a directory of a local storage has a manifest."""
+        try:
+            self._files.status(f"{_CHECKPOINTS}/{name}/{MANIFEST_NAME}")
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def clear_staging(self, *, before: AttemptId) -> None:
         """Delete the files that earlier attempts, which have ended, staged in the storage."""

@@ -83,8 +83,6 @@ class CheckpointCoordinator:
         self._rank_0_is_gone = False
         self._waiting.clear()
         self._tracker = PartTracker(set(writers), self.manager.config.report_timeout_s)
-        # Not after each commit: it lists the files of all checkpoints. What a process of an earlier
-        # attempt stores later, because it was frozen, goes with the next attempt or the run's end.
         self.background_tasks.give(partial(_sweep, self.manager, self._id_of(attempt)))
         # An earlier driver may have died before it deleted these.
         self._retire()
@@ -227,8 +225,19 @@ class CheckpointCoordinator:
             self.observers.checkpoint_committed(self.run, info)
         added_nothing = self.manager.ranks_that_add_nothing(manifest.number)
         self.group.acknowledge(attempt, manifest.number, committed.ranks | added_nothing)
+        if manifest.attempt_id > AttemptId(token=1, attempt=0) and self._sweeps_are_cheap:
+            # A process of an earlier attempt may have been frozen until now.
+            self.background_tasks.give(partial(_sweep, self.manager, manifest.attempt_id))
         for directory in doomed:
             self.background_tasks.give(partial(self._delete, directory))
+
+    @property
+    def _sweeps_are_cheap(self) -> bool:
+        """Whether a sweep looks at names alone; object storage lists each file for it.
+
+        There, what a frozen process stores late is deleted when the next attempt or driver starts.
+        """
+        return self.manager.store.location.is_local
 
     def _retire(self) -> None:
         """Delete the checkpoints that retention doesn't keep."""
