@@ -48,7 +48,7 @@ class ObserverHooks:
     def polytrain_attempt_started(self, run: RunInfo, attempt: Attempt, stop: Stop) -> None:
         """The worker processes of an attempt are about to be started.
 
-        For this hook alone a run waits, for up to a second.
+        For this hook and `polytrain_attempt_ended` a run waits, for up to a second.
         """
 
     @hookspec
@@ -82,7 +82,7 @@ class ObserverHooks:
     def polytrain_attempt_ended(
         self, run: RunInfo, attempt: Attempt, outcome: Outcome, stop: Stop
     ) -> None:
-        """An attempt has ended: all its processes are gone."""
+        """An attempt has ended: all its processes are gone. The next one hasn't started."""
 
     @hookspec
     def polytrain_run_ended(self, run: RunInfo, outcome: Outcome) -> None:

@@ -154,12 +154,12 @@ class RunHandle:
             KeyboardInterrupt: on the second signal.
         """
 
-        def ask(signal_name: str) -> None:
+        def ask(signal_name: str) -> bool:
             self._requests.request(Stopped(by="signal", reason=signal_name))
+            return True
 
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        with stop_requests(ask) as interrupts:
-            interrupts.phase = "running"
+        with stop_requests(ask) as interrupts, interrupts.allowed():
             while not self._future.done() and (left_s := deadline - time.monotonic()) > 0:
                 wait([self._future], min(left_s, _LONGEST_WAIT_S))
             return self._future.result(timeout=0)

@@ -365,8 +365,9 @@ def _trained(run: Run, cluster: contextlib.ExitStack, held: contextlib.ExitStack
         TrainingFailedError: if training failed.
     """
 
-    def ask(signal_name: str) -> None:
+    def ask(signal_name: str) -> bool:
         run.stop_requests.request(Stopped(by="signal", reason=signal_name))
+        return True
 
     with (
         stop_requests(ask) as interrupts,

@@ -36,6 +36,7 @@ def controller_of(
     journal: Journal,
     observers: Observers,
     queues: CallQueues,
+    hooks: CallQueues,
     interrupts: Interrupts,
     stack: contextlib.ExitStack,
 ) -> Controller:
@@ -45,12 +46,13 @@ def controller_of(
         run: the run.
         journal: its open journal.
         observers: the user's and polytrain's own.
-        queues: write to streams and logs, and call callbacks.
+        queues: write to streams and logs.
+        hooks: call the user's callbacks.
         interrupts: takes signals.
         stack: closes everything, in reverse order.
     """
     # The end of a run waits for them once all that it holds is released.
-    callbacks = stack.enter_context(_callbacks(run, queues))
+    callbacks = stack.enter_context(_callbacks(run, hooks))
     output = stack.enter_context(opened_output(run, queues))
     group = _group(run, observers)
     background_tasks = stack.enter_context(
@@ -104,7 +106,7 @@ def controller_of(
         remote_requests=stack.enter_context(_remote_requests(run)),
         stop_rule=run.stop_rule,
         release_workers=workers.close,
-        deferred=interrupts.deferred,
+        interrupts=interrupts,
     )
 
 
@@ -118,15 +120,14 @@ def _remote_requests(run: Run) -> RemoteRequests:
     )
 
 
-def _callbacks(run: Run, queues: CallQueues) -> UserCallbacks:
+def _callbacks(run: Run, hooks: CallQueues) -> UserCallbacks:
     context = TrainRunContext(
         run=run.info,
         run_config=run.config,
         scaling_config=run.scaling,
         train_loop_config=run.training_config,
     )
-    slow = CallQueues(at_once=True) if run.scaling.num_workers == 0 else queues
-    return UserCallbacks(run.config.callbacks, context, run.location.filesystem, queues=slow)
+    return UserCallbacks(run.config.callbacks, context, run.location.filesystem, queues=hooks)
 
 
 def _validations(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
@@ -41,6 +40,7 @@ from polytrain.run.actions import (
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
 from polytrain.run.health_monitor import HealthMonitor
+from polytrain.run.interrupts import Interrupts
 from polytrain.run.journal import Journal
 from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
@@ -81,8 +81,8 @@ class Controller:
     release_workers: Callable[[], None] = lambda: None
     """Releases the workers' resources, before the run itself has ended."""
 
-    deferred: Callable[[], AbstractContextManager[None]] = nullcontext
-    """No signal interrupts what happens within: resources are taken or released."""
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    """Signals interrupt what waits, and nothing else."""
 
     _conclusion: Conclude | None = None
     _unanswered: list[CheckpointsAsked] = field(default_factory=list)
@@ -104,13 +104,14 @@ class Controller:
         # Those that came before it began: then no worker is started.
         self._take_stop_requests()
         while self._conclusion is None:
-            self.group.wait(self._handle, self._wait_limit())
+            with self.interrupts.allowed():
+                self.group.wait(self._take, self._wait_limit())
             self._take_results()
             self._fail_if(self.checkpoints.overdue())
             self._look_who_hangs()
             self._answer_who_wants_stacks()
         conclusion = self._validated(self._conclusion)
-        self.background_tasks.finish()
+        self._finish_tasks()
         if conclusion.succeeded and conclusion.stopped is None:
             self.journal.returned(self.returned)
         self.journal.concluded(conclusion)
@@ -127,8 +128,7 @@ class Controller:
                 return Conclude(succeeded=False, stopped=stopped, reason=str(stopped))
             logger.info("Training has ended; %d validations are left.", self.validations.pending)
             # They may wait for what the workers have.
-            with self.deferred():
-                self.release_workers()
+            self.release_workers()
         while self.validations.is_busy and self.validations.failure is None:
             if self.lease.lost is not None:
                 failure = lease_lost(self.lease.lost, attempt=self.state.attempt).failure
@@ -146,7 +146,12 @@ class Controller:
         return conclusion
 
     def _take_validations(self, *, wait: bool = False) -> None:
-        for ended in self.validations.take(wait=wait):
+        if wait:
+            with self.interrupts.allowed():
+                taken = self.validations.take(wait=True)
+        else:
+            taken = self.validations.take()
+        for ended in taken:
             self.checkpoints.validated(ended)
             stopped = self.stop_rule.limit_met_by(ended.step, ended.metrics)
             if stopped is not None:
@@ -176,6 +181,14 @@ class Controller:
     def _wake(self) -> None:
         self.group.wake()
         self.validations.nudge()
+
+    def _finish_tasks(self) -> None:
+        with self.interrupts.allowed():
+            self.background_tasks.finish()
+
+    def _take(self, happening: Happening) -> None:
+        with self.interrupts.deferred():
+            self._handle(happening)
 
     def _handle(self, happening: Happening) -> None:
         if isinstance(happening, Output):
@@ -207,7 +220,7 @@ class Controller:
         if isinstance(happening, Exited) and isinstance(self.state.phase, Leaving | Ending):
             # What was handed over counts before its end does: it may be what to start from, and a
             # commit that fails now fails the run.
-            self.background_tasks.finish()
+            self._finish_tasks()
             self._take_results()
         if isinstance(happening, Exited | AgentLost):
             self._fail_if(self.checkpoints.gone(happening.rank))
@@ -292,8 +305,7 @@ class Controller:
     def _do(self, action: Action) -> None:
         match action:
             case AcquireWorkers(avoid=avoid, without=without):
-                with self.deferred():
-                    self.group.place(avoid=avoid, without=without)
+                self.group.place(avoid=avoid, without=without)
             case Launch(attempt=attempt):
                 self._launch(attempt)
             case SendRoster(attempt=attempt, offers=offers):
@@ -342,7 +354,7 @@ class Controller:
         self._returned.clear()
         self._unanswered.clear()
         # A pending commit may be the checkpoint to resume from.
-        self.background_tasks.finish()
+        self._finish_tasks()
         self._take_results()
         start = self.checkpoints.next_start(attempt)
         self.journal.launched(
@@ -364,14 +376,14 @@ class Controller:
             )
         )
         self.callbacks.attempt_started(world_size)
-        order = LaunchOrder(
-            attempt_id=AttemptId(token=self.lease.token, attempt=attempt),
-            members=self.group.members,
-            start=start,
-            first_checkpoint=self.checkpoints.manager.next_number,
+        self.group.launch(
+            LaunchOrder(
+                attempt_id=AttemptId(token=self.lease.token, attempt=attempt),
+                members=self.group.members,
+                start=start,
+                first_checkpoint=self.checkpoints.manager.next_number,
+            )
         )
-        with self.deferred():
-            self.group.launch(order)
 
     def _drain(self, attempt: int) -> None:
         drain = self.state.drain

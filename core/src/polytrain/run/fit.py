@@ -111,15 +111,14 @@ def run_to_end(run: Run, held: contextlib.ExitStack, interrupts: Interrupts) -> 
 def _run_to_end(
     run: Run, journal: Journal, queues: CallQueues, interrupts: Interrupts
 ) -> RunOutcome:
-    # In an inline run the training function runs in the same thread, and they may call it.
-    slow = CallQueues(at_once=True) if run.scaling.num_workers == 0 else queues
+    slow = _queues_of_hooks(run, queues, interrupts)
     observers = Observers(
         _observers(run), stop=run.stop_requests.request, queues=slow, at_once=run.watchers
     )
     outcome = Outcome(succeeded=False, reason="interrupted", restarts=0)
     try:
         with contextlib.ExitStack() as stack:
-            controller = controller_of(run, journal, observers, queues, interrupts, stack)
+            controller = controller_of(run, journal, observers, queues, slow, interrupts, stack)
             conclusion = _concluded(run, controller, interrupts)
             outcome = Outcome(
                 succeeded=conclusion.succeeded,
@@ -136,20 +135,23 @@ def _run_to_end(
         observers.finish()
 
 
+def _queues_of_hooks(run: Run, queues: CallQueues, interrupts: Interrupts) -> CallQueues:
+    """Return what calls the user's hooks: in an inline run, the thread that also trains."""
+    if run.scaling.num_workers == 0:
+        return CallQueues(at_once=True, around=interrupts.allowed)
+    return queues
+
+
 def _concluded(run: Run, controller: Controller, interrupts: Interrupts) -> Conclude:
     request = interrupts.ask
 
-    def ask(signal_name: str) -> None:
-        if run.scaling.num_workers == 0 and not controller.state.saves:
-            # The training function runs in this thread: only an exception ends it.
-            interrupts.phase = "ending"
-            raise KeyboardInterrupt
-        request(signal_name)
+    def ask(signal_name: str) -> bool:
+        # An inline training function runs in this thread: only an exception may end it.
+        ends_by_itself = run.scaling.num_workers != 0 or controller.state.saves
+        return ends_by_itself and request(signal_name)
 
     interrupts.ask = ask
     try:
-        interrupts.phase = "running"
-        interrupts.raise_if_waiting()
         controller.publisher.run_started()
         return controller.conclude()
     except StorageError as error:

@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP during a run: the first requests a stop, the second ends it at once.
 
-A signal interrupts only what may be interrupted anywhere. While a run takes or releases its
-resources, a signal waits: otherwise a thread or a process could stay that nobody knows of.
+A signal interrupts only what waits, and the user's own code. Everywhere else it waits until then:
+otherwise a thread or a process could stay that nobody knows of.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _NUMBERS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 class Interrupts:
     """What becomes of signals that come during a run."""
 
-    def __init__(self, ask: Callable[[str], None]) -> None:
+    def __init__(self, ask: Callable[[str], bool] = lambda name: True) -> None:
         """
         Args:
-            ask: called with the first signal's name, from a signal handler. It may raise
-                KeyboardInterrupt, if the run can't stop by itself.
+            ask: called with the first signal's name, from a signal handler. It returns whether the
+                run can stop by itself.
         """
         self.ask = ask
         # Plain attributes, which are set without a call: no signal comes in between.
-        self.phase: Literal["starting", "running", "ending"] = "starting"
-        """A signal interrupts what runs, and waits while the run starts or ends."""
+        self.phase: Literal["deferred", "allowed", "ending"] = "deferred"
+        """Whether a signal interrupts what runs. It does once at most."""
 
         self.waiting: int | None = None
         """A signal that nobody has followed so far."""
@@ -42,44 +42,63 @@ class Interrupts:
             return
         if self.phase != "ending" and not self._has_asked:
             self._has_asked = True
-            self.ask(signal.Signals(number).name)
-        elif self.phase == "running":
-            # What is released from now on isn't interrupted.
-            self.phase = "ending"
-            raise KeyboardInterrupt
-        else:
-            self.waiting = number
+            if self.ask(signal.Signals(number).name):
+                return
+        self.waiting = number
+        self._raise_if_allowed()
 
     @property
     def are_urgent(self) -> bool:
-        """Whether a signal waits for the run's end: nothing else is worth waiting for."""
-        return self.phase == "ending" and self.waiting is not None
+        """Whether a signal waits: nothing else is worth waiting for."""
+        return self.waiting is not None
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Let no signal interrupt this block. One that comes meanwhile interrupts what follows."""
-        before, self.phase = self.phase, "starting"
+        before = self.phase
+        if before != "ending":
+            self.phase = "deferred"
         try:
             yield
         finally:
-            self.phase = before
-            self.raise_if_waiting()
+            self._back_to(before)
 
-    def raise_if_waiting(self) -> None:
-        """Raise KeyboardInterrupt if a signal has waited and may interrupt what runs now."""
-        if self.phase == "running" and self.waiting is not None:
-            self.phase = "ending"
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Let a signal interrupt this block, also one that has waited for that.
+
+        Raises:
+            KeyboardInterrupt: one has come.
+        """
+        before = self.phase
+        if before != "ending":
+            self.phase = "allowed"
+        self._raise_if_allowed()
+        try:
+            yield
+        finally:
+            self._back_to(before)
+
+    def _back_to(self, before: Literal["deferred", "allowed", "ending"]) -> None:
+        if self.phase != "ending":
+            self.phase = before
+        self._raise_if_allowed()
+
+    def _raise_if_allowed(self) -> None:
+        if self.phase == "allowed" and self.waiting is not None:
+            # What is released from now on isn't interrupted.
+            self.phase, self.waiting = "ending", None
             raise KeyboardInterrupt
 
 
 @contextmanager
-def stop_requests(ask: Callable[[str], None]) -> Iterator[Interrupts]:
+def stop_requests(ask: Callable[[str], bool]) -> Iterator[Interrupts]:
     """Make signals request a stop, unless the program handles or ignores them itself.
 
     In the end, a signal that nobody has followed gets to the handler of before.
 
     Args:
-        ask: called with the first signal's name, from a signal handler.
+        ask: see `Interrupts`.
 
     Raises:
         KeyboardInterrupt: at the second signal.

@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import Any, TextIO
@@ -200,15 +201,21 @@ class CallQueues:
     """The queues of a run: one for each terminal, pipe, file or object that calls are about."""
 
     def __init__(
-        self, *, is_urgent: Callable[[], bool] = lambda: False, at_once: bool = False
+        self,
+        *,
+        is_urgent: Callable[[], bool] = lambda: False,
+        at_once: bool = False,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """
         Args:
             is_urgent: whether the program wants to end, and waits for nothing.
             at_once: make all calls in the thread that gives them.
+            around: the context of each of those.
         """
         self._is_urgent = is_urgent
         self._at_once = at_once
+        self._around = around
         self._context = contextvars.copy_context()
         self._lock = threading.RLock()
         self._queues: dict[Hashable, CallQueue] = {}
@@ -225,7 +232,7 @@ class CallQueues:
         with self._lock:
             if key not in self._queues:
                 self._queues[key] = (
-                    _AtOnce()
+                    _AtOnce(self._around)
                     if self._at_once
                     else CallQueue(
                         f"polytrain calls {len(self._queues)}",
@@ -267,11 +274,13 @@ class CallQueues:
 class _AtOnce(CallQueue):
     """Makes each call before `give` returns, and has no thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, around: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__("", left_out=lambda count: None)
+        self._around = around
 
     def give(self, call: Call, *, size: int = 1) -> None:
-        call()
+        with self._around():
+            call()
 
 
 def _after(pauses: Iterator[float]) -> float:

@@ -22,7 +22,7 @@ _EVENT_SIZE = 1000
 """Bytes that an event which waits for an observer is counted with."""
 
 _ATTEMPT_WAITS_S = 1.0
-"""Seconds that the start of an attempt waits for its observers."""
+"""Seconds that the start and the end of an attempt wait for observers."""
 
 END_WITHIN_S = 60.0
 """Seconds that the end of a run waits for its observers."""
@@ -69,7 +69,7 @@ class Observers:
     def attempt_started(self, run: RunInfo, attempt: Attempt) -> None:
         """Tell all observers, and wait a moment for them: processes start after this."""
         self._tell("polytrain_attempt_started", run=run, attempt=attempt)
-        self._queues.unfinished(self._observers, within_s=_ATTEMPT_WAITS_S)
+        self._wait_a_moment()
 
     def reported(self, run: RunInfo, report: Report) -> None:
         self._tell("polytrain_reported", run=run, report=report)
@@ -89,7 +89,9 @@ class Observers:
         self._tell("polytrain_checkpoint_validated", run=run, checkpoint=checkpoint)
 
     def attempt_ended(self, run: RunInfo, attempt: Attempt, outcome: Outcome) -> None:
+        """Tell all observers, and wait a moment for them: the next attempt starts after this."""
         self._tell("polytrain_attempt_ended", run=run, attempt=attempt, outcome=outcome)
+        self._wait_a_moment()
 
     def run_ended(self, run: RunInfo, outcome: Outcome) -> None:
         self._tell("polytrain_run_ended", run=run, outcome=outcome)
@@ -103,6 +105,9 @@ class Observers:
                 _name(observer),
                 END_WITHIN_S,
             )
+
+    def _wait_a_moment(self) -> None:
+        self._queues.unfinished(self._observers, within_s=_ATTEMPT_WAITS_S)
 
     def _tell(self, hook: str, **arguments: Any) -> None:
         # pluggy's own call would stop at the first exception, and skip the other observers.
