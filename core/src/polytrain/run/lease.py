@@ -71,14 +71,23 @@ class _Owner:
 
     @classmethod
     def this_process(cls, clock: Clock) -> _Owner:
-        return cls(
+        owner = cls(
             host=socket.gethostname(),
             pid=os.getpid(),
             process_started=started_at(os.getpid()) or 0,
             nonce=secrets.token_hex(8),
             machine=_this_machine(),
             since=datetime.fromtimestamp(clock.now(), UTC).isoformat(timespec="seconds"),
-            **_times(clock),
+        )
+        return owner.seen(clock)
+
+    def seen(self, clock: Clock) -> _Owner:
+        """Return it with the present time."""
+        return replace(
+            self,
+            beat_at=clock.now(),
+            beat_monotonic=time.monotonic(),
+            ahead_s=clock.ahead_s(),
         )
 
     def lives(self) -> bool | None:
@@ -95,14 +104,6 @@ class _Owner:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
-
-
-def _times(clock: Clock) -> dict[str, float]:
-    return {
-        "beat_at": clock.now(),
-        "beat_monotonic": time.monotonic(),
-        "ahead_s": clock.ahead_s(),
-    }
 
 
 class Lease:
@@ -169,7 +170,7 @@ class Lease:
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_EVERY_S):
             beats = self._owner.beats + 1
-            self._owner = replace(self._owner, beats=beats, **_times(self.clock))
+            self._owner = replace(self._owner, beats=beats).seen(self.clock)
             self._write(self._owner)
             try:
                 self._check(self._no_retry)
