@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated
 
 from polytrain.common.clock import Clock
 from polytrain.common.errors import DamagedFileError, RunOwnedError
@@ -78,14 +78,23 @@ class _Owner:
 
     @classmethod
     def this_process(cls, clock: Clock) -> _Owner:
-        return cls(
+        owner = cls(
             host=socket.gethostname(),
             pid=os.getpid(),
             process_started=started_at(os.getpid()) or 0,
             nonce=secrets.token_hex(8),
             machine=_this_machine(),
             since=datetime.fromtimestamp(clock.now(), UTC).isoformat(timespec="seconds"),
-            **_times(clock),
+        )
+        return owner.seen(clock)
+
+    def seen(self, clock: Clock) -> _Owner:
+        """Return it with the present time."""
+        return replace(
+            self,
+            beat_at=clock.now(),
+            beat_monotonic=time.monotonic(),
+            ahead_s=clock.ahead_s(),
         )
 
     def lives(self) -> bool | None:
@@ -102,20 +111,6 @@ class _Owner:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
-
-
-class _Times(TypedDict):
-    beat_at: float
-    beat_monotonic: float
-    ahead_s: float
-
-
-def _times(clock: Clock) -> _Times:
-    return {
-        "beat_at": clock.now(),
-        "beat_monotonic": time.monotonic(),
-        "ahead_s": clock.ahead_s(),
-    }
 
 
 class Lease:
@@ -183,7 +178,7 @@ class Lease:
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_EVERY_S):
             beats = self._owner.beats + 1
-            self._owner = replace(self._owner, beats=beats, **_times(self.clock))
+            self._owner = replace(self._owner, beats=beats).seen(self.clock)
             self._write(self._owner)
             try:
                 self._check(self._no_retry)
