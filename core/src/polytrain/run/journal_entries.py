@@ -42,6 +42,7 @@ _Identity = TypedDict(
     "_Identity",
     {
         "backend": str,
+        "salt": Annotated[str, Like(r"[0-9a-f]{1,128}", "a salt")],
         "training function": bool,
         "options": dict[str, Any],
         "datasets": dict[str, dict[str, Any]],
@@ -105,6 +106,7 @@ class _Entry(_Line, total=False):
     attempt: Count
     began: Seconds
     busy: list[_Share]
+    by_s: Duration
     checkpoint: FileName | Count
     configuration: _Configuration | None
     device: str
@@ -137,6 +139,7 @@ class _Entry(_Line, total=False):
     total_steps: Count | None
     traceback: str
     window: Count
+    windows: Count
     world_size: Ranks
 
 

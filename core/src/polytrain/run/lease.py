@@ -27,7 +27,7 @@ from typing import Annotated
 from polytrain.common.clock import Clock
 from polytrain.common.errors import DamagedFileError, RunOwnedError
 from polytrain.common.processes import started_at
-from polytrain.common.typed_json import Count, Seconds, Within, read_json
+from polytrain.common.typed_json import Count, Duration, Seconds, Within, read_json
 from polytrain.storage.protocol import Storage
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class _Owner:
     beat_monotonic: Seconds = 0.0
     """The same by its machine's monotonic clock, which all processes there can read."""
 
-    ahead_s: Seconds = 0.0
+    ahead_s: Duration = 0.0
     """`Clock.ahead_s` then."""
 
     released: bool = False
