@@ -44,7 +44,10 @@ class SpotMachines:
 
     def __init__(self):
         self.cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+            initialize_head=True,
+            head_node_args={"num_cpus": 1, "include_dashboard": False},
+            # Observers have threads of their own, where Ray can't set its signal handlers.
+            shutdown_at_exit=False,
         )
         self.node = self.cluster.add_node(num_cpus=1)
         self.losses = 0
