@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import polytrain
 from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, UserCallback, make_trainer
 from polytrain.testing.processes import eventually
+from polytrain.ui.rank_log import RankLog
 from polytrain_plugins import hookimpl
 
 SCRIPT = """
@@ -155,11 +157,7 @@ if __name__ == "__main__":
 """
 
 
-def saves(config: dict[str, Any]) -> None:
-    if config:
-        # To open it waits for a reader.
-        config["log"].parent.mkdir()
-        os.mkfifo(config["log"])
+def saves() -> None:
     for step in range(1, 11):
         print("a line of step", step)
         with tempfile.TemporaryDirectory() as directory:
@@ -201,7 +199,6 @@ def test_a_slow_hook_holds_nothing_up_and_gets_all_in_order(tmp_path: Path, how:
     result = make_trainer(
         "reference",
         saves,
-        train_loop_config={},
         scaling_config=ScalingConfig(num_workers=1, cluster="local"),
         run_config=RunConfig(name="run", storage_path=tmp_path, progress=False, **chosen),
     ).fit()
@@ -211,18 +208,22 @@ def test_a_slow_hook_holds_nothing_up_and_gets_all_in_order(tmp_path: Path, how:
 
 
 def test_a_log_on_a_disk_that_hangs_holds_nothing_up(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logs = tmp_path / "run" / "logs"
-    result = make_trainer(
-        "reference",
-        saves,
-        train_loop_config={"log": logs / "rank_0.log"},
-        scaling_config=ScalingConfig(num_workers=1, cluster="local"),
-        run_config=RunConfig(
-            name="run", storage_path=tmp_path, progress=False, storage_timeout_s=1
-        ),
-    ).fit()
+    """Nothing hangs as a disk does, so the call that writes hangs: a pipe in place is refused."""
+    answers = threading.Event()
+    monkeypatch.setattr(RankLog, "write", lambda self, text, *, retry_s: answers.wait())
+    try:
+        result = make_trainer(
+            "reference",
+            saves,
+            scaling_config=ScalingConfig(num_workers=1, cluster="local"),
+            run_config=RunConfig(
+                name="run", storage_path=tmp_path, progress=False, storage_timeout_s=1
+            ),
+        ).fit()
+    finally:
+        answers.set()
     assert result.finished
     assert "the logs in" in caplog.text
-    assert str(logs) in caplog.text
+    assert str(tmp_path / "run" / "logs") in caplog.text
