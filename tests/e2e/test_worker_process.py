@@ -237,8 +237,9 @@ def test_arguments_of_the_command_line_are_the_drivers(tmp_path: Path, preamble:
             write("training")
             if polytrain.get_context().get_attempt() == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-            open("model", "w").close()
-            polytrain.report({}, checkpoint=polytrain.Checkpoint("."), validation=True)
+            os.makedirs("made", exist_ok=True)
+            open("made/model", "w").close()
+            polytrain.report({}, checkpoint=polytrain.Checkpoint("made"), validation=True)
 
         def validate(checkpoint):
             write("validation")
