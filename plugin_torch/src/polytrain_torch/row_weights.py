@@ -88,6 +88,9 @@ def weigh_rows(enabled: bool = True) -> None:
 
 def weight_of(batch: Any) -> float:
     """The weight of a batch that may have been given before others, if it has tensors."""
+    if not len(_taken):
+        # It is asked with every value that a library logs.
+        return 1.0
     return next((float(_taken.get(tensor, 1)) for tensor in _tensors(batch)[:1]), 1.0)
 
 
