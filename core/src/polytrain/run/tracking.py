@@ -93,7 +93,7 @@ class _Courier:
     """A thread that sends to one tracker.
 
     It takes what the queue has. Once entries have fallen out there, because the tracker was away or
-    is slow, it reads the run's journal, and goes on with the queue behind that.
+    is slow, it reads the run's journal, and then what the queue has after that.
     """
 
     def __init__(

@@ -120,7 +120,7 @@ class StreamPosition:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any], world_size: int) -> StreamPosition:
-        """Go on from what `to_plain` has written, in a world of this size.
+        """Continue from what `to_plain` has written, in a world of this size.
 
         Raises:
             DamagedFileError: it is something else.

@@ -30,7 +30,7 @@ Answer = tuple[socket.socket, list[Any]]
 
 @dataclass(slots=True)
 class Preloaded:
-    """The preloaded zygote: its process, the connection to it, and whom its workers are for."""
+    """The preloaded zygote: its process, the connection to it, and the clients of its workers."""
 
     pid: int
     pidfd: int
