@@ -71,7 +71,7 @@ def runs(config: RunConfig) -> Iterator[tuple[str, Callable[..., Result]]]:
     yield "3 workers, shuffled", run(shuffled(table), 3)
     survives = dataclasses.replace(
         config,
-        failure_config=FailureConfig(max_failures=2),
+        failure_config=FailureConfig(max_failures=2, retry_user_errors=True),
         checkpoint_config=CheckpointConfig(checkpoint_frequency=7),
     )
     yield (

@@ -253,7 +253,8 @@ def test_a_run_that_is_killed_ends_in_the_same_model(
     """Between two checkpoints, too: rounds are done once more, and draw what they drew."""
     config = dataclasses.replace(
         quiet,
-        failure_config=FailureConfig(max_failures=2),
+        # Both kills may come at one step, which without this would look like a bug of the user's.
+        failure_config=FailureConfig(max_failures=2, retry_user_errors=True),
         checkpoint_config=CheckpointConfig(checkpoint_frequency=7),
         observers=(KillsAWorker(2),),
     )
