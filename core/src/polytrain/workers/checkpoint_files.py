@@ -35,7 +35,7 @@ def files_of(checkpoint: Checkpoint, storage: RunStorage, snapshots: Snapshots) 
     """Find the files of a reported checkpoint.
 
     Raises:
-        CheckpointError: there is no such directory.
+        CheckpointError: there is no such directory, or the run is in it.
     """
     if storage.is_next(checkpoint):
         return CheckpointFiles()
@@ -48,6 +48,12 @@ def files_of(checkpoint: Checkpoint, storage: RunStorage, snapshots: Snapshots) 
             f"There is no directory {checkpoint.path!r} to make a checkpoint of. "
             "Report it before it is deleted."
         )
+    if storage.is_in(directory):
+        raise CheckpointError(
+            f"{checkpoint.path!r} has this run in it, {storage.location.address!r}: each "
+            "checkpoint would hold those before it. Write a checkpoint's files into a directory "
+            "of their own."
+        )
     return CheckpointFiles(write=partial(snapshots.take, directory), directory=directory)
 
 
@@ -55,10 +61,10 @@ def directory_to_delete(checkpoint: Checkpoint, storage: RunStorage) -> Path:
     """Return the reported directory, which is deleted once its files are staged.
 
     Raises:
-        ValueError: it is in the storage.
+        ValueError: it is in the storage, or the storage in it.
     """
     place = Location.of(checkpoint.path, checkpoint.filesystem)
-    if not place.is_local or storage.is_next(checkpoint):
+    if not place.is_local or storage.shares(Path(place.address)):
         raise ValueError(
             "delete_local_checkpoint_after_upload deletes a directory outside of the storage, "
             f"and {checkpoint.path!r} isn't one: leave it out."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from polytrain.checkpoint.checkpoint import Checkpoint
@@ -60,6 +61,19 @@ class RunStorage:
         given = str(checkpoint.path).rstrip("/")
         # A name of its own is in it: only then is the file system asked for.
         return given.endswith(place.name) and given in (place.address, _path(place))
+
+    def is_in(self, directory: Path) -> bool:
+        """Whether the run's directory is, or is below, a directory of this machine."""
+        if not self.location.is_local:
+            return False
+        return Path(self.location.address).resolve().is_relative_to(directory.resolve())
+
+    def shares(self, directory: Path) -> bool:
+        """Whether a directory of this machine is in the run's directory, or has it in it."""
+        if not self.location.is_local:
+            return False
+        run = Path(self.location.address).resolve()
+        return self.is_in(directory) or directory.resolve().is_relative_to(run)
 
 
 def _path(location: Location) -> str:
