@@ -30,6 +30,8 @@ def test_every_door_ends_where_one_process_ends(
 ) -> None:
     table = LIBRARIES if any(name in door for name in SLOW) else TABLE
     cases = table if request.config.getoption("--sweep") else SHORT
+    # A worker without any row has an empty batch, of which Keras on torch has no loss.
+    cases = [case for case in cases if "Keras" not in door or case[0] >= workers]
     trained = weights_by(quiet, door, cases, workers)
     accumulated = ACCUMULATED if door == "accumulated gradients" else 1
     expected = [alone(case, workers, accumulated=accumulated) for case in cases]
