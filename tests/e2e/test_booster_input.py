@@ -343,3 +343,16 @@ def test_names_with_spaces_are_lightgbms_with_underscores(quiet: RunConfig) -> N
         trained(quiet, table, backend="lightgbm", num_boost_round=4)
     )
     assert gone_on.predict(table).shape == (ROWS,)
+
+
+@both
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64()])
+def test_large_whole_numbers_are_the_same_categories_as_floats(
+    quiet: RunConfig, backend: str, kind: pa.DataType
+) -> None:
+    numbers = [4006381333931, 10**10, 7] * 30
+    table = a_table(z=pa.array(numbers, kind), y=np.array([3.0, 0.0, 9.0] * 30))
+    result = trained(quiet, table, backend=backend, categorical=["z"])
+    other = pa.float64() if kind == pa.int64() else pa.int64()
+    arrived = table.set_column(table.column_names.index("z"), "z", pa.array(numbers, other))
+    assert result.predict(arrived).tolist() == result.predict(table).tolist()

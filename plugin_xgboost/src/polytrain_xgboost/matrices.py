@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import xgboost
 
-from polytrain.boosting.categories import agreed_categories, encoded, selected
+from polytrain.boosting.categories import agreed_categories, as_text, encoded, selected
 from polytrain.boosting.numbers import floats, plainly_typed
 from polytrain.boosting.row_draws import Mask
 from polytrain.boosting.sampling import agreed_numbers, agreed_sample
@@ -179,7 +179,7 @@ def _categories(
     )
     # From Arrow XGBoost takes only strings as categories, and at least one.
     categories = {
-        name: values.cast(pa.string()) if len(values) else pa.array([""])
+        name: as_text(values) if len(values) else pa.array([""])
         for name, values in categories.items()
     }
     return categories if model is None else with_those_of(model, categories, names)
