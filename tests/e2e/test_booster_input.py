@@ -141,6 +141,19 @@ def test_one_label_for_all_rows_is_worth_a_warning(
 
 
 @both
+def test_a_question_mark_that_makes_numbers_categories_is_worth_a_warning(
+    quiet: RunConfig, backend: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    rows = [f"{n}.5,{'?' if n == 7 else n},{n % 2}" for n in range(ROWS)]
+    path.write_text("\n".join(["a,b,y", *rows]))
+    trained(quiet, path, backend=backend)
+    [told] = [record.getMessage() for record in caplog.records if "is text" in record.message]
+    assert told.startswith("The column 'b' of 'train' is text")
+    assert "89 of 90 are numbers; the others are '?'" in told
+
+
+@both
 @pytest.mark.parametrize(
     ("weight", "what"), [(-1.0, "is negative (such as -1)"), (NAN, "no value"), (INF, "infinite")]
 )

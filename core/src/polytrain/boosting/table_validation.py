@@ -15,6 +15,7 @@ from polytrain.boosting.booster import Booster
 from polytrain.boosting.categories import Gather
 from polytrain.boosting.numbers import floats, plainly_typed
 from polytrain.boosting.table_rules import Labels, Rule, required, weights
+from polytrain.boosting.text_columns import warn_of_numbers_as_text
 from polytrain.common.errors import BadDataError
 from polytrain_plugins import Problem
 
@@ -32,7 +33,7 @@ def validated(
 ) -> dict[str, pa.Table]:
     """Return the tables with the columns of "train", in its order, in types that frameworks know.
 
-    Logs a warning if all rows have the same label.
+    Logs a warning if all rows have the same label, or numbers are text.
 
     Args:
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
@@ -56,6 +57,9 @@ def validated(
             "All rows of 'train' have the same label in the column %r: a model learns nothing.",
             label,
         )
+    warn_of_numbers_as_text(
+        tables["train"], features, gather=gather, is_logging_rank=is_logging_rank
+    )
     return tables
 
 
