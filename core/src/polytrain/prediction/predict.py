@@ -102,6 +102,8 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
             directory, source.schema.names, **request.options
         )
         digest = "" if request.output is None else digest_of(directory)
+    if {*(needed or ()), *request.keep} & {*source.index}:
+        source = described(request.data, columns=[*source.schema.names, *source.index])
     raise_if_any(column_problems(needed, source.schema.names))
     # A pipeline is known by its steps, not by the blocks that it computes now.
     known_by = "" if request.output is None else _known_by(source)
@@ -131,7 +133,7 @@ def _checked(request: PredictionRequest) -> Source:
         raise InvalidJobError((*problems, *error.problems)) from error
     problems += key_problems(
         request.keep,
-        source.schema.names,
+        [*source.schema.names, *source.index],
         prediction_column=request.prediction_column,
         has_output=request.output is not None,
     )

@@ -115,7 +115,7 @@ def transformed(name: str, found: Pieces, transform: Transform) -> Pieces:
         )
         for piece, first in zip(found.pieces, firsts, strict=False)
     )
-    return Pieces(schema=schema, pieces=tuple(pieces))
+    return Pieces(schema=schema, pieces=tuple(pieces), index=found.index)
 
 
 def tried(name: str, found: Pieces, transform: Transform) -> pa.Schema:
