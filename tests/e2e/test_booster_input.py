@@ -155,6 +155,25 @@ def test_a_question_mark_that_makes_numbers_categories_is_worth_a_warning(
 
 @both
 @pytest.mark.parametrize(
+    ("objective", "options"), [("binary", {"weight": "w"}), ("ranking", {"query": "q"})]
+)
+def test_categories_of_pandas_are_labels_weights_and_queries(
+    quiet: RunConfig, backend: str, objective: str, options: dict[str, str]
+) -> None:
+    names = {"query": QUERY[backend]}
+    options = {names.get(option, option): column for option, column in options.items()}
+    columns = {column: np.arange(ROWS) // 10 for column in options.values()}
+    table = a_table(**columns)
+    frame = table.to_pandas().astype(dict.fromkeys(["y", *columns], "category"))
+    predicted = [
+        trained(quiet, data, backend=backend, objective=objective, **options).predict(data)
+        for data in (table, frame)
+    ]
+    assert predicted[0].tolist() == predicted[1].tolist()
+
+
+@both
+@pytest.mark.parametrize(
     ("weight", "what"), [(-1.0, "is negative (such as -1)"), (NAN, "no value"), (INF, "infinite")]
 )
 def test_weights(quiet: RunConfig, backend: str, weight: float, what: str) -> None:

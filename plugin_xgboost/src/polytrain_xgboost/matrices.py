@@ -155,8 +155,7 @@ def _validated(
 ) -> dict[str, pa.Table]:
     """Return the tables, if XGBoost can train on them."""
     schema = tables["train"].schema
-    names = options.features_of(schema.names)
-    features = pa.schema([field for field in schema if field.name in names])
+    features = pa.schema([schema.field(name) for name in options.features_of(schema.names)])
     return validated(
         tables,
         options,
@@ -234,7 +233,8 @@ class _Binning:
 
     def _features(self, table: pa.Table) -> pa.Table:
         others = self.options.columns_besides_features
-        return table.drop_columns([column for column in others if column in table.column_names])
+        names = set(table.column_names)
+        return table.drop_columns([column for column in others if column in names])
 
     @property
     def _how(self) -> dict[str, Any]:

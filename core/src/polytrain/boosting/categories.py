@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polytrain.boosting.numbers import with_columns
 from polytrain_plugins import column_remedy, is_category
 
 Gather = Callable[[Any], list[Any]]
@@ -66,11 +67,13 @@ def as_text(values: pa.Array) -> pa.Array:
 
 def encoded(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:
     """Return the table with category columns as Arrow dictionaries that share one list each."""
-    for name, values in categories.items():
-        codes = codes_of(table.column(name), values)
-        encoded_column = pa.DictionaryArray.from_arrays(codes, values)
-        table = table.set_column(table.column_names.index(name), name, encoded_column)
-    return table
+    return with_columns(
+        table,
+        {
+            name: pa.DictionaryArray.from_arrays(codes_of(table.column(name), values), values)
+            for name, values in categories.items()
+        },
+    )
 
 
 def selected(table: pa.Table, features: Sequence[str]) -> pa.Table:
@@ -79,11 +82,12 @@ def selected(table: pa.Table, features: Sequence[str]) -> pa.Table:
     Raises:
         ValueError: columns are missing.
     """
-    missing = [name for name in features if name not in table.column_names]
+    names = dict.fromkeys(table.column_names)
+    missing = [name for name in features if name not in names]
     if missing:
         raise ValueError(
             f"The data has no column {', '.join(map(repr, missing))}, which the model needs. "
-            f"{column_remedy(missing[0], table.column_names)}."
+            f"{column_remedy(missing[0], [*names])}."
         )
     return table.select(features)
 

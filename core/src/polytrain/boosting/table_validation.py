@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from polytrain.boosting.booster import Booster
 from polytrain.boosting.categories import Gather
-from polytrain.boosting.numbers import floats, plainly_typed
+from polytrain.boosting.numbers import floats, plainly_typed, without_categories
 from polytrain.boosting.table_rules import Labels, Rule, required, weights
 from polytrain.boosting.text_columns import warn_of_numbers_as_text
 from polytrain.common.errors import BadDataError
@@ -50,7 +50,11 @@ def validated(
     assert label is not None
     names = tables["train"].column_names
     features = options.features_of(names)
-    tables = {name: plainly_typed(table.select(names), features) for name, table in tables.items()}
+    others = [name for name in names if name in options.columns_besides_features]
+    tables = {
+        name: plainly_typed(without_categories(table.select(names), others), features)
+        for name, table in tables.items()
+    }
     refuse(tables, [*_rules_of(options, label, labels), *rules], gather=gather)
     if is_constant(tables["train"].column(label), gather=gather) and is_logging_rank:
         logger.warning(

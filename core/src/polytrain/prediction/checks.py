@@ -113,8 +113,9 @@ def key_problems(
 
 def column_problems(needed: Sequence[str] | None, columns: Sequence[str]) -> Iterator[Problem]:
     """Yield the columns that the model needs and the data lacks."""
+    known = set(columns)
     for name in needed or ():
-        if name not in columns:
+        if name not in known:
             yield Problem(
                 field="data",
                 what=f"it has no column {name!r}, which the model needs",

@@ -185,12 +185,13 @@ def _task(
 ) -> PredictionTask:
     names = source.schema.names
     model_columns = tuple(names if needed is None else needed)
+    read = {*model_columns, *request.keep}
     output = request.output
     return PredictionTask(
         backend=request.backend,
         model=model,
         source=source,
-        columns=tuple(name for name in names if name in {*model_columns, *request.keep}),
+        columns=tuple(name for name in names if name in read),
         model_columns=model_columns,
         batch_size=request.batch_size or request.backend.prediction_batch_size,
         keep=tuple(request.keep),
