@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from polytrain.boosting.categories import agreed_categories, as_text, codes_of
+from polytrain.boosting.categories import agreed_categories, as_text, codes_of, selected
 
 EAN = 4006381333931
 
@@ -59,3 +59,27 @@ def test_lists_of_integers_of_different_sizes_become_one() -> None:
     tables = {"train": pa.table({"x": pa.array([1], pa.int8())}), "valid": pa.table({"x": [1000]})}
     found = agreed_categories(tables, features=["x"], also=["x"], gather=lambda mine: [mine])
     assert found["x"].to_pylist() == [1, 1000]
+
+
+class Name(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Name.compared += 1
+        return str.__eq__(self, other)  # type: ignore[arg-type]  # what else there is, is unequal
+
+    __hash__ = str.__hash__
+
+
+def test_columns_are_looked_up_and_not_searched() -> None:
+    names = [Name(f"x{number}") for number in range(400)]
+    table = pa.table({str(name): [1.0] for name in names})
+    assert selected(table, names[::-1]).column_names == [str(name) for name in names[::-1]]
+    assert Name.compared < 10 * len(names)
+
+
+def test_columns_that_are_missing_are_named() -> None:
+    with pytest.raises(ValueError, match="no column 'b', which the model needs"):
+        selected(pa.table({"a": [1]}), ["a", "b"])
