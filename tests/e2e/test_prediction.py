@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.boosters import BACKENDS, ROWS, a_table, fit
 
 import polytrain.prediction.predict
-from polytrain import InvalidJobError, Result, RunConfig, Trainer
+from polytrain import DataConfig, InvalidJobError, Result, RunConfig, Trainer
 from polytrain.testing.reference import Reference
 from polytrain_plugins import Capabilities, UnsupportedCapabilityError
 
@@ -90,6 +90,22 @@ def test_an_index_is_a_key_and_no_feature(
     assert written.column("id").to_pylist() == frame.index.tolist()
     assert written.column("prediction").to_pylist() == result.predict(frame).tolist()
     assert result.load_model().feature_names == frame.columns.drop("y").tolist()
+
+
+@both
+def test_rows_go_through_the_transform_of_the_training(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    def turned(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "x0": -batch["x0"], "x1": 1 / batch["x1"]}
+
+    config = {"train": DataConfig(transform=turned)}
+    result = fit(quiet, table, 0, backend=backend, dataset_config=config)
+    with pytest.raises(InvalidJobError, match=r"transform: .* transformed=True"):
+        result.predict(table)
+    ready = pa.table(turned({name: table[name].to_numpy() for name in table.column_names}))
+    expected = fit(quiet, ready, 0, backend=backend).predict(ready)
+    assert result.predict(table, transform=turned).tolist() == expected.tolist()
 
 
 def test_what_is_no_data_set_is_refused(result: Result) -> None:

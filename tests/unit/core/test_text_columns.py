@@ -15,10 +15,13 @@ def warnings(caplog: pytest.LogCaptureFixture, *ranks: Any, kind: Any = None) ->
     """What is logged where each rank has these values of the column "x"."""
     tables = [pa.table({"x": pa.array(values, kind or pa.string())}) for values in ranks]
     mine: list[Any] = []
+
+    def noted(each: Any) -> list[Any]:
+        mine.append(each)
+        return [each]
+
     for table in tables:
-        warn_of_numbers_as_text(
-            table, ["x"], gather=lambda each: mine.append(each) or [each], is_logging_rank=False
-        )
+        warn_of_numbers_as_text(table, ["x"], gather=noted, is_logging_rank=False)
     assert not caplog.records
     for rank, table in enumerate(tables):
         warn_of_numbers_as_text(table, ["x"], gather=lambda _: mine, is_logging_rank=rank == 0)

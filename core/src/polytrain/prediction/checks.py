@@ -14,14 +14,14 @@ from polytrain.workers.pickle_checks import pickle_problems
 from polytrain_plugins import Backend, Device, InvalidJobError, Problem, column_remedy
 
 
-def described(data: Any, *, columns: Sequence[str] | None = None) -> Source:
+def described(data: Any, *, columns: Sequence[str] | None = None, transform: Any = None) -> Source:
     """Describe the rows to predict.
 
     Raises:
         InvalidJobError: they can't be read.
     """
     try:
-        return describe("data", data, columns=columns)
+        return describe("data", data, columns=columns, transform=transform)
     except SourceError as error:
         problem = Problem(field="data", what=error.what, remedy=error.remedy)
         raise InvalidJobError((problem,)) from error
