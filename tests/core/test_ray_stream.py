@@ -370,6 +370,17 @@ def test_types_with_nothing_in_common_are_an_error_streamed_or_not() -> None:
         stream.rest(0, schema=stream_schema(dataset))
 
 
+@pytest.mark.parametrize("is_computed", [False, True])
+@pytest.mark.parametrize("name", [None, "key"])
+def test_an_index_of_pandas_is_no_column(is_computed: bool, name: str | None) -> None:
+    frame = pd.DataFrame({"x": [1, 2]}, index=pd.Index([5, 6], name=name))
+    dataset = ray.data.from_arrow(pa.Table.from_pandas(frame))
+    dataset = dataset.map_batches(lambda table: table, batch_format="pyarrow")
+    source = describe("train", dataset.materialize() if is_computed else dataset)
+    assert source.info.columns == ("x",)
+    assert source.index == (name or "__index_level_0__",)
+
+
 def test_columns_of_python_objects_are_refused_before_the_start() -> None:
     def mixed(batch: dict[str, Any]) -> pd.DataFrame:
         return pd.DataFrame({"id": batch["id"], "x": [1, "NA"]})

@@ -21,8 +21,10 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from polytrain import DataConfig
 from polytrain.boosting.categories import codes_of
 from polytrain.common.data_errors import ReadError, SourceError
+from polytrain.data.checks import described
 from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.sources.arrays import tensors_of
@@ -580,18 +582,111 @@ def test_notes_of_pandas_that_are_none(tmp_path: Path, notes: str) -> None:
         assert frame.to_dict("list") == {"x": [1]}
 
 
-@pytest.mark.parametrize("index", [pd.Index([5, 6]), pd.Index(["a", "b"], name="key")])
-def test_an_index_of_pandas_is_the_same_in_memory_and_in_files(tmp_path: Path, index: Any) -> None:
-    """An index without a name is no column, and one with a name is one like all others."""
-    table = pa.Table.from_pandas(pd.DataFrame({"x": [1, 2]}, index=index))
-    pq.write_table(table, tmp_path / "a.parquet")
-    names = ["x"] if index.name is None else ["x", "key"]
-    for data in (table, tmp_path, pads.dataset(tmp_path), pads.dataset(table)):
-        shard = shard_of(data)
-        assert shard.schema().names == names
-        [frame] = shard.iter_batches(format="pandas")
-        assert frame.columns.tolist() == names
-        assert frame.index.tolist() == [0, 1]
+FRAME = pd.DataFrame({"x": [1, 2], "y": [3, 4]})
+NAMELESS, NAMED = FRAME.set_axis([5, 6]), FRAME.set_axis(pd.Index(["a", "b"], name="key"))
+
+
+def with_index(directory: Path, frame: pd.DataFrame, kind: str) -> Any:
+    """The frame as a data set of this kind, with all that is known of its index."""
+    table = pa.Table.from_pandas(frame)
+    if kind == "frame":
+        return frame
+    if kind == "table":
+        return table
+    if kind == "dataset of a table":
+        return pads.dataset(table)
+    if kind == "csv":
+        frame.to_csv(directory / "a.csv")
+    elif kind == "arrow":
+        with pa.ipc.new_file(directory / "a.arrow", table.schema) as file:
+            file.write_table(table)
+    else:
+        pq.write_table(table, directory / "a.parquet")
+    return pads.dataset(directory) if kind == "dataset of files" else directory
+
+
+KINDS = ["frame", "table", "dataset of a table", "arrow", "parquet", "dataset of files"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("frame", [NAMELESS, NAMED])
+def test_an_index_of_pandas_is_no_column(tmp_path: Path, frame: pd.DataFrame, kind: str) -> None:
+    data = with_index(tmp_path, frame, kind)
+    assert describe("train", data).info.columns == ("x", "y")
+    shard = shard_of(data)
+    [read] = shard.iter_batches(format="pandas")
+    assert read.columns.tolist() == ["x", "y"]
+    assert read.index.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_index_with_a_name_is_a_column_if_that_is_asked_for(tmp_path: Path, kind: str) -> None:
+    data = with_index(tmp_path, NAMED, kind)
+    assert describe("train", data).index == ("key",)
+    source = describe("train", data, columns=["key", "x"])
+    assert source.index == ()
+    table = pa.concat_tables([piece.read(0, piece.rows) for piece in source.pieces])
+    assert table.to_pydict() == {"key": ["a", "b"], "x": [1, 2]}
+
+
+def test_the_index_in_a_csv_file_is_no_column(tmp_path: Path) -> None:
+    with_index(tmp_path, NAMELESS, "csv")
+    source = describe("train", tmp_path)
+    assert (source.info.columns, source.index) == (("x", "y"), ("",))
+    assert source.pieces[0].read(0, 2).to_pydict() == {"x": [1, 2], "y": [3, 4]}
+    read = pd.read_csv(tmp_path / "a.csv")
+    assert describe("train", read).index == ("Unnamed: 0",)
+    assert describe("train", read, columns=["Unnamed: 0"]).info.columns == ("Unnamed: 0",)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [dict, pd.DataFrame, pa.table, lambda columns: pa.table(columns).to_pylist()],
+)
+def test_the_index_is_known_by_its_name_where_the_notes_are_lost(make: Any) -> None:
+    source = describe("train", make({"__index_level_0__": [5, 6], "x": [1, 2]}))
+    assert (source.info.columns, source.index) == (("x",), ("__index_level_0__",))
+
+
+def test_the_index_of_json_lines_and_items_is_known_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": 1, "__index_level_0__": 5}\n')
+    assert describe("train", tmp_path).info.columns == ("x",)
+
+    class Items:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, number: int) -> dict[str, int]:
+            return {"x": number, "__index_level_0__": number}
+
+    source = describe("train", Items())
+    assert source.pieces[0].read(0, 2).to_pydict() == {"x": [0, 1]}
+
+
+def test_a_transform_gets_no_index(tmp_path: Path) -> None:
+    with_index(tmp_path, NAMED, "parquet")
+    source = describe("train", tmp_path, transform=dict)
+    assert (source.info.columns, source.index) == (("x", "y"), ("key",))
+
+
+def test_an_index_and_nothing_else_is_a_data_set(tmp_path: Path) -> None:
+    pd.DataFrame(index=[5, 6]).to_csv(tmp_path / "a.csv")
+    assert describe("train", tmp_path).info.columns == ("",)
+
+
+def test_one_file_with_notes_is_enough(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pandas(NAMED), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"x": [7], "y": [8]}), tmp_path / "b.parquet")
+    assert describe("train", tmp_path).info.columns == ("x", "y")
+
+
+def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    configs = {"train": DataConfig(), "valid": DataConfig()}
+    data = {"train": NAMED, "valid": pd.DataFrame({"Unnamed: 0": [0], "x": [1]})}
+    described(data, configs, needs_train=True, num_workers=1)
+    [told] = caplog.messages
+    assert "'key' of 'train'; 'Unnamed: 0' of 'valid'" in told
+    assert "DataConfig(columns=[…])" in told
 
 
 def test_the_home_of_nobody() -> None:

@@ -141,6 +141,38 @@ def test_one_label_for_all_rows_is_worth_a_warning(
 
 
 @both
+def test_a_question_mark_that_makes_numbers_categories_is_worth_a_warning(
+    quiet: RunConfig, backend: str, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    rows = [f"{n}.5,{'?' if n == 7 else n},{n % 2}" for n in range(ROWS)]
+    path.write_text("\n".join(["a,b,y", *rows]))
+    trained(quiet, path, backend=backend)
+    [told] = [record.getMessage() for record in caplog.records if "is text" in record.message]
+    assert told.startswith("The column 'b' of 'train' is text")
+    assert "89 of 90 are numbers; the others are '?'" in told
+
+
+@both
+@pytest.mark.parametrize(
+    ("objective", "options"), [("binary", {"weight": "w"}), ("ranking", {"query": "q"})]
+)
+def test_categories_of_pandas_are_labels_weights_and_queries(
+    quiet: RunConfig, backend: str, objective: str, options: dict[str, str]
+) -> None:
+    names = {"query": QUERY[backend]}
+    options = {names.get(option, option): column for option, column in options.items()}
+    columns = {column: np.arange(ROWS) // 10 for column in options.values()}
+    table = a_table(**columns)
+    frame = table.to_pandas().astype(dict.fromkeys(["y", *columns], "category"))
+    predicted = [
+        trained(quiet, data, backend=backend, objective=objective, **options).predict(data)
+        for data in (table, frame)
+    ]
+    assert predicted[0].tolist() == predicted[1].tolist()
+
+
+@both
 @pytest.mark.parametrize(
     ("weight", "what"), [(-1.0, "is negative (such as -1)"), (NAN, "no value"), (INF, "infinite")]
 )
@@ -343,3 +375,16 @@ def test_names_with_spaces_are_lightgbms_with_underscores(quiet: RunConfig) -> N
         trained(quiet, table, backend="lightgbm", num_boost_round=4)
     )
     assert gone_on.predict(table).shape == (ROWS,)
+
+
+@both
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64()])
+def test_large_whole_numbers_are_the_same_categories_as_floats(
+    quiet: RunConfig, backend: str, kind: pa.DataType
+) -> None:
+    numbers = [4006381333931, 10**10, 7] * 30
+    table = a_table(z=pa.array(numbers, kind), y=np.array([3.0, 0.0, 9.0] * 30))
+    result = trained(quiet, table, backend=backend, categorical=["z"])
+    other = pa.float64() if kind == pa.int64() else pa.int64()
+    arrived = table.set_column(table.column_names.index("z"), "z", pa.array(numbers, other))
+    assert result.predict(arrived).tolist() == result.predict(table).tolist()

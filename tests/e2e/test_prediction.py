@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tests.e2e.boosters import BACKENDS, ROWS, a_table, fit
 
 import polytrain.prediction.predict
-from polytrain import InvalidJobError, Result, RunConfig, Trainer
+from polytrain import DataConfig, InvalidJobError, Result, RunConfig, Trainer
 from polytrain.testing.reference import Reference
 from polytrain_plugins import Capabilities, UnsupportedCapabilityError
 
@@ -75,6 +76,36 @@ def test_options_are_the_frameworks(quiet: RunConfig, table: pa.Table, backend: 
 def test_a_column_that_is_missing_is_named(result: Result, table: pa.Table) -> None:
     with pytest.raises(ValueError, match=r"no column 'x3', which the model needs"):
         result.predict(table.drop_columns(["x3"]))
+
+
+def test_an_index_is_a_key_and_no_feature(
+    quiet: RunConfig, table: pa.Table, tmp_path: Path
+) -> None:
+    frame = table.slice(0, 300).to_pandas()
+    frame.index = pd.Index([f"r{row}" for row in range(300)], name="id")
+    frame.to_parquet(tmp_path / "a.parquet")
+    result = fit(quiet, str(tmp_path), 0, backend="xgboost")
+    result.predict(str(tmp_path), output=tmp_path / "out", keep=["id"], num_workers=0)
+    written = pq.read_table(tmp_path / "out")
+    assert written.column("id").to_pylist() == frame.index.tolist()
+    assert written.column("prediction").to_pylist() == result.predict(frame).tolist()
+    assert result.load_model().feature_names == frame.columns.drop("y").tolist()
+
+
+@both
+def test_rows_go_through_the_transform_of_the_training(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    def turned(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "x0": -batch["x0"], "x1": 1 / batch["x1"]}
+
+    config = {"train": DataConfig(transform=turned)}
+    result = fit(quiet, table, 0, backend=backend, dataset_config=config)
+    with pytest.raises(InvalidJobError, match=r"transform: .* transformed=True"):
+        result.predict(table)
+    ready = pa.table(turned({name: table[name].to_numpy() for name in table.column_names}))
+    expected = fit(quiet, ready, 0, backend=backend).predict(ready)
+    assert result.predict(table, transform=turned).tolist() == expected.tolist()
 
 
 def test_what_is_no_data_set_is_refused(result: Result) -> None:

@@ -215,6 +215,13 @@ def test_workers_train_on_their_own_rows_together() -> None:
     assert params["pre_partition"] is True, "without it each rank would drop rows of its shard"
 
 
+def test_a_parameter_that_is_none_is_not_given() -> None:
+    assert problems(params=dict.fromkeys(every_name())) == {}
+    options = LightGBM(params=dict.fromkeys(every_name()))
+    assert (options.seed, options.objective, options.draws_rows) == (0, "regression", False)
+    assert options.booster_params(2)["num_threads"] == 2
+
+
 def test_network_params_belong_inside_a_training_function() -> None:
     with pytest.raises(NotInWorkerError):
         network_params()

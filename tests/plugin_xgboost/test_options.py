@@ -98,6 +98,11 @@ def test_it_travels() -> None:
         ({"tree_method": "approx"}, "Leave it out"),
         ({"tree_method": "exact"}, "Leave it out"),
         ({"booster": "gblinear"}, "Leave it out"),
+        ({"process_type": "update"}, "Leave it out"),
+        ({"updater": "refresh"}, "Leave it out"),
+        ({"updater": "grow_quantile_histmaker,prune"}, "Leave it out"),
+        ({"updater": "grow_colmaker"}, "Leave it out"),
+        ({"objective": "reg:expectileerror"}, "There are"),
         ({"objective": "binary"}, "binary:logistic"),
         ({"objective": "survival:cox"}, "Use one worker"),
         ({"objective": "survival:aft"}, "Use another one"),
@@ -118,6 +123,18 @@ def test_parameters_that_mean_something_else_here(params: dict[str, Any], remedy
     [name] = params
     assert field == f"params[{name!r}]"
     assert remedy in problem.remedy
+
+
+def test_quantiles_are_named() -> None:
+    params: dict[str, Any] = {"objective": "reg:quantileerror"}
+    assert list(problems(label="y", params=params)) == ["params['quantile_alpha']"]
+    assert problems(label="y", params={**params, "quantile_alpha": [0.1, 0.9]}) == {}
+
+
+def test_a_parameter_that_is_none_is_not_given() -> None:
+    assert problems(label="y", params=dict.fromkeys(KNOWN_PARAMETERS)) == {}
+    options = XGBoost(params=dict.fromkeys(KNOWN_PARAMETERS))
+    assert (options.seed, options.row_rate) == (0, 1.0)
 
 
 def test_usual_parameters_have_no_problem() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from polytrain.boosting.categories import agreed_categories, codes_of, selected
-from polytrain.boosting.numbers import Numbers, floats, plainly_typed
+from polytrain.boosting.numbers import Numbers, floats, plainly_typed, with_columns
 from polytrain.boosting.sampling import RowNumbers, agreed_numbers, agreed_sample
 from polytrain.boosting.table_validation import validated
 from polytrain.extension import BadDataError, group_sizes
@@ -262,10 +262,9 @@ class _Batches(lightgbm.Sequence):
 
 
 def _in_numbers(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:
-    for name, values in categories.items():
-        codes = codes_of(table.column(name), values)
-        table = table.set_column(table.column_names.index(name), name, codes)
-    return table
+    return with_columns(
+        table, {name: codes_of(table.column(name), values) for name, values in categories.items()}
+    )
 
 
 def _dense(features: pa.Table) -> Numbers:

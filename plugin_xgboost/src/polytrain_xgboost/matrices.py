@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import xgboost
 
-from polytrain.boosting.categories import agreed_categories, encoded, selected
+from polytrain.boosting.categories import agreed_categories, as_text, encoded, selected
 from polytrain.boosting.numbers import floats, plainly_typed
 from polytrain.boosting.row_draws import Mask
 from polytrain.boosting.sampling import agreed_numbers, agreed_sample
@@ -155,8 +155,7 @@ def _validated(
 ) -> dict[str, pa.Table]:
     """Return the tables, if XGBoost can train on them."""
     schema = tables["train"].schema
-    names = options.features_of(schema.names)
-    features = pa.schema([field for field in schema if field.name in names])
+    features = pa.schema([schema.field(name) for name in options.features_of(schema.names)])
     return validated(
         tables,
         options,
@@ -179,7 +178,7 @@ def _categories(
     )
     # From Arrow XGBoost takes only strings as categories, and at least one.
     categories = {
-        name: values.cast(pa.string()) if len(values) else pa.array([""])
+        name: as_text(values) if len(values) else pa.array([""])
         for name, values in categories.items()
     }
     return categories if model is None else with_those_of(model, categories, names)
@@ -234,7 +233,8 @@ class _Binning:
 
     def _features(self, table: pa.Table) -> pa.Table:
         others = self.options.columns_besides_features
-        return table.drop_columns([column for column in others if column in table.column_names])
+        names = set(table.column_names)
+        return table.drop_columns([column for column in others if column in names])
 
     @property
     def _how(self) -> dict[str, Any]:

@@ -41,13 +41,13 @@ _LIGHTGBMS = {
 _OBJECTIVES = (
     *("binary:hinge", "binary:logistic", "binary:logitraw", "count:poisson"),
     *("multi:softmax", "multi:softprob", "rank:map", "rank:ndcg", "rank:pairwise"),
-    *("reg:absoluteerror", "reg:expectileerror", "reg:gamma", "reg:linear", "reg:logistic"),
+    *("reg:absoluteerror", "reg:gamma", "reg:linear", "reg:logistic"),
     *("reg:pseudohubererror", "reg:quantileerror", "reg:squarederror", "reg:squaredlogerror"),
     *("reg:tweedie", "survival:aft", "survival:cox"),
 )
 
 _METRICS = (
-    *("aft-nloglik", "ams", "auc", "aucpr", "cox-nloglik", "error", "expectile"),
+    *("aft-nloglik", "ams", "auc", "aucpr", "cox-nloglik", "error"),
     *("gamma-deviance", "gamma-nloglik", "interval-regression-accuracy", "logloss", "mae", "map"),
     *("mape", "merror", "mlogloss", "mphe", "ndcg", "poisson-nloglik", "pre", "quantile"),
     *("rmse", "rmsle", "tweedie-nloglik"),
@@ -84,6 +84,13 @@ _WITHOUT_BINS = {
         "gpu_hist": "XGBoost removed it; ScalingConfig(use_gpu=True) trains on GPUs",
     },
     "booster": {"gblinear": "it has no trees and uses no bins"},
+    "process_type": {"update": "it changes a model's trees, and a run adds trees"},
+}
+
+_UPDATERS = {
+    **dict.fromkeys(("refresh", "prune", "sync"), "it makes no trees"),
+    "grow_colmaker": _WITHOUT_BINS["tree_method"]["exact"],
+    "grow_histmaker": _WITHOUT_BINS["tree_method"]["approx"],
 }
 
 _BOUNDS = "it needs two bounds for each row, and there is no option for them"
@@ -99,6 +106,11 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             yield parameter_problem(
                 name, f"{value!r} can't be used: {refused[value]}", "Leave it out"
             )
+    for updater in str(params.get("updater", "")).split(","):
+        if reason := _UPDATERS.get(updater.strip()):
+            yield parameter_problem(
+                "updater", f"{updater.strip()!r} can't be used: {reason}", "Leave it out"
+            )
     objective = str(params.get("objective", "reg:squarederror"))
     yield from unknown_name("params['objective']", objective, _OBJECTIVES, "XGBoost's objectives")
     if objective == "survival:aft":
@@ -111,6 +123,10 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
         )
     if objective.startswith("multi:") and not _is_count(params.get("num_class")):
         yield needed_by_objective(objective, "params['num_class']", "Give the number of classes")
+    if objective == "reg:quantileerror" and "quantile_alpha" not in params:
+        yield needed_by_objective(
+            objective, "params['quantile_alpha']", "Give the quantile, such as 0.9"
+        )
     metrics = params.get("eval_metric", ())
     for metric in [metrics] if isinstance(metrics, str) else metrics:
         name = str(metric).partition("@")[0].removesuffix("-")

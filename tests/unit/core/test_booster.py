@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.unit.core.stumps import Stumps
 
@@ -46,6 +48,12 @@ def test_options_are_told_by_the_names_that_the_booster_has_for_them(
     options: dict[str, Any], wrong: list[str]
 ) -> None:
     assert fields(**options) == wrong
+
+
+def test_a_parameter_that_is_none_is_not_given() -> None:
+    options = Stumps(label="y", params={"depth": None, "rate": 0.5, "signs": np.ones(4)})
+    assert list(options.params) == ["rate", "signs"]
+    assert Stumps(label="y", params=MappingProxyType({"depth": None})).params == {}
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,30 @@ def test_types_are_those_of_the_whole_file(tmp_path: Path, case: str) -> None:
     assert read(path) == whole.to_pydict()
 
 
+# Of pandas 2 and 3, which isn't installed everywhere.
+MISSING_IN_PANDAS = (
+    "#N/A|#N/A N/A|#NA|-1.#IND|-1.#QNAN|-NaN|-nan|1.#IND|1.#QNAN|<NA>|N/A|NA|NULL|NaN|None|n/a|nan"
+    "|null"
+)
+
+
+@pytest.mark.parametrize("spelling", ["", *MISSING_IN_PANDAS.split("|")])
+@pytest.mark.parametrize("at", [0, 99])
+def test_what_is_missing_in_pandas_is_missing(tmp_path: Path, spelling: str, at: int) -> None:
+    column = [*map(str, range(99))]
+    column.insert(at, spelling)
+    path = write(tmp_path / "a.csv", "n,x", *(f"{n},{value}" for n, value in enumerate(column)))
+    assert describe("train", path).schema.field("x").type == pa.int64()
+    numbers: list[int | None] = [*range(99)]
+    numbers.insert(at, None)
+    assert read(path)["x"] == numbers
+
+
+def test_text_is_text_whatever_it_says(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "n,x", "1,None", "2,NA", "3,red")
+    assert read(path)["x"] == ["None", "NA", "red"]
+
+
 def test_values_between_tabs(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "x\ty", "1\ta,b", *['2\t"c\td"'] * 50, "0.5\te")
     assert read(path) == {"x": [1.0, *[2.0] * 50, 0.5], "y": ["a,b", *["c\td"] * 50, "e"]}

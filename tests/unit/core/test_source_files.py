@@ -124,7 +124,49 @@ def test_copies_beside_the_files_are_no_data(tmp_path: Path, pattern: str) -> No
     assert read(describe("train", f"{tmp_path}/{pattern}")) == {"x": [1]}
 
 
-@pytest.mark.parametrize("ending", ["gz", "bz2", "zst", "lz4", "br", "GZ"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a.parquet.gzip", "a.parquet.snappy", "a.snappy.parquet", "a.parquet.brotli", "a.parq"),
+        *("part-00000", "000000_0", "day=1/part-00000"),
+    ],
+)
+def test_parquet_files_have_many_names(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "data" / name
+    file.parent.mkdir(parents=True)
+    codec = "gzip" if "gzip" in name else "snappy"
+    pq.write_table(pa.table({"x": [1]}), file, compression=codec)
+    (tmp_path / "data" / "_SUCCESS").touch()
+    (tmp_path / "data" / "README").write_text("x")
+    for place in (tmp_path / "data", file, f"{file.parent}/*"):
+        assert read(describe("train", place))["x"] == [1]
+
+
+def test_an_arrow_file_may_have_no_ending(tmp_path: Path) -> None:
+    table = pa.table({"x": [1]})
+    with pa.ipc.new_file(tmp_path / "part-0", table.schema) as file:
+        file.write_table(table)
+    assert read(describe("train", tmp_path)) == {"x": [1]}
+
+
+def test_text_without_an_ending_needs_one(tmp_path: Path) -> None:
+    (tmp_path / "part-00000").write_text("x\n1\n")
+    for place in (tmp_path, tmp_path / "part-00000"):
+        with pytest.raises(SourceError, match="part-00000") as caught:
+            describe("train", place)
+        assert "add .csv to its name" in caught.value.remedy
+
+
+def test_what_lies_beside_files_is_not_waited_for(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", x=[1])
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "locked").touch(mode=0)
+    for place in (tmp_path, f"{tmp_path}/*"):
+        assert read(describe("train", place)) == {"x": [1]}
+
+
+@pytest.mark.parametrize("ending", ["gz", "gzip", "bz2", "zst", "zstd", "lz4", "br", "GZ"])
 def test_compressed_files_have_two_endings(tmp_path: Path, ending: str) -> None:
     codec = {"gz": "gzip", "zst": "zstd", "br": "brotli"}.get(ending.lower(), ending)
     with pa.CompressedOutputStream(str(tmp_path / f"a.csv.{ending.lower()}"), codec) as file:

@@ -156,7 +156,10 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "nothing": (lambda x: None, "NoneType .* not a dict"),
     "an array": (lambda x: x, "ndarray .* not a dict"),
     "a scalar": (lambda x: {"x": 5}, "no table: 'x'"),
-    "fewer rows": (lambda x: {"x": x[1:]}, "returned 2 rows for .*, which are 3"),
+    "fewer rows": (
+        lambda x: {"x": x[1:]},
+        r"returned 2 rows for .*, which are 3\. .* leave rows out .*filter",
+    ),
     "arrays of several lengths": (lambda x: {"x": x, "y": x[1:]}, "x: 3, y: 2"),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from polytrain.api.result import Result
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.common.errors import CheckpointError, RunNotFoundError
 from polytrain.storage.location import Location
 from polytrain_plugins import Backend, load_backend
@@ -40,7 +40,7 @@ def load(
     if isinstance(backend, str):
         backend = load_backend(backend)()
     location = Location.of(path, filesystem, retry_s=0)
-    manifest = _manifest(location)
+    manifest = manifest_at(location)
     if manifest is None:
         return Result.from_path(path, filesystem, backend=backend)
     checkpoint = Checkpoint(location.address, filesystem)
@@ -54,15 +54,3 @@ def load(
             ) from error
         run = Result(path=location.address, backend=backend)
     return replace(run, checkpoint=checkpoint, metrics=manifest.metrics)
-
-
-def _manifest(location: Location) -> Manifest | None:
-    """The manifest of a checkpoint's directory; None if it isn't one."""
-    try:
-        return parse_manifest(location.open().read(MANIFEST_NAME))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise CheckpointError(
-            f"The manifest of {location.address} can't be read: {error}"
-        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, overload
@@ -219,6 +219,8 @@ class Result(metaclass=RayTrainClass):
         use_gpu: bool = False,
         batch_size: int | None = None,
         rows_per_file: int | None = None,
+        transform: Callable[..., Mapping[str, Any]] | None = None,
+        transformed: bool = False,
         **options: Any,
     ) -> Predictions | PredictionOutput:
         """Predict rows with the model of a checkpoint.
@@ -243,6 +245,9 @@ class Result(metaclass=RayTrainClass):
             batch_size: most rows that the model gets at once.
             rows_per_file: rows in a file, and in what is predicted again after a kill. By default
                 100,000, and more from a hundred million rows on.
+            transform: the function of `DataConfig(transform=…)`, if the model was trained with one.
+                The checkpoint has its fingerprint, so that another one is an error.
+            transformed: says that the rows are as that function returns them.
             options: the backend's own: see the page "Predict", or its page.
 
         Returns:
@@ -273,6 +278,8 @@ class Result(metaclass=RayTrainClass):
                 use_gpu=use_gpu,
                 batch_size=batch_size,
                 rows_per_file=rows_per_file,
+                transform=transform,
+                transformed=transformed,
                 options=options,
             )
         )

@@ -43,7 +43,13 @@ from polytrain.policy.stop_rule import stop_rule
 from polytrain.run.conditions import already_met
 from polytrain.run.fit import run_to_end, storage_needed
 from polytrain.run.history import RunHistory
-from polytrain.run.identity import content_differences, differences, identity_of, salt_of
+from polytrain.run.identity import (
+    content_differences,
+    differences,
+    identity_of,
+    salt_of,
+    transform_fingerprint,
+)
 from polytrain.run.interrupts import stop_requests
 from polytrain.run.lease import Lease, leased
 from polytrain.run.resume import PreviousRun, checkpoint_manager, previous_run
@@ -320,6 +326,9 @@ class Trainer:
                 lease=lease,
                 past=history,
                 origin=origin,
+                transform=transform_fingerprint(
+                    {dataset.name: dataset.config for dataset in self._datasets}
+                ),
             )
             start = manager.start()
         if not start.own:

@@ -59,7 +59,7 @@ class Booster(Backend):
     """See `Demand.preload`."""
 
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters, as for the framework's own `train`."""
+    """Parameters, as for the framework's own `train`: one that is None has its default."""
 
     num_boost_round: int = 10
     """Boosting rounds in total, including those before a restart."""
@@ -87,6 +87,11 @@ class Booster(Backend):
     bin_sample_rows: int = 200_000
     """Size of the sample of all workers' rows from which the bins of all workers are made. If the
     sample is the whole data set, the order of rows makes no difference."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.params, Mapping):
+            given = {name: value for name, value in self.params.items() if value is not None}
+            object.__setattr__(self, "params", given)
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from polytrain.boosting.numbers import with_columns
 from polytrain_plugins import column_remedy, is_category
 
 Gather = Callable[[Any], list[Any]]
@@ -49,16 +50,30 @@ def codes_of(column: pa.ChunkedArray, categories: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         # Before chunks are combined: one chunk's index type may not hold all categories.
         column = column.cast(column.type.value_type)
-    return pc.index_in(column.combine_chunks().cast(categories.type), value_set=categories)
+    values = _of_type(column.combine_chunks(), categories.type)
+    return pc.index_in(values, value_set=categories)
+
+
+def as_text(values: pa.Array) -> pa.Array:
+    """Return values as strings. A whole number has the same digits as an integer and as a float.
+
+    Arrow itself writes floats from 1e10 on with an exponent.
+    """
+    text = values.cast(pa.string())
+    if not pa.types.is_floating(values.type):
+        return text
+    return pc.coalesce(_integers(values).cast(pa.string()), text)
 
 
 def encoded(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:
     """Return the table with category columns as Arrow dictionaries that share one list each."""
-    for name, values in categories.items():
-        codes = codes_of(table.column(name), values)
-        encoded_column = pa.DictionaryArray.from_arrays(codes, values)
-        table = table.set_column(table.column_names.index(name), name, encoded_column)
-    return table
+    return with_columns(
+        table,
+        {
+            name: pa.DictionaryArray.from_arrays(codes_of(table.column(name), values), values)
+            for name, values in categories.items()
+        },
+    )
 
 
 def selected(table: pa.Table, features: Sequence[str]) -> pa.Table:
@@ -67,13 +82,30 @@ def selected(table: pa.Table, features: Sequence[str]) -> pa.Table:
     Raises:
         ValueError: columns are missing.
     """
-    missing = [name for name in features if name not in table.column_names]
+    names = dict.fromkeys(table.column_names)
+    missing = [name for name in features if name not in names]
     if missing:
         raise ValueError(
             f"The data has no column {', '.join(map(repr, missing))}, which the model needs. "
-            f"{column_remedy(missing[0], table.column_names)}."
+            f"{column_remedy(missing[0], [*names])}."
         )
     return table.select(features)
+
+
+def _of_type(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values in the type of the categories; null where it has no such value."""
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return as_text(values).cast(kind)
+    if pa.types.is_floating(values.type) and pa.types.is_integer(kind):
+        return _integers(values)
+    # Whole numbers that a float doesn't hold were rounded in the categories too.
+    return values.cast(kind, safe=not pa.types.is_floating(kind))
+
+
+def _integers(values: pa.Array) -> pa.Array:
+    """Return floats as int64; null where one isn't a whole number of that type."""
+    whole = pc.and_(pc.equal(values, pc.floor(values)), pc.less(pc.abs(values), 2.0**63))
+    return pc.if_else(whole, values, None).cast(pa.int64(), safe=False)
 
 
 def _agreed(lists: Sequence[pa.Array]) -> pa.Array:
@@ -81,9 +113,9 @@ def _agreed(lists: Sequence[pa.Array]) -> pa.Array:
     if any(not each.equals(lists[0]) for each in lists):
         values = sorted({value for each in lists for value in each.to_pylist()})
     kind = pa.string() if pa.types.is_large_string(lists[0].type) else lists[0].type
-    if len({each.type for each in lists}) > 1 and any(map(_has_floats, lists)):
-        # A column may have whole numbers in one data set and floats in another.
-        kind = pa.float64()
+    if len({each.type for each in lists}) > 1:
+        # A column may have whole numbers in one data set, and larger ones or floats in another.
+        kind = pa.float64() if any(map(_has_floats, lists)) else None
     # A new array: XGBoost doesn't take a slice of another one.
     return pa.array(values, kind)
 

@@ -33,7 +33,7 @@ except ImportError as error:
 from polytrain.api.trainer import make_trainer
 from polytrain.boosting.booster import Booster
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.common.config import RunConfig, ScalingConfig
+from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.prediction.parts import PART_ROWS
 from polytrain.prediction.predict import PredictionRequest, predict
 from polytrain_plugins import Backend
@@ -175,6 +175,10 @@ class BackendEstimator(BaseEstimator, ABC):
                 early_stopping_rounds=self.early_stopping_rounds,
                 **options,
                 datasets=datasets,
+                # Exactly these: as scikit-learn's, an estimator takes every column of X.
+                dataset_config={
+                    name: DataConfig(columns=table.column_names) for name, table in datasets.items()
+                },
                 scaling_config=self.scaling_config or ScalingConfig(num_workers=1),
                 run_config=config,
             ).fit(resume="never")  # an earlier run of this name had other data

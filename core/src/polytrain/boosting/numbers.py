@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,39 @@ def plainly_typed(table: pa.Table, columns: Collection[str]) -> pa.Table:
     """Return the table with half-precision numbers, decimals and columns of nulls in these columns
     converted to types that frameworks know."""
     chosen = set(columns)
-    for index, field in enumerate(table.schema):
-        kind = _known(field.type) if field.name in chosen else None
-        if kind is not None:
-            table = table.set_column(index, field.name, table.column(index).cast(kind, safe=False))
-    return table
+    kinds = {field.name: _known(field.type) for field in table.schema if field.name in chosen}
+    return with_columns(
+        table,
+        {
+            name: table.column(name).cast(kind, safe=False)
+            for name, kind in kinds.items()
+            if kind is not None
+        },
+    )
+
+
+def without_categories(table: pa.Table, columns: Collection[str]) -> pa.Table:
+    """Return the table with plain values in these columns where it has pandas' type `category`."""
+    kinds = {name: table.schema.field(name).type for name in columns}
+    return with_columns(
+        table,
+        {
+            name: table.column(name).cast(kind.value_type)
+            for name, kind in kinds.items()
+            if pa.types.is_dictionary(kind)
+        },
+    )
+
+
+def with_columns(table: pa.Table, columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
+    """Return the table with these columns in place of those of the same names.
+
+    In one step: each `pa.Table.set_column` copies the list of all columns.
+    """
+    if not columns:
+        return table
+    old = zip(table.column_names, table.columns, strict=True)
+    return pa.table({name: columns.get(name, column) for name, column in old})
 
 
 def _known(kind: pa.DataType) -> pa.DataType | None:

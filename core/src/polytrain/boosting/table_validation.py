@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from polytrain.boosting.booster import Booster
 from polytrain.boosting.categories import Gather
-from polytrain.boosting.numbers import floats, plainly_typed
+from polytrain.boosting.numbers import floats, plainly_typed, without_categories
 from polytrain.boosting.table_rules import Labels, Rule, required, weights
+from polytrain.boosting.text_columns import warn_of_numbers_as_text
 from polytrain.common.errors import BadDataError
 from polytrain_plugins import Problem
 
@@ -32,7 +33,7 @@ def validated(
 ) -> dict[str, pa.Table]:
     """Return the tables with the columns of "train", in its order, in types that frameworks know.
 
-    Logs a warning if all rows have the same label.
+    Logs a warning if all rows have the same label, or numbers are text.
 
     Args:
         tables: a rank's shard "train"; on rank 0, all rows of every other data set.
@@ -49,13 +50,20 @@ def validated(
     assert label is not None
     names = tables["train"].column_names
     features = options.features_of(names)
-    tables = {name: plainly_typed(table.select(names), features) for name, table in tables.items()}
+    others = [name for name in names if name in options.columns_besides_features]
+    tables = {
+        name: plainly_typed(without_categories(table.select(names), others), features)
+        for name, table in tables.items()
+    }
     refuse(tables, [*_rules_of(options, label, labels), *rules], gather=gather)
     if is_constant(tables["train"].column(label), gather=gather) and is_logging_rank:
         logger.warning(
             "All rows of 'train' have the same label in the column %r: a model learns nothing.",
             label,
         )
+    warn_of_numbers_as_text(
+        tables["train"], features, gather=gather, is_logging_rank=is_logging_rank
+    )
     return tables
 
 

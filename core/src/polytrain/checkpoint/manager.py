@@ -38,6 +38,9 @@ class CheckpointManager:
     token: int
     """Fencing token of this driver's lease on the run."""
 
+    transform: str | None = None
+    """See `Manifest.transform`."""
+
     merges_files: bool = False
     """Whether files that other ranks report are added to rank 0's."""
 
@@ -372,6 +375,7 @@ class CheckpointManager:
             world_size=self.world_size,
             positions=self._positions(parts),
             files=files,
+            transform=self.transform,
         )
 
     def _positions(self, parts: dict[int, PartStored]) -> Mapping[str, Any]:

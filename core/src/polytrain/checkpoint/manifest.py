@@ -74,6 +74,9 @@ class Manifest:
     """Data set → the next row, and the order in which rows are counted."""
 
     files: tuple[StoredFile, ...]
+    transform: str | None = None
+    """Fingerprint of the function whose results the model was trained on; None without one. Only
+    those of one Python version compare."""
 
     @property
     def directory(self) -> str:

@@ -70,6 +70,23 @@ def starting_point(location: Location) -> StartingPoint:
     return from_manifest(manifest, location, own=False)
 
 
+def manifest_at(location: Location) -> Manifest | None:
+    """Return the manifest of a checkpoint's directory; None if it has none.
+
+    Raises:
+        CheckpointError: it is damaged.
+        OSError: it can't be read.
+    """
+    try:
+        return parse_manifest(location.open().read(MANIFEST_NAME))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise CheckpointError(
+            f"The manifest of {location.address} can't be read: {error}"
+        ) from error
+
+
 def from_manifest(manifest: Manifest, location: Location, *, own: bool) -> StartingPoint:
     """Start from the checkpoint at this location."""
     return StartingPoint(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any, get_type_hints
@@ -86,6 +88,17 @@ def imported(path: Any) -> Any:
             raise JobFileError(f"{path!r}: {module} has no {name}")
         found = getattr(found, part)
     return found
+
+
+@contextmanager
+def modules_beside_you() -> Iterator[None]:
+    """Find modules in the working directory, as `python -m` does, also in worker processes."""
+    before = list(sys.path)
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def _set(job: dict[str, Any], setting: str) -> None:

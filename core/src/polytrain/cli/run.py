@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +52,7 @@ def command(
     job.toml          the arguments of make_trainer
     """
     from polytrain import InvalidJobError, TrainingFailedError
+    from polytrain.cli.job_file import modules_beside_you
     from polytrain_plugins import RegistryError
 
     is_file = what.endswith(".toml")
@@ -62,7 +61,7 @@ def command(
         settings = (*settings, *_settings_of(arguments))
     _refuse_options_of_others(is_script=is_script, is_file=is_file)
     try:
-        with _modules_beside_you():
+        with modules_beside_you():
             if is_script:
                 trainer = _of_script(
                     what, arguments, workers=workers, gpu=gpu, max_failures=max_failures,
@@ -80,17 +79,6 @@ def command(
         return 1
     echo(f"{result.path}: {_in_one_line(result)}")
     return 0 if result.finished else CAN_RESUME
-
-
-@contextmanager
-def _modules_beside_you() -> Iterator[None]:
-    """Find modules in the working directory, as `python -m` does, also in worker processes."""
-    before = list(sys.path)
-    sys.path.insert(0, "")
-    try:
-        yield
-    finally:
-        sys.path[:] = before
 
 
 _OF_SCRIPTS = ("workers", "gpu", "max_failures", "name", "storage")

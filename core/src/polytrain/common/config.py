@@ -165,7 +165,7 @@ class DataConfig(_PlainNumbers):
     the epoch's start fill the last batch. "drop": they are left out."""
 
     columns: Sequence[str] | None = None
-    """Columns to read; all by default."""
+    """Columns to read; by default all but those that hold the index of a DataFrame."""
 
     transform: Callable[..., Mapping[str, Any]] | None = None
     """Applied to rows when they are read. It takes a dict of column name to array, and returns one

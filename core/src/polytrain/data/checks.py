@@ -51,8 +51,24 @@ def described(
             problems.append(_problem(name, error))
         else:
             known.append(RunDataset(source=source, config=config))
+    _tell_index_columns(known)
     problems += _train_problems(datasets, known, needs_train=needs_train, num_workers=num_workers)
     return tuple(known), tuple(problems)
+
+
+def _tell_index_columns(datasets: Iterable[RunDataset]) -> None:
+    """Say once which columns are left out because they hold a DataFrame's index."""
+    left_out = [
+        f"{', '.join(map(repr, dataset.source.index))} of {dataset.name!r}"
+        for dataset in datasets
+        if dataset.source.index
+    ]
+    if left_out:
+        logger.warning(
+            "Columns that hold the index of a DataFrame are left out: %s. To have one, name it "
+            "among the others in DataConfig(columns=[…]).",
+            "; ".join(left_out),
+        )
 
 
 def grouped(

@@ -60,8 +60,9 @@ def marks(source: Source) -> dict[str, str]:
         return _marks_of_files([str(getattr(piece, "path", "")) for piece in pieces], files)
     if len(pieces) == 1 and isinstance(pieces[0], TablePiece):
         table = pieces[0].table
+        size = table.nbytes
         return {
-            f"column {name!r}": _digest(_facts_of_column(table.select([name]), table.nbytes))
+            f"column {name!r}": _digest(_facts_of_column(table.select([name]), size))
             for name in sorted(table.column_names)[:_MOST_COLUMNS]
         }
     return {}

@@ -14,14 +14,14 @@ from polytrain.workers.pickle_checks import pickle_problems
 from polytrain_plugins import Backend, Device, InvalidJobError, Problem, column_remedy
 
 
-def described(data: Any) -> Source:
+def described(data: Any, *, columns: Sequence[str] | None = None, transform: Any = None) -> Source:
     """Describe the rows to predict.
 
     Raises:
         InvalidJobError: they can't be read.
     """
     try:
-        return describe("data", data)
+        return describe("data", data, columns=columns, transform=transform)
     except SourceError as error:
         problem = Problem(field="data", what=error.what, remedy=error.remedy)
         raise InvalidJobError((problem,)) from error
@@ -113,8 +113,9 @@ def key_problems(
 
 def column_problems(needed: Sequence[str] | None, columns: Sequence[str]) -> Iterator[Problem]:
     """Yield the columns that the model needs and the data lacks."""
+    known = set(columns)
     for name in needed or ():
-        if name not in columns:
+        if name not in known:
             yield Problem(
                 field="data",
                 what=f"it has no column {name!r}, which the model needs",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,12 +12,14 @@ from typing import Any
 import pyarrow as pa
 
 from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.starting_point import manifest_at
 from polytrain.common.config import ScalingConfig
 from polytrain.common.errors import RunOwnedError
 from polytrain.common.installation import installation_problems
 from polytrain.data.fingerprint import fingerprint, marks, marks_of_sample
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.sources.describe import Source
+from polytrain.data.sources.schemas import without
 from polytrain.policy.cluster import choose_cluster, new_ray_problems
 from polytrain.prediction.checks import (
     column_problems,
@@ -39,11 +41,13 @@ from polytrain.prediction.parts import PART_ROWS, Part, Unit, default_part_rows,
 from polytrain.prediction.predictor import PredictionTask
 from polytrain.prediction.record import PredictionRecord, split_options, this_python
 from polytrain.prediction.scheduling import PickledTask, RowsOf, Workers, predicted_parts
+from polytrain.prediction.transforms import transform_problems, with_keys
 from polytrain.run.lease import leased
 from polytrain.storage.checks import writing_problems
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters
 from polytrain.workers.machine_resources import machine_resources
+from polytrain.workers.pickle_checks import pickle_problems
 from polytrain.workers.pickling import code_in, pickled_apart
 from polytrain_plugins import (
     Backend,
@@ -69,6 +73,8 @@ class PredictionRequest:
     use_gpu: bool = False
     batch_size: int | None = None
     rows_per_file: int | None = None
+    transform: Callable[..., Mapping[str, Any]] | None = None
+    transformed: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -102,6 +108,8 @@ def predict(request: PredictionRequest) -> Predictions | PredictionOutput:
             directory, source.schema.names, **request.options
         )
         digest = "" if request.output is None else digest_of(directory)
+    if request.transform is None and {*(needed or ()), *request.keep} & {*source.index}:
+        source = described(request.data, columns=[*source.schema.names, *source.index])
     raise_if_any(column_problems(needed, source.schema.names))
     # A pipeline is known by its steps, not by the blocks that it computes now.
     known_by = "" if request.output is None else _known_by(source)
@@ -125,13 +133,17 @@ def _checked(request: PredictionRequest) -> Source:
         InvalidJobError: with all problems.
     """
     problems = [*_argument_problems(request)]
+    of_transform = [*_transform_problems(request)]
+    problems += of_transform
+    # A function that isn't the right one may well fail.
+    transform = None if of_transform else with_keys(request.transform, request.keep)
     try:
-        source = described(request.data)
+        source = described(request.data, transform=transform)
     except InvalidJobError as error:
         raise InvalidJobError((*problems, *error.problems)) from error
     problems += key_problems(
         request.keep,
-        source.schema.names,
+        [*source.schema.names, *(source.index if transform is None else ())],
         prediction_column=request.prediction_column,
         has_output=request.output is not None,
     )
@@ -167,6 +179,15 @@ def _argument_problems(request: PredictionRequest) -> Iterator[Problem]:
     )
 
 
+def _transform_problems(request: PredictionRequest) -> Iterator[Problem]:
+    location = Location.of(request.checkpoint.path, request.checkpoint.filesystem, retry_s=0)
+    yield from transform_problems(
+        manifest_at(location), request.transform, transformed=request.transformed
+    )
+    if callable(request.transform) and request.num_workers != 0:
+        yield from pickle_problems("transform", request.transform)
+
+
 def _rows(source: Source) -> int:
     assert source.info.num_rows is not None
     return source.info.num_rows
@@ -182,13 +203,16 @@ def _task(
     request: PredictionRequest, source: Source, model: ModelFiles, needed: Sequence[str] | None
 ) -> PredictionTask:
     names = source.schema.names
-    model_columns = tuple(names if needed is None else needed)
+    # What was only kept beside a transform's result isn't the model's.
+    keys = () if request.transform is None else request.keep
+    model_columns = tuple(without(names, keys) if needed is None else needed)
+    read = {*model_columns, *request.keep}
     output = request.output
     return PredictionTask(
         backend=request.backend,
         model=model,
         source=source,
-        columns=tuple(name for name in names if name in {*model_columns, *request.keep}),
+        columns=tuple(name for name in names if name in read),
         model_columns=model_columns,
         batch_size=request.batch_size or request.backend.prediction_batch_size,
         keep=tuple(request.keep),
@@ -202,9 +226,10 @@ def _record(
     request: PredictionRequest, source: Source, *, model: str, data: str
 ) -> PredictionRecord:
     free = request.backend.mutable_prediction_options
-    options, code = split_options(
-        {name: value for name, value in request.options.items() if name not in free}
-    )
+    given = {name: value for name, value in request.options.items() if name not in free}
+    if request.transform is not None:
+        given["transform"] = request.transform
+    options, code = split_options(given)
     return PredictionRecord(
         model=model,
         data=data,
@@ -326,7 +351,8 @@ def _for_other_processes(
     source = task.source
     # A map-style data set may be of a class in a script.
     datasets = [getattr(piece, "dataset", None) for piece in source.pieces[:1]]
-    code = code_in([task.backend, dict(task.options), datasets])
+    transforms = [getattr(piece, "transform", None) for piece in source.pieces[:1]]
+    code = code_in([task.backend, dict(task.options), datasets, transforms])
     if not source.in_memory:
         return pickled_apart(*code, value=task, kind=apart), lambda unit: None
     rows = PieceRows(source.pieces, source.schema)

@@ -77,6 +77,17 @@ def identity_of(
     }
 
 
+def transform_fingerprint(datasets: Mapping[str, DataConfig]) -> str | None:
+    """Return the fingerprint of the function whose results are trained on; None without one.
+
+    Args:
+        datasets: the config of each. That of "train" counts; if none has this name, the first.
+    """
+    transforms = {name: config.transform for name, config in datasets.items()}
+    function = transforms.get("train", next(iter(transforms.values()), None))
+    return None if function is None else code_fingerprint(function)
+
+
 def content_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield how a finished run's content differs from the request.
 

@@ -36,6 +36,7 @@ def checkpoint_manager(
     lease: Lease,
     past: RunHistory | None,
     origin: StartingPoint,
+    transform: str | None,
 ) -> CheckpointManager:
     """Return the manager of the run's checkpoints, with those of earlier drivers.
 
@@ -48,6 +49,7 @@ def checkpoint_manager(
         lease: this driver's lease.
         past: the history of earlier drivers.
         origin: the starting point of the run itself.
+        transform: see `Manifest.transform`.
 
     Raises:
         OSError: the storage can't be read.
@@ -65,6 +67,7 @@ def checkpoint_manager(
         world_size=world_size,
         token=lease.token,
         origin=origin,
+        transform=transform,
         clock=lease.clock,
     )
     if past is not None:

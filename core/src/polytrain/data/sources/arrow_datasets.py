@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,14 @@ from polytrain.data.sources import parquet_files
 from polytrain.data.sources.extension_types import plain_schema
 from polytrain.data.sources.missing import Missing, noted
 from polytrain.data.sources.pieces import Pieces
-from polytrain.data.sources.schemas import bare, chosen, own_columns, subschema, unified_type
+from polytrain.data.sources.schemas import (
+    bare,
+    chosen,
+    index_columns,
+    subschema,
+    unified_type,
+    without,
+)
 from polytrain.data.sources.tables import from_table
 
 
@@ -28,17 +36,18 @@ def from_arrow_dataset(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     Raises:
         SourceError: it can't be read.
     """
-    own = own_columns(dataset.schema)
-    names = own if columns is None else chosen(columns, own)
+    index = index_columns(dataset.schema) if columns is None else ()
+    everything = dataset.schema.names
+    names = without(everything, index) if columns is None else chosen(columns, everything)
     try:
         pieces = _row_groups(dataset, bare(plain_schema(subschema(dataset.schema, names))))
         if pieces is None:
-            return from_table(dataset.to_table(columns=names), columns)
+            pieces = from_table(dataset.to_table(columns=names), names)
     except (pa.ArrowException, OSError) as error:
         raise SourceError(
             f"the pyarrow dataset can't be read: {one_line(error)}", "Check its files"
         ) from error
-    return pieces
+    return replace(pieces, index=index)
 
 
 def _row_groups(dataset: Any, schema: pa.Schema) -> Pieces | None:

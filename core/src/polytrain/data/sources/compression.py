@@ -7,7 +7,10 @@ from typing import Any
 
 from polytrain.storage.filesystems import ResolvedPath
 
-_CODECS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".br": "brotli"}
+_CODECS = {
+    **{".gz": "gzip", ".gzip": "gzip", ".bz2": "bz2", ".zst": "zstd", ".zstd": "zstd"},
+    **{".lz4": "lz4", ".br": "brotli", ".brotli": "brotli"},
+}
 
 
 def without_compression(name: str) -> str:

@@ -14,7 +14,13 @@ import pyarrow.csv as pacsv
 
 from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources.compression import open_decompressed
-from polytrain.data.sources.csv_types import ColumnFacts, candidate, first_rounded, typed_block
+from polytrain.data.sources.csv_types import (
+    MISSING,
+    ColumnFacts,
+    candidate,
+    first_rounded,
+    typed_block,
+)
 from polytrain.data.sources.expansion import format_of
 from polytrain.data.sources.file_version import FileVersion, version_of
 from polytrain.data.sources.missing import Missing
@@ -225,6 +231,7 @@ def _stream(
             convert_options=pacsv.ConvertOptions(
                 include_columns=None if types is None else list(types),
                 column_types={name: kind for name, kind in (types or {}).items() if kind},
+                null_values=MISSING,
             ),
         ) as stream,
     ):

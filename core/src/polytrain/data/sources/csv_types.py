@@ -14,6 +14,10 @@ EXACT = 2**53
 """Up to here a 64-bit float holds every whole number."""
 
 
+MISSING = [*pacsv.ConvertOptions().null_values, "<NA>", "None"]
+"""What stands for a missing value, except in a column of text: what does in pandas."""
+
+
 class ColumnFacts:
     """What is noticed of columns while their file is read once."""
 
@@ -65,6 +69,7 @@ def typed_block(block: pa.RecordBatch) -> pa.Table:
         pa.BufferReader(written),
         parse_options=pacsv.ParseOptions(newlines_in_values=True),
         read_options=pacsv.ReadOptions(block_size=max(1 << 20, written.size)),
+        convert_options=pacsv.ConvertOptions(null_values=MISSING),
     )
 
 

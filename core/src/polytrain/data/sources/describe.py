@@ -25,7 +25,7 @@ from polytrain.data.sources.random_transforms import (
     wants_generator,
 )
 from polytrain.data.sources.ray_data import from_ray_data, is_computed
-from polytrain.data.sources.schemas import chosen, subschema
+from polytrain.data.sources.schemas import chosen, index_columns, subschema, without
 from polytrain.data.sources.tables import from_memory, from_table, is_place
 from polytrain.data.sources.transforms import transformed
 from polytrain.data.sources.unreadable import refuse_unreadable
@@ -47,6 +47,9 @@ class Source:
 
     transform: RandomTransform | None = None
     """What is done to batches of what the pieces read."""
+
+    index: tuple[str, ...] = ()
+    """Columns that were left out because they hold the index of a DataFrame."""
 
     @property
     def in_memory(self) -> bool:
@@ -73,7 +76,7 @@ def describe(
             gives Arrow tables; a dict of arrays of equal length; dicts, in a list or whatever
             gives them; a Hugging Face, pyarrow or Ray dataset; or an object that gives items by
             number, such as PyTorch's map-style `Dataset`.
-        columns: which columns, in which order; all by default.
+        columns: which columns, in which order; by default all but those of a DataFrame's index.
         transform: applied wherever rows are read: takes a dict of column name to array, of
             consecutive rows, and returns such a dict of as many rows. With a parameter `rng` it is
             applied to batches.
@@ -91,11 +94,17 @@ def describe(
     if transform is not None and wants_generator(transform):
         drawn = random_transform(name, found, transform)
         info = _info(name, drawn.schema, num_rows)
-        return Source(info=info, schema=found.schema, pieces=found.pieces, transform=drawn)
+        return Source(
+            info=info,
+            schema=found.schema,
+            pieces=found.pieces,
+            transform=drawn,
+            index=found.index,
+        )
     if transform is not None:
         found = transformed(name, found, transform)
     info = _info(name, found.schema, num_rows)
-    return Source(info=info, schema=found.schema, pieces=found.pieces)
+    return Source(info=info, schema=found.schema, pieces=found.pieces, index=found.index)
 
 
 def _as_list(columns: Any) -> Any:
@@ -125,11 +134,12 @@ def _streaming(name: str, dataset: Any, columns: Sequence[str] | None, transform
             "Put it into the pipeline: dataset.map_batches(transform)",
         )
     schema = stream_schema(dataset)
-    if columns is not None:
-        schema = subschema(schema, chosen(columns, schema.names))
+    index = index_columns(schema) if columns is None else ()
+    names = without(schema.names, index) if columns is None else chosen(columns, schema.names)
+    schema = subschema(schema, names)
     refuse_unreadable(schema)
     info = _info(name, schema, None)
-    return Source(info=info, schema=schema, pieces=(), stream=dataset)
+    return Source(info=info, schema=schema, pieces=(), stream=dataset, index=index)
 
 
 def _info(name: str, schema: pa.Schema, num_rows: int | None) -> DatasetInfo:

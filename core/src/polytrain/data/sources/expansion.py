@@ -23,6 +23,7 @@ _MAGIC = re.compile(r"[*?[]")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _FORMATS = {
     ".parquet": "parquet",
+    ".parq": "parquet",
     ".pq": "parquet",
     ".csv": "csv",
     ".tsv": "tsv",
@@ -33,7 +34,12 @@ _FORMATS = {
     ".ipc": "ipc",
 }
 
+_MAGIC_NUMBERS = {b"PAR1": "parquet", b"ARROW1": "ipc"}
+"""How the content of a format begins."""
+
 _WAYS = {
+    "": "A file whose name has no ending is read if it is a Parquet or Arrow file. If it is a CSV "
+    "file with a header line, add .csv to its name; if it has an object in each line, .jsonl",
     ".orc": "Pass pyarrow.dataset.dataset(path, format='orc')",
     ".json": "If it has an object in each line, rename it to .jsonl. If it is a list of objects, "
     "pass json.load(file)",
@@ -70,16 +76,24 @@ class FoundFile:
     partition: Mapping[str, str | None] = field(default_factory=dict)
     """What the directories above it are named for: year=2024 → {"year": "2024"}."""
 
+    content: str | None = None
+    """The format that its content shows, if its name has no ending, as Hadoop's part-00000."""
+
     @property
     def format(self) -> str:
         """ "parquet", "csv", "tsv", "jsonl" or "ipc"."""
-        found = format_of(self.place)
+        found = self.known_format
         if found is None:
             raise SourceError(
                 f"{self.place!r} is neither .parquet nor .csv nor .tsv nor .jsonl nor .arrow",
                 _way(self.place, "Convert it to one of them"),
             )
         return found
+
+    @property
+    def known_format(self) -> str | None:
+        """The same; None if it is another."""
+        return format_of(self.place) or self.content
 
 
 def format_of(place: str) -> str | None:
@@ -89,7 +103,11 @@ def format_of(place: str) -> str | None:
 
 def _ending(place: str) -> str:
     name = OPTIONS.sub("", place) if "://" in place else place
-    return os.path.splitext(without_compression(name.lower()))[1]
+    name = without_compression(name.lower())
+    # Within the file, so that it isn't a compressed file.
+    if (stem := name.removesuffix(".snappy")).endswith((".parquet", ".parq", ".pq")):
+        name = stem
+    return os.path.splitext(name)[1]
 
 
 def _way(place: str, otherwise: str) -> str:
@@ -131,7 +149,7 @@ def expand(place: str, *, listed: bool = False) -> list[FoundFile]:
             f"{place!r} can't be looked at: {one_line(error)}",
             "Check the path or address, and that you may read it",
         ) from error
-    data = [file for file in _without_runs(found) if format_of(file.place)]
+    data = [file for file in _without_runs(found) if file.known_format]
     if not data:
         raise SourceError(*_nothing_found(place, found, info.type))
     _check_one_format(place, data)
@@ -196,7 +214,23 @@ def _found(where: ResolvedPath, path: str, above: str) -> FoundFile:
             f"the name {path!r} can't be distinguished from an address with options",
             "Rename it: without a question mark",
         )
-    return FoundFile(where.address(path), _partition(path.removeprefix(above)))
+    place = where.address(path)
+    content = None if _ending(place) else _format_inside(where, path)
+    return FoundFile(place, _partition(path.removeprefix(above)), content)
+
+
+def _format_inside(where: ResolvedPath, path: str) -> str | None:
+    """The format of a file whose name doesn't tell it; None if it isn't known or can't be read."""
+    # Not of a pipe, for which one would wait.
+    if where.filesystem.get_file_info(path).type != pafs.FileType.File:
+        return None
+    try:
+        with where.filesystem.open_input_stream(path, compression=None) as file:
+            start = file.read(max(map(len, _MAGIC_NUMBERS)))
+    except OSError:
+        return None
+    formats = (kind for magic, kind in _MAGIC_NUMBERS.items() if start.startswith(magic))
+    return next(formats, None)
 
 
 def _partition(relative: str) -> dict[str, str | None]:

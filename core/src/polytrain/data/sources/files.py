@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -13,7 +13,14 @@ from polytrain.data.sources import csv_files, ipc_files, json_files, parquet_fil
 from polytrain.data.sources.expansion import FoundFile, expand, partition_types
 from polytrain.data.sources.missing import Missing, noted
 from polytrain.data.sources.pieces import Piece, Pieces
-from polytrain.data.sources.schemas import bare, chosen, subschema, unified_type
+from polytrain.data.sources.schemas import (
+    bare,
+    chosen,
+    index_columns,
+    subschema,
+    unified_type,
+    without,
+)
 
 _AT_ONCE = 8
 """Files that are looked at concurrently: a remote one takes a while to answer."""
@@ -90,11 +97,14 @@ def together(
     filled = [file for file in whole if file.file.rows]
     if not filled:
         raise SourceError(f"its {len(files)} file(s) hold no rows", "Pass a data set with rows")
-    names = _agreed_names(filled, columns)
+    index = {name: None for file in filled for name in file.index} if columns is None else {}
+    names = without(_agreed_names(filled, columns, index), index)
     missing = {name for file in filled for name in file.missing}
     schema = noted(_unified(filled, names), missing)
     return Pieces(
-        schema=schema, pieces=tuple(piece for file in filled for piece in file.pieces(schema))
+        schema=schema,
+        pieces=tuple(piece for file in filled for piece in file.pieces(schema)),
+        index=tuple(index),
     )
 
 
@@ -106,6 +116,7 @@ class _Whole:
     ) -> None:
         self.file = file
         self.where = repr(file.place)
+        self.index = index_columns(file.schema)
         # Where a file has the column itself, as some writers do, that is as good.
         self.constants = {
             name: value if value is None or types[name] == pa.string() else int(value)
@@ -126,16 +137,18 @@ class _Whole:
         yield from self.file.pieces(schema, constants)
 
 
-def _agreed_names(files: Sequence[_Whole], columns: Sequence[str] | None) -> list[str]:
-    """The columns of a data set, which all its files must have."""
+def _agreed_names(
+    files: Sequence[_Whole], columns: Sequence[str] | None, index: Collection[str]
+) -> list[str]:
+    """The columns of a data set, which all its files must have, but for those of an index."""
     first = files[0]
     if columns is not None:
         for file in files:
             chosen(columns, file.schema.names, of=file.where)
         return list(columns)
-    names = set(first.schema.names)
+    names = {*without(first.schema.names, index)}
     for file in files[1:]:
-        others = set(file.schema.names)
+        others = {*without(file.schema.names, index)}
         for less, more, odd in (
             (file, first, sorted(names - others)),
             (first, file, sorted(others - names)),

@@ -13,7 +13,7 @@ import pyarrow as pa
 from polytrain.common.data_errors import ReadError, SourceError, one_line, raised_at
 from polytrain.data.sources.arrays import check_exact, column_of, tensors_of
 from polytrain.data.sources.pieces import Piece, Pieces
-from polytrain.data.sources.schemas import chosen, subschema
+from polytrain.data.sources.schemas import chosen, index_columns, subschema, without
 
 _NOT_ITEMS = {
     "builtins",
@@ -154,9 +154,13 @@ def from_items(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     first = _by_column(item)
     if not first:
         raise SourceError(f"item 0 of {kind} is empty", "Give each item a value")
-    names = list(first) if columns is None else chosen(columns, list(first), of="item 0")
+    index = index_columns(pa.schema([(name, pa.null()) for name in first]))
+    names = without([*first], index)
+    if columns is not None:
+        names, index = chosen(columns, list(first), of="item 0"), ()
     schema = pa.schema([pa.field(name, _type_of(name, first[name])) for name in names])
-    return Pieces(schema=schema, pieces=(IndexedPiece(dataset, rows, schema, frozenset(first)),))
+    piece = IndexedPiece(dataset, rows, schema, frozenset(first))
+    return Pieces(schema=schema, pieces=(piece,), index=index)
 
 
 def _listed(names: Iterable[str]) -> str:

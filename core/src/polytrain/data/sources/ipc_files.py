@@ -128,6 +128,7 @@ def described(
         rows = []
         with _opened(place, wanted) as file:
             refuse_unreadable(subschema(file.schema, wanted))
+            notes = file.schema.metadata
             schema = _plain(pa.Table.from_batches([], file.schema)).schema
             for number in range(file.num_record_batches):
                 table = _table(file, number)
@@ -145,7 +146,7 @@ def described(
         ) from error
     return IpcFile(
         place=place,
-        schema=bare(schema),
+        schema=bare(schema).with_metadata(notes),
         batches=tuple(rows),
         missing=frozenset(missing),
         version=version,

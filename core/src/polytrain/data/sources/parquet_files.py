@@ -20,9 +20,10 @@ from polytrain.data.sources.pieces import Piece, rows_of_scan
 from polytrain.data.sources.schemas import (
     bare,
     conformed,
-    own_columns,
+    index_columns,
     refuse_repeated,
     subschema,
+    without,
 )
 from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain.storage.filesystems import ResolvedPath, find
@@ -179,13 +180,14 @@ def described(
             f"{place!r} can't be read: {one_line(error)}", "Replace or remove it"
         ) from error
     refuse_repeated(schema.names, repr(place))
-    names = own_columns(schema)
-    refuse_unreadable(subschema(schema, [it for it in names if columns is None or it in columns]))
-    own = bare(plain_schema(subschema(schema, names)))
+    index = index_columns(schema)
+    names = without(schema.names, index) if columns is None else columns
+    refuse_unreadable(subschema(schema, [name for name in schema.names if name in names]))
+    own = bare(plain_schema(schema))
     wanted = [field for field in own if columns is None or field.name in columns]
     return ParquetFile(
         place=place,
-        schema=own,
+        schema=own.with_metadata(schema.metadata),
         row_groups=groups,
         missing=_missing(
             metadata, {field.name: field.type for field in wanted if decides_type(field.type)}

@@ -127,6 +127,8 @@ class Pieces:
 
     schema: pa.Schema
     pieces: tuple[Piece, ...]
+    index: tuple[str, ...] = ()
+    """Columns that hold a DataFrame's index, and so are left out unless the user names them."""
 
 
 def rows_of_scan(row_bytes: float) -> int:

@@ -12,7 +12,15 @@ from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.missing import Missing, found_missing, noted
 from polytrain.data.sources.pieces import Piece, Pieces, selected
-from polytrain.data.sources.schemas import bare, chosen, conformed, subschema, unified_type
+from polytrain.data.sources.schemas import (
+    bare,
+    chosen,
+    conformed,
+    index_columns,
+    subschema,
+    unified_type,
+    without,
+)
 from polytrain.data.sources.unreadable import refuse_unreadable
 
 
@@ -57,14 +65,16 @@ def from_ray_data(dataset: Any, columns: Sequence[str] | None) -> Pieces:
     counted = ray.get([count.remote(reference) for reference in references])
     filled = [found for rows, found, _ in counted if rows]
     missing = {name for rows, _, names in counted if rows for name in names}
+    index = index_columns(filled[0]) if filled and columns is None else ()
     schema = unified(filled, columns) if filled else pa.schema([])
+    schema = subschema(schema, without(schema.names, index))
     schema = noted(schema, missing)
     pieces = tuple(
         ObjectPiece(reference, rows, schema)
         for reference, (rows, *_) in zip(references, counted, strict=True)
         if rows
     )
-    return Pieces(schema=schema, pieces=pieces)
+    return Pieces(schema=schema, pieces=pieces, index=index)
 
 
 def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.Schema:
@@ -101,4 +111,5 @@ def unified(schemas: Sequence[pa.Schema], columns: Sequence[str] | None) -> pa.S
 
 def _rows_and_schema(table: pa.Table) -> tuple[int, pa.Schema, set[Missing]]:
     plain = plain_columns(table.slice(0, 1)) if table.num_rows else table
-    return table.num_rows, bare(plain.schema), found_missing(table)
+    schema = bare(plain.schema).with_metadata(table.schema.metadata)
+    return table.num_rows, schema, found_missing(table)

@@ -88,19 +88,33 @@ def subschema(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in names])
 
 
-def own_columns(schema: pa.Schema) -> list[str]:
-    """The columns without those that pandas adds for an index that has no name."""
+_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0(\.\d+)*")
+"""The names that Arrow and pandas give to the column of an index without a name."""
+
+
+def index_columns(schema: pa.Schema) -> tuple[str, ...]:
+    """The columns that hold the index of a DataFrame; none if there are no others.
+
+    Pandas' notes name them in Parquet and Arrow. Where these are lost, an index without a name is
+    known by its column's name: in CSV files it is the first column, with an empty name.
+    """
     try:
-        columns = json.loads((schema.metadata or {})[b"pandas"])["index_columns"]
+        noted = json.loads((schema.metadata or {})[b"pandas"])["index_columns"]
     except (KeyError, TypeError, ValueError):
         # None, or not as pandas writes them.
-        columns = ()
-    added = {
+        noted = ()
+    known = [name for name in noted if isinstance(name, str)] if isinstance(noted, list) else []
+    found = tuple(
         name
-        for name in (columns if isinstance(columns, list) else ())
-        if isinstance(name, str) and re.fullmatch(r"__index_level_\d+__", name)
-    }
-    return [name for name in schema.names if name not in added]
+        for number, name in enumerate(schema.names)
+        if name in known or _INDEX.fullmatch(name) or (name == "" and number == 0)
+    )
+    return found if len(found) < len(schema.names) else ()
+
+
+def without(names: Sequence[str], left_out: Collection[str]) -> list[str]:
+    """The names but for these."""
+    return [name for name in names if name not in left_out]
 
 
 def bare(schema: pa.Schema) -> pa.Schema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -16,7 +17,7 @@ from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.missing import found_missing, noted
 from polytrain.data.sources.pieces import Pieces, TablePiece
 from polytrain.data.sources.python_values import check_unchanged
-from polytrain.data.sources.schemas import chosen, own_columns, refuse_repeated
+from polytrain.data.sources.schemas import chosen, index_columns, refuse_repeated, without
 from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain.data.sources.views import without_views
 
@@ -28,22 +29,26 @@ def from_memory(data: Any, columns: Sequence[str] | None) -> Pieces | None:
         SourceError: it is, and can't become a table.
     """
     table = _table(data, columns)
-    return None if table is None else from_table(table, columns)
+    if table is None:
+        return None
+    found = from_table(table, columns)
+    return replace(found, index=(*found.index, *_index_names(data))) if columns is None else found
 
 
 def from_table(table: pa.Table, columns: Sequence[str] | None) -> Pieces:
     """A table as a data set of one piece."""
     refuse_repeated(table.column_names, "the table")
+    index = index_columns(table.schema) if columns is None else ()
+    names = table.column_names
+    table = table.select(without(names, index) if columns is None else chosen(columns, names))
     # What pandas notes of an index: Arrow would take its column out of a frame again.
-    table = table.select(own_columns(table.schema)).replace_schema_metadata(None)
-    if columns is not None:
-        table = table.select(chosen(columns, table.column_names))
+    table = table.replace_schema_metadata(None)
     refuse_unreadable(table.schema)
     table = widened(without_views(plain_columns(table)))
     missing = found_missing(table)
     if missing:
         table = pa.table(table.columns, schema=noted(table.schema, missing))
-    return Pieces(schema=table.schema, pieces=(TablePiece(table),))
+    return Pieces(schema=table.schema, pieces=(TablePiece(table),), index=index)
 
 
 def _table(data: Any, columns: Sequence[str] | None) -> pa.Table | None:
@@ -52,7 +57,7 @@ def _table(data: Any, columns: Sequence[str] | None) -> pa.Table | None:
     kind = type(data)
     library = kind.__module__.partition(".")[0]
     if library == "pandas":
-        return _from_pandas(data) if kind.__name__ == "DataFrame" else None
+        return _from_pandas(data, columns) if kind.__name__ == "DataFrame" else None
     if library == "polars" and kind.__name__ == "LazyFrame":
         data = _collected(data, columns)
     if library == "polars" and type(data).__name__ == "DataFrame":
@@ -71,7 +76,17 @@ def _table(data: Any, columns: Sequence[str] | None) -> pa.Table | None:
     return pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else None
 
 
-def _from_pandas(frame: Any) -> pa.Table:
+def _index_names(data: Any) -> tuple[str, ...]:
+    """The names of a DataFrame's index; none if it has none, or this is anything else."""
+    if type(data).__module__.partition(".")[0] != "pandas":
+        return ()
+    return tuple(str(name) for name in data.index.names if name is not None)
+
+
+def _from_pandas(frame: Any, columns: Sequence[str] | None) -> pa.Table:
+    names = _index_names(frame)
+    if wanted := [name for name in names if name in (columns or ()) and name not in frame.columns]:
+        frame = frame.reset_index(level=wanted)
     try:
         # Arrow knows the machine's own order of bytes only.
         foreign = {

@@ -115,7 +115,7 @@ def transformed(name: str, found: Pieces, transform: Transform) -> Pieces:
         )
         for piece, first in zip(found.pieces, firsts, strict=False)
     )
-    return Pieces(schema=schema, pieces=tuple(pieces))
+    return Pieces(schema=schema, pieces=tuple(pieces), index=found.index)
 
 
 def tried(name: str, found: Pieces, transform: Transform) -> pa.Schema:
@@ -166,7 +166,10 @@ def applied(transform: Transform, rows: pa.Table, where: str) -> pa.Table:
         ) from error
     if table.num_columns and table.num_rows != rows.num_rows:
         raise TransformError(
-            f"the transform returned {table.num_rows} rows for {where}, which are {rows.num_rows}"
+            f"the transform returned {table.num_rows} rows for {where}, which are {rows.num_rows}. "
+            "It can't leave rows out or add some. Pass a data set without them, such as "
+            "pyarrow.dataset.dataset(path).filter(pyarrow.dataset.field('x') > 0), or have it "
+            "return a column of weights that is 0 for them"
         )
     # An array of objects has room for None, be it in other rows.
     roomy = {

@@ -55,7 +55,7 @@ class Pipeline:
 
 
 def stream_schema(dataset: Any) -> pa.Schema:
-    """The columns of a dataset, as `read_part` can give them.
+    """The columns of a dataset, as `read_part` can give them, and pandas' notes of an index.
 
     Free where Ray Data can tell them without running anything, which a function of the user's
     prevents. Otherwise the pipeline runs until its first block: a read and the functions on it, but
@@ -68,13 +68,14 @@ def stream_schema(dataset: Any) -> pa.Schema:
     known = dataset.schema(fetch_if_missing=False)
     schema = None if known is None else known.base_schema
     if isinstance(schema, pa.Schema) and not _needs_values(schema):
-        return bare(schema)
+        return bare(schema).with_metadata(schema.metadata)
     found: pa.Schema | None = None
     try:
         for rows in islice(filter(len, blocks_of(dataset)), _MOST_LOOKED_AT):
             # All the values of a DataFrame show its types, and one tensor the shape of all.
             table = as_arrow(ray.get(rows.block))
             own = bare(plain_columns(table.slice(rows.start, 1)).schema)
+            own = own.with_metadata(table.schema.metadata)
             found = own if found is None else _completed(found, own)
             if not any(map(pa.types.is_null, found.types)):
                 break
@@ -189,7 +190,8 @@ def _completed(schema: pa.Schema, later: pa.Schema) -> pa.Schema:
             if pa.types.is_null(field.type) and field.name in later.names
             else field
             for field in schema
-        ]
+        ],
+        metadata=schema.metadata,
     )
 
 

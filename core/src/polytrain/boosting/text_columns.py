@@ -1,0 +1,91 @@
+"""Warns of text columns that were meant as numbers: one `?` in a file makes a column text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from polytrain.boosting.categories import Gather
+
+logger = logging.getLogger(__name__)
+
+_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
+_ALMOST_ALL = 0.8
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """The values of a text column, on one rank or on all."""
+
+    numbers: int
+    texts: int
+    examples: tuple[str, ...]
+    """Some of the values that aren't numbers, without repetition."""
+
+
+def warn_of_numbers_as_text(
+    table: pa.Table, features: Sequence[str], *, gather: Gather, is_logging_rank: bool
+) -> None:
+    """Warn of text columns almost all of whose values are numbers.
+
+    Columns of pandas' type `category` are what the user made of them.
+
+    Args:
+        table: a rank's shard "train".
+        features: the feature columns.
+        gather: gathers an object from all ranks, each of which calls this function.
+        is_logging_rank: whether this rank logs the warning.
+    """
+    texts = [name for name in features if _is_text(table.schema.field(name).type)]
+    if not texts:
+        return
+    by_rank = gather([counted(table.column(name)) for name in texts])
+    for name, *parts in zip(texts, *by_rank, strict=True):
+        found = _together(parts)
+        if is_logging_rank and found.texts and found.numbers >= _ALMOST_ALL * _total(found):
+            logger.warning(
+                "The column %r of 'train' is text, so its values are categories. But %d of %d are "
+                "numbers; the others are %s. If these stand for missing values, leave them empty "
+                "in the file, or pass a DataFrame in which they are missing: "
+                "pandas.read_csv(…, na_values=%s).",
+                name,
+                found.numbers,
+                _total(found),
+                ", ".join(map(repr, found.examples)),
+                list(found.examples),
+            )
+
+
+def counted(column: pa.ChunkedArray) -> Counted:
+    """Count a text column's numbers and other values; empty and missing ones are neither."""
+    counts = pc.value_counts(column.drop_null())
+    values, rows = counts.field("values"), counts.field("counts")
+    is_number = pc.match_substring_regex(values, _NUMBER)
+    is_text = pc.and_(pc.invert(is_number), pc.not_equal(pc.utf8_trim_whitespace(values), ""))
+    return Counted(
+        numbers=pc.sum(rows.filter(is_number)).as_py() or 0,
+        texts=pc.sum(rows.filter(is_text)).as_py() or 0,
+        examples=tuple(values.filter(is_text)[:_SHOWN].to_pylist()),
+    )
+
+
+def _together(parts: Sequence[Counted]) -> Counted:
+    examples = dict.fromkeys(example for part in parts for example in part.examples)
+    return Counted(
+        numbers=sum(part.numbers for part in parts),
+        texts=sum(part.texts for part in parts),
+        examples=tuple(examples)[:_SHOWN],
+    )
+
+
+def _total(found: Counted) -> int:
+    return found.numbers + found.texts
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))

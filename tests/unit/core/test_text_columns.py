@@ -1,0 +1,53 @@
+"""A text column that was meant as numbers is warned of, once, with the values that made it text."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from polytrain.boosting.text_columns import Counted, counted, warn_of_numbers_as_text
+
+
+def warnings(caplog: pytest.LogCaptureFixture, *ranks: Any, kind: Any = None) -> list[str]:
+    """What is logged where each rank has these values of the column "x"."""
+    tables = [pa.table({"x": pa.array(values, kind or pa.string())}) for values in ranks]
+    mine: list[Any] = []
+
+    def noted(each: Any) -> list[Any]:
+        mine.append(each)
+        return [each]
+
+    for table in tables:
+        warn_of_numbers_as_text(table, ["x"], gather=noted, is_logging_rank=False)
+    assert not caplog.records
+    for rank, table in enumerate(tables):
+        warn_of_numbers_as_text(table, ["x"], gather=lambda _: mine, is_logging_rank=rank == 0)
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_numbers_of_all_ranks_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    [told] = warnings(caplog, ["1", "2.5", "-3e4", "?"], ["7", None, "", ".5"] * 4 + ["-"])
+    assert "'x'" in told
+    assert "11 of 13 are numbers" in told
+    assert "'?', '-'" in told
+
+
+@pytest.mark.parametrize("values", [["a"] * 9 + ["1"], ["1", "2"], ["", None], [], ["1", "a"]])
+def test_other_columns_are_not_warned_of(
+    caplog: pytest.LogCaptureFixture, values: list[str | None]
+) -> None:
+    assert warnings(caplog, values) == []
+
+
+def test_categories_of_a_frame_are_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    kind = pa.dictionary(pa.int8(), pa.string())
+    assert warnings(caplog, ["1"] * 9 + ["?"], kind=kind) == []
+
+
+def test_missing_values_are_neither_numbers_nor_text() -> None:
+    column = pa.chunked_array([["1", " 2 ", "NA"], [None, "", " ", "1e3", "0x1", "1,000"]])
+    assert counted(column) == Counted(numbers=3, texts=3, examples=("NA", "0x1", "1,000"))
