@@ -39,15 +39,71 @@ def test_trees_are_added_to_a_model_as_xgboost_does(
     params = LOGISTIC["xgboost"]
     given = fit(quiet, table[:2000], 1, backend="xgboost", num_boost_round=3).load_model()
     backend = XGBoost(params=params, label="y", xgb_model=given)
+    reference = polytrain_xgboost.bin_reference(table, backend)
+    max_bin = reference.max_bin
     matrix = xgboost.QuantileDMatrix(
         table.drop_columns(["y"]),
         label=table.column("y").to_numpy(),
-        ref=polytrain_xgboost.bin_reference(table, backend),
+        ref=reference,
+        max_bin=max_bin,
     )
+    params = {**params, "max_bin": max_bin}
     alone = xgboost.train(params, matrix, num_boost_round=ROUNDS, xgb_model=given)
     result = fit(quiet, table, num_workers, backend="xgboost", xgb_model=given)
     assert model_of(result) == alone.save_raw()
     assert len(result.history) == ROUNDS
+
+
+def rows_of(*, high: float, constant: bool = False, seed: int = 0) -> pa.Table:
+    """Numbers up to `high`, and categories; `x1` has one value only if it is constant."""
+    generator = np.random.default_rng(seed)
+    x0, x1 = generator.uniform(-high, high, size=(2, 600))
+    if constant:
+        x1[:] = 0.3
+    kind = generator.integers(0, 2 if constant else 6, 600)
+    label = 3 * np.sin(x0) + 2 * x1 + kind + generator.normal(size=600) / 10
+    return pa.table({"x0": x0, "x1": x1, "kind": np.array(list("abcdef"))[kind], "y": label})
+
+
+DART = {"booster": "dart", "rate_drop": 0.3}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("way", ["xgb_model", "restore_from"])
+@pytest.mark.parametrize(
+    ("rows", "params"),
+    [
+        pytest.param({"high": 1}, {}, id="narrower"),
+        pytest.param({"high": 9}, {}, id="wider"),
+        pytest.param({"high": 3, "constant": True}, {}, id="constant"),
+        pytest.param({"high": 3}, {"max_bin": 4}, id="max_bin"),
+        pytest.param({"high": 2}, DART, id="dart"),
+    ],
+)
+def test_xgboosts_metrics_are_those_of_the_whole_model_whatever_its_bins_were(
+    quiet: RunConfig, way: str, rows: dict[str, Any], params: dict[str, Any], num_workers: int
+) -> None:
+    """The trees of the given model are from other rows, or from another number of bins."""
+    kind = DART if params == DART else {}
+    options: dict[str, Any] = {"backend": "xgboost", "params": {"max_depth": 4, **kind}}
+    first = fit(quiet, rows_of(high=3), 0, **options)
+    given = {way: first.load_model() if way == "xgb_model" else first.checkpoint}
+    table, valid = rows_of(**rows, seed=1), rows_of(high=5, seed=2)
+    options["params"] |= params
+    rounds = 1 if params == DART else 3  # Later rounds scale the trees of earlier ones.
+    done = 0 if way == "xgb_model" else ROUNDS
+    result = fit(
+        quiet,
+        table,
+        num_workers,
+        datasets={"valid": valid},
+        **{**options, **given, "num_boost_round": done + rounds},
+    )
+    for name, data in (("train", table), ("valid", valid)):
+        for round_, metrics in enumerate(result.history[-rounds:], start=ROUNDS + 1):
+            predicted = result.predict(data, iteration_range=(0, round_))
+            error = np.sqrt(np.mean((predicted - data.column("y").to_numpy()) ** 2))
+            assert metrics[f"{name}-rmse"] == pytest.approx(error, rel=1e-4)
 
 
 MODEL_OPTION = {"xgboost": "xgb_model", "lightgbm": "init_model"}
@@ -121,6 +177,13 @@ def test_a_model_of_other_features(quiet: RunConfig, table: pa.Table, backend: s
     given = fit(quiet, table, 1, backend=backend, num_boost_round=1).load_model()
     with pytest.raises(TrainingFailedError, match=r"has the features x0, x1.* are x1, x2"):
         fit(quiet, table.drop_columns(["x0"]), 2, backend=backend, **{MODEL_OPTION[backend]: given})
+
+
+def test_a_model_of_another_booster(quiet: RunConfig, table: pa.Table) -> None:
+    """XGBoost itself would silently begin without its trees."""
+    given = fit(quiet, table, 0, backend="xgboost", num_boost_round=1).load_model()
+    with pytest.raises(TrainingFailedError, match=r"'gbtree'.* 'dart'"):
+        fit(quiet, table, 0, backend="xgboost", xgb_model=given, params={"booster": "dart"})
 
 
 def test_a_category_that_xgboosts_model_has_never_seen(quiet: RunConfig) -> None:

@@ -58,7 +58,7 @@ class Boosting:
             model=model,
             directory=self.directory,
         )
-        params = {**self.params, **self._first_score(data, model)}
+        params = {**self.params, "max_bin": data.max_bin, **self._first_score(data, model)}
         matrices = [data.train, *data.evaluated.values()]
         return self._boost(TunableBooster(params, matrices, model_file=model), data, report)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,6 +25,22 @@ def trees_of(given: Any) -> xgboost.Booster | None:
     if isinstance(given, str | os.PathLike):
         return xgboost.Booster(model_file=given)
     return xgboost.Booster(model_file=given.save_raw())
+
+
+def check_booster(model: xgboost.Booster, params: Mapping[str, Any]) -> None:
+    """Check that XGBoost adds trees to a model; of another booster it would lose all trees.
+
+    Raises:
+        ValueError: the model is of another booster.
+    """
+    theirs = json.loads(model.save_config())["learner"]["learner_train_param"]["booster"]
+    asked = params.get("booster", "gbtree")
+    if theirs != asked:
+        raise ValueError(
+            f"The model to continue was trained with booster={theirs!r}, and this run has "
+            f"{asked!r}: XGBoost would begin without the model's trees. "
+            f"Set params={{'booster': {theirs!r}, …}}."
+        )
 
 
 def with_those_of(

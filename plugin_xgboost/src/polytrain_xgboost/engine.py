@@ -19,7 +19,7 @@ from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.boosting import Boosting
 from polytrain_xgboost.collecting import Ranks
-from polytrain_xgboost.continuing import trees_of
+from polytrain_xgboost.continuing import check_booster, trees_of
 from polytrain_xgboost.evaluating import has_stopped
 from polytrain_xgboost.external import spooled
 from polytrain_xgboost.history import History
@@ -89,6 +89,8 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             **options.booster_params,
         }
         check_build(params)
+        if model is not None:
+            check_booster(model, params)
         # Rank 0 evaluates, and sends the metrics to the others.
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         directory = session.scratch if options.external_memory else None
