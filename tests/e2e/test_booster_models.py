@@ -138,6 +138,27 @@ def test_trees_are_added_to_a_model(quiet: RunConfig, backend: str, is_path: boo
         assert model[:3].get_dump(with_stats=True) == given.get_dump(with_stats=True)
 
 
+def test_lightgbms_model_is_continued_in_place_of_first_scores(
+    quiet: RunConfig, table: pa.Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And with all of its trees, even if it has stopped early."""
+    table, params = table[:2000], {**LOGISTIC["lightgbm"], "metric": "auc"}
+    given = fit(quiet, table[:500], 0, backend="lightgbm", params=params).load_model()
+    given.best_iteration = 2
+    options: dict[str, Any] = {"backend": "lightgbm", "params": params, "init_model": given}
+    whole = fit(quiet, table, 0, **options)
+    score = pa.array(np.arange(2000.0))
+    for num_workers in (0, 2):
+        caplog.clear()
+        scored = fit(
+            quiet, table.append_column("first", score), num_workers, init_score="first", **options
+        )
+        assert model_of(scored) == model_of(whole)
+        assert num_workers or "in place of the initial scores in the column 'first'" in caplog.text
+    given.best_iteration = 0
+    assert model_of(fit(quiet, table, 0, **options)) == model_of(whole)
+
+
 def trees_in(text: str) -> str:
     return text[text.index("Tree=0") :]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +22,8 @@ from polytrain_lightgbm.history import History, StoppingRule
 from polytrain_lightgbm.network import by_itself
 from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine
 from polytrain_lightgbm.rounds import RowDraws, column_seeds, evaluated
+
+logger = logging.getLogger(__name__)
 
 _PARAMETERS = "\nparameters:"
 """The line after the trees in a model's text."""
@@ -58,7 +61,13 @@ class Boosting:
             model: trees to resume from.
             report: called after every round.
         """
-        options = self.options
+        options, begins_with_model = self.options, self.history.given_iterations > 0
+        if begins_with_model and options.init_score is not None and self.collective.rank == 0:
+            logger.warning(
+                "LightGBM takes what the model to continue predicts in place of the initial scores "
+                "in the column %r. Leave init_score out.",
+                options.init_score,
+            )
         params = options.booster_params(self.threads)
         agreement = agreed(
             tables, options=options, params=params, collective=self.collective, model=model
@@ -67,7 +76,9 @@ class Boosting:
             self._first_score = self._estimated(agreement, params)
             params["boost_from_average"] = False
         datasets = {
-            name: agreement.dataset(rows, self._first_score, model)
+            name: agreement.dataset(
+                rows, self._first_score, model, begins_with_model=begins_with_model
+            )
             for name, rows in agreement.rows.items()
         }
         draws = RowDraws.of(options, agreement)
