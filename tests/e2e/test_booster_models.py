@@ -21,7 +21,7 @@ from tests.e2e.boosters import (
 )
 
 import polytrain_xgboost
-from polytrain import RunConfig, TrainingFailedError
+from polytrain import Result, RunConfig, TrainingFailedError
 from polytrain_xgboost import XGBoost
 
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -191,6 +191,75 @@ def test_early_stopping_counts_the_rounds_of_a_model_too(
 
 
 LOSS = {"xgboost": "logloss", "lightgbm": "binary_logloss"}
+
+
+@pytest.fixture(scope="module")
+def stopped_early(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """A run of each backend that has stopped early."""
+    noise = table.set_column(5, "y", pa.array(np.random.default_rng(5).integers(0, 2, len(table))))
+    results = {}
+    for backend in BACKENDS:
+        config = RunConfig(storage_path=tmp_path_factory.mktemp(backend), progress=False)
+        results[backend] = fit(
+            config,
+            table[:300],
+            0,
+            backend=backend,
+            num_boost_round=60,
+            datasets={"valid": noise},
+            early_stopping_rounds=2,
+        )
+        assert len(results[backend].history) < 20
+    return results
+
+
+@pytest.mark.parametrize("way", ["object", "path", "restore_from"])
+@both
+def test_a_model_that_has_stopped_early_is_continued_and_predicts_with_all_trees(
+    quiet: RunConfig, stopped_early: dict[str, Result], table: pa.Table, backend: str, way: str
+) -> None:
+    before = stopped_early[backend]
+    assert before.checkpoint is not None
+    done = len(before.history) if way == "restore_from" else 0
+    given = {
+        "object": {MODEL_OPTION[backend]: before.load_model()},
+        "path": {MODEL_OPTION[backend]: f"{before.checkpoint.path}/{MODEL_FILES[backend]}"},
+        "restore_from": {"restore_from": before.checkpoint},
+    }[way]
+    if way == "object" and backend == "xgboost":
+        given["xgb_model"].set_attr(author="me")
+    after = fit(quiet, table, 0, backend=backend, num_boost_round=done + 5, **given)
+    assert len(after.history) == 5
+    model = after.load_model()
+    if backend == "xgboost":
+        assert model.num_boosted_rounds() == len(before.history) + 5
+        assert "best_iteration" not in model.attributes()
+        assert model.attr("author") == ("me" if way == "object" else None)
+    else:
+        assert model.current_iteration() == len(before.history) + 5
+        assert model.best_iteration < 1
+    predicted = after.predict(table)
+    label = table.column("y").to_numpy()
+    loss = -np.log(np.where(label == 1, predicted, 1 - predicted)).mean()
+    assert after.metrics[f"train-{LOSS[backend]}"] == pytest.approx(loss, rel=1e-5)
+
+
+@both
+def test_early_stopping_begins_where_an_earlier_run_had_none(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    options: dict[str, Any] = {"backend": backend, "datasets": {"valid": table[3000:]}}
+    first = fit(quiet, table[:3000], 0, num_boost_round=6, **options)
+    more = fit(
+        quiet,
+        table[:3000],
+        0,
+        num_boost_round=9,
+        early_stopping_rounds=2,
+        restore_from=first.checkpoint,
+        **options,
+    )
+    assert len(more.history) == 3
 
 
 @both

@@ -69,6 +69,7 @@ class Boosting:
         callbacks = Callbacks(options.callbacks, history=history, ranks=self.ranks)
         booster = callbacks.before_training(booster)
         done, patience = len(history.rounds), options.early_stopping_rounds
+        history.has_best = patience is not None
         # Rounds of the user's model don't count.
         before = booster.num_boosted_rounds() - done
         if callbacks.before_iteration(booster, done):

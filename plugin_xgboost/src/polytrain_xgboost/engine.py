@@ -19,7 +19,7 @@ from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.boosting import Boosting
 from polytrain_xgboost.collecting import Ranks
-from polytrain_xgboost.continuing import check_booster, trees_of
+from polytrain_xgboost.continuing import check_booster, forget_best_round, trees_of
 from polytrain_xgboost.evaluating import has_stopped
 from polytrain_xgboost.external import spooled
 from polytrain_xgboost.history import History
@@ -80,6 +80,8 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         else:
             self._history = History.from_json((session.checkpoint / HISTORY_FILE).read_text())
             model = self.load(session.checkpoint)
+            if self._history.has_best and options.early_stopping_rounds is None:
+                forget_best_round(model)
             if _is_finished(model, self._history, options):
                 return model
         params = {
@@ -154,7 +156,8 @@ def check_build(params: Mapping[str, Any]) -> None:
 
 
 def _is_finished(booster: xgboost.Booster, history: History, options: XGBoost) -> bool:
-    if len(history.rounds) >= options.num_boost_round or history.is_over:
+    # A run from another's checkpoint may be without the callback that ended that one.
+    if len(history.rounds) >= options.num_boost_round or (history.is_over and options.callbacks):
         return True
     patience = options.early_stopping_rounds
     return patience is not None and has_stopped(booster, patience)
