@@ -54,6 +54,31 @@ def test_trees_are_added_to_a_model_as_xgboost_does(
     assert len(result.history) == ROUNDS
 
 
+def test_trees_are_added_to_a_model_with_position_biases_as_xgboost_does(
+    quiet: RunConfig, table: pa.Table
+) -> None:
+    """Learning these again from the first new round."""
+    params = {"objective": "rank:ndcg", "lambdarank_unbiased": True, "max_depth": 3}
+    query = np.arange(len(table)) // 30
+    ranked = table.append_column("q", pa.array(query))
+    options: dict[str, Any] = {"backend": "xgboost", "params": params, "qid": "q"}
+    given = fit(quiet, ranked[:3000], 0, **options).load_model()
+    reference = polytrain_xgboost.bin_reference(
+        ranked, XGBoost(params=params, label="y", qid="q", xgb_model=given)
+    )
+    matrix = xgboost.QuantileDMatrix(
+        table.drop_columns(["y"]),
+        label=table.column("y").to_numpy(),
+        qid=query,
+        ref=reference,
+        max_bin=reference.max_bin,
+    )
+    params = {**params, "max_bin": reference.max_bin}
+    alone = xgboost.train(params, matrix, num_boost_round=ROUNDS, xgb_model=given)
+    result = fit(quiet, ranked, 0, xgb_model=given, **options)
+    assert model_of(result) == alone.save_raw()
+
+
 def rows_of(*, high: float, constant: bool = False, seed: int = 0) -> pa.Table:
     """Numbers up to `high`, and categories; `x1` has one value only if it is constant."""
     generator = np.random.default_rng(seed)

@@ -75,7 +75,8 @@ class Boosting:
         if callbacks.before_iteration(booster, done):
             return callbacks.after_training(booster)
         while True:
-            round_ = before + done
+            # XGBoost begins to learn position biases in a round with the number 0.
+            round_ = done if options.needs_all_rounds else before + done
             boost(booster, data, round_=round_, options=options, params=self.params)
             scores = evaluated(
                 booster,

@@ -84,6 +84,10 @@ class XGBoostEngine(Engine[xgboost.Booster]):
                 forget_best_round(model)
             if _is_finished(model, self._history, options):
                 return model
+        reported = len(self._history.rounds)
+        if options.needs_all_rounds:
+            self._history = History()
+            model = trees_of(options.xgb_model)
         params = {
             "tree_method": "hist",
             "nthread": me.cpus,
@@ -96,6 +100,12 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         # Rank 0 evaluates, and sends the metrics to the others.
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         directory = session.scratch if options.external_memory else None
+
+        def report(step: int, metrics: Mapping[str, float], booster: xgboost.Booster) -> None:
+            # A repeated round has been reported already.
+            if step > reported:
+                session.report(step=step, metrics=metrics, model=booster)
+
         with outside_the_collective() as outside:
             self._boosting = Boosting(
                 options=options,
@@ -108,13 +118,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             tables = {name: shard.to_arrow() for name, shard in shards.items() if name != "train"}
             train = shards["train"]
             rows = train.to_arrow() if directory is None else spooled(train, directory)
-            return self._boosting.train(
-                {"train": rows, **tables},
-                model,
-                lambda step, metrics, booster: session.report(
-                    step=step, metrics=metrics, model=booster
-                ),
-            )
+            return self._boosting.train({"train": rows, **tables}, model, report)
 
     def save(self, model: xgboost.Booster, directory: Path) -> None:
         saved = bytes(model.save_raw())
