@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,29 +32,37 @@ of categories. float32, ascending."""
 
 def splits_of(model: xgboost.Booster) -> Splits:
     """Return what the trees of a model compare each feature with."""
-    found: dict[int, set[float]] = {}
+    found: dict[int, list[Numbers]] = {}
     for start in range(0, model.num_boosted_rounds(), _ROUNDS_AT_ONCE):
         end = min(start + _ROUNDS_AT_ONCE, model.num_boosted_rounds())
         learner = json.loads(model[start:end].save_raw("json"))["learner"]
         booster = learner["gradient_booster"]
         # DART's trees are those of a "gbtree" inside.
-        for tree in booster.get("gbtree", booster)["model"]["trees"]:
-            for feature, value in _splits_of_tree(tree):
-                found.setdefault(feature, set()).add(value)
-    return {feature: np.array(sorted(some), np.float32) for feature, some in found.items()}
+        trees = booster.get("gbtree", booster)["model"]["trees"]
+        features, values = np.concatenate([_thresholds(trees), *map(_categories, trees)], axis=1)
+        for feature in np.unique(features):
+            found.setdefault(int(feature), []).append(np.unique(values[features == feature]))
+    return {
+        feature: np.unique(np.concatenate(some)).astype(np.float32)
+        for feature, some in found.items()
+    }
 
 
-def _splits_of_tree(tree: Mapping[str, Any]) -> Iterable[tuple[int, float]]:
-    features, conditions = tree["split_indices"], tree["split_conditions"]
-    for node, left in enumerate(tree["left_children"]):
-        if left >= 0 and tree["split_type"][node] == 0:
-            yield features[node], conditions[node]
-    parts = zip(
-        tree["categories_nodes"], tree["categories_segments"], tree["categories_sizes"], strict=True
+def _thresholds(trees: Sequence[Mapping[str, Any]]) -> Numbers:
+    """Return a feature and a threshold for each split of numbers, shape `[2, splits]`."""
+    names = ("split_indices", "split_conditions", "left_children", "split_type")
+    features, values, left, kind = (
+        np.fromiter(itertools.chain.from_iterable(tree[name] for tree in trees), float)
+        for name in names
     )
-    for node, start, size in parts:
-        for category in tree["categories"][start : start + size]:
-            yield features[node], category
+    return np.stack([features, values])[:, (left >= 0) & (kind == 0)]
+
+
+def _categories(tree: Mapping[str, Any]) -> Numbers:
+    """Return a feature and a category for each category that a split names, shape `[2, names]`."""
+    nodes, sizes = np.array([tree["categories_nodes"], tree["categories_sizes"]], int)
+    features = np.array(tree["split_indices"], int)[nodes]
+    return np.stack([np.repeat(features, sizes), tree["categories"]])
 
 
 _NONE = np.array([], np.float32)
