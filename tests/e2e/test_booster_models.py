@@ -21,7 +21,7 @@ from tests.e2e.boosters import (
 )
 
 import polytrain_xgboost
-from polytrain import RunConfig, TrainingFailedError
+from polytrain import Result, RunConfig, TrainingFailedError
 from polytrain_xgboost import XGBoost
 
 both = pytest.mark.parametrize("backend", BACKENDS)
@@ -39,15 +39,96 @@ def test_trees_are_added_to_a_model_as_xgboost_does(
     params = LOGISTIC["xgboost"]
     given = fit(quiet, table[:2000], 1, backend="xgboost", num_boost_round=3).load_model()
     backend = XGBoost(params=params, label="y", xgb_model=given)
+    reference = polytrain_xgboost.bin_reference(table, backend)
+    max_bin = reference.max_bin
     matrix = xgboost.QuantileDMatrix(
         table.drop_columns(["y"]),
         label=table.column("y").to_numpy(),
-        ref=polytrain_xgboost.bin_reference(table, backend),
+        ref=reference,
+        max_bin=max_bin,
     )
+    params = {**params, "max_bin": max_bin}
     alone = xgboost.train(params, matrix, num_boost_round=ROUNDS, xgb_model=given)
     result = fit(quiet, table, num_workers, backend="xgboost", xgb_model=given)
     assert model_of(result) == alone.save_raw()
     assert len(result.history) == ROUNDS
+
+
+def test_trees_are_added_to_a_model_with_position_biases_as_xgboost_does(
+    quiet: RunConfig, table: pa.Table
+) -> None:
+    """Learning these again from the first new round."""
+    params = {"objective": "rank:ndcg", "lambdarank_unbiased": True, "max_depth": 3}
+    query = np.arange(len(table)) // 30
+    ranked = table.append_column("q", pa.array(query))
+    options: dict[str, Any] = {"backend": "xgboost", "params": params, "qid": "q"}
+    given = fit(quiet, ranked[:3000], 0, **options).load_model()
+    reference = polytrain_xgboost.bin_reference(
+        ranked, XGBoost(params=params, label="y", qid="q", xgb_model=given)
+    )
+    matrix = xgboost.QuantileDMatrix(
+        table.drop_columns(["y"]),
+        label=table.column("y").to_numpy(),
+        qid=query,
+        ref=reference,
+        max_bin=reference.max_bin,
+    )
+    params = {**params, "max_bin": reference.max_bin}
+    alone = xgboost.train(params, matrix, num_boost_round=ROUNDS, xgb_model=given)
+    result = fit(quiet, ranked, 0, xgb_model=given, **options)
+    assert model_of(result) == alone.save_raw()
+
+
+def rows_of(*, high: float, constant: bool = False, seed: int = 0) -> pa.Table:
+    """Numbers up to `high`, and categories; `x1` has one value only if it is constant."""
+    generator = np.random.default_rng(seed)
+    x0, x1 = generator.uniform(-high, high, size=(2, 600))
+    if constant:
+        x1[:] = 0.3
+    kind = generator.integers(0, 2 if constant else 6, 600)
+    label = 3 * np.sin(x0) + 2 * x1 + kind + generator.normal(size=600) / 10
+    return pa.table({"x0": x0, "x1": x1, "kind": np.array(list("abcdef"))[kind], "y": label})
+
+
+DART = {"booster": "dart", "rate_drop": 0.3}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("way", ["xgb_model", "restore_from"])
+@pytest.mark.parametrize(
+    ("rows", "params"),
+    [
+        pytest.param({"high": 1}, {}, id="narrower"),
+        pytest.param({"high": 9}, {}, id="wider"),
+        pytest.param({"high": 3, "constant": True}, {}, id="constant"),
+        pytest.param({"high": 3}, {"max_bin": 4}, id="max_bin"),
+        pytest.param({"high": 2}, DART, id="dart"),
+    ],
+)
+def test_xgboosts_metrics_are_those_of_the_whole_model_whatever_its_bins_were(
+    quiet: RunConfig, way: str, rows: dict[str, Any], params: dict[str, Any], num_workers: int
+) -> None:
+    """The trees of the given model are from other rows, or from another number of bins."""
+    kind = DART if params == DART else {}
+    options: dict[str, Any] = {"backend": "xgboost", "params": {"max_depth": 4, **kind}}
+    first = fit(quiet, rows_of(high=3), 0, **options)
+    given = {way: first.load_model() if way == "xgb_model" else first.checkpoint}
+    table, valid = rows_of(**rows, seed=1), rows_of(high=5, seed=2)
+    options["params"] |= params
+    rounds = 1 if params == DART else 3  # Later rounds scale the trees of earlier ones.
+    done = 0 if way == "xgb_model" else ROUNDS
+    result = fit(
+        quiet,
+        table,
+        num_workers,
+        datasets={"valid": valid},
+        **{**options, **given, "num_boost_round": done + rounds},
+    )
+    for name, data in (("train", table), ("valid", valid)):
+        for round_, metrics in enumerate(result.history[-rounds:], start=ROUNDS + 1):
+            predicted = result.predict(data, iteration_range=(0, round_))
+            error = np.sqrt(np.mean((predicted - data.column("y").to_numpy()) ** 2))
+            assert metrics[f"{name}-rmse"] == pytest.approx(error, rel=1e-4)
 
 
 MODEL_OPTION = {"xgboost": "xgb_model", "lightgbm": "init_model"}
@@ -80,6 +161,27 @@ def test_trees_are_added_to_a_model(quiet: RunConfig, backend: str, is_path: boo
     else:
         assert model.num_boosted_rounds() == 3 + ROUNDS
         assert model[:3].get_dump(with_stats=True) == given.get_dump(with_stats=True)
+
+
+def test_lightgbms_model_is_continued_in_place_of_first_scores(
+    quiet: RunConfig, table: pa.Table, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And with all of its trees, even if it has stopped early."""
+    table, params = table[:2000], {**LOGISTIC["lightgbm"], "metric": "auc"}
+    given = fit(quiet, table[:500], 0, backend="lightgbm", params=params).load_model()
+    given.best_iteration = 2
+    options: dict[str, Any] = {"backend": "lightgbm", "params": params, "init_model": given}
+    whole = fit(quiet, table, 0, **options)
+    score = pa.array(np.arange(2000.0))
+    for num_workers in (0, 2):
+        caplog.clear()
+        scored = fit(
+            quiet, table.append_column("first", score), num_workers, init_score="first", **options
+        )
+        assert model_of(scored) == model_of(whole)
+        assert num_workers or "in place of the initial scores in the column 'first'" in caplog.text
+    given.best_iteration = 0
+    assert model_of(fit(quiet, table, 0, **options)) == model_of(whole)
 
 
 def trees_in(text: str) -> str:
@@ -116,11 +218,87 @@ def test_early_stopping_counts_the_rounds_of_a_model_too(
 LOSS = {"xgboost": "logloss", "lightgbm": "binary_logloss"}
 
 
+@pytest.fixture(scope="module")
+def stopped_early(table: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """A run of each backend that has stopped early."""
+    noise = table.set_column(5, "y", pa.array(np.random.default_rng(5).integers(0, 2, len(table))))
+    results = {}
+    for backend in BACKENDS:
+        config = RunConfig(storage_path=tmp_path_factory.mktemp(backend), progress=False)
+        results[backend] = fit(
+            config,
+            table[:300],
+            0,
+            backend=backend,
+            num_boost_round=60,
+            datasets={"valid": noise},
+            early_stopping_rounds=2,
+        )
+        assert len(results[backend].history) < 20
+    return results
+
+
+@pytest.mark.parametrize("way", ["object", "path", "restore_from"])
+@both
+def test_a_model_that_has_stopped_early_is_continued_and_predicts_with_all_trees(
+    quiet: RunConfig, stopped_early: dict[str, Result], table: pa.Table, backend: str, way: str
+) -> None:
+    before = stopped_early[backend]
+    assert before.checkpoint is not None
+    done = len(before.history) if way == "restore_from" else 0
+    given = {
+        "object": {MODEL_OPTION[backend]: before.load_model()},
+        "path": {MODEL_OPTION[backend]: f"{before.checkpoint.path}/{MODEL_FILES[backend]}"},
+        "restore_from": {"restore_from": before.checkpoint},
+    }[way]
+    if way == "object" and backend == "xgboost":
+        given["xgb_model"].set_attr(author="me")
+    after = fit(quiet, table, 0, backend=backend, num_boost_round=done + 5, **given)
+    assert len(after.history) == 5
+    model = after.load_model()
+    if backend == "xgboost":
+        assert model.num_boosted_rounds() == len(before.history) + 5
+        assert "best_iteration" not in model.attributes()
+        assert model.attr("author") == ("me" if way == "object" else None)
+    else:
+        assert model.current_iteration() == len(before.history) + 5
+        assert model.best_iteration < 1
+    predicted = after.predict(table)
+    label = table.column("y").to_numpy()
+    loss = -np.log(np.where(label == 1, predicted, 1 - predicted)).mean()
+    assert after.metrics[f"train-{LOSS[backend]}"] == pytest.approx(loss, rel=1e-5)
+
+
+@both
+def test_early_stopping_begins_where_an_earlier_run_had_none(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    options: dict[str, Any] = {"backend": backend, "datasets": {"valid": table[3000:]}}
+    first = fit(quiet, table[:3000], 0, num_boost_round=6, **options)
+    more = fit(
+        quiet,
+        table[:3000],
+        0,
+        num_boost_round=9,
+        early_stopping_rounds=2,
+        restore_from=first.checkpoint,
+        **options,
+    )
+    assert len(more.history) == 3
+
+
 @both
 def test_a_model_of_other_features(quiet: RunConfig, table: pa.Table, backend: str) -> None:
     given = fit(quiet, table, 1, backend=backend, num_boost_round=1).load_model()
     with pytest.raises(TrainingFailedError, match=r"has the features x0, x1.* are x1, x2"):
         fit(quiet, table.drop_columns(["x0"]), 2, backend=backend, **{MODEL_OPTION[backend]: given})
+
+
+def test_a_model_of_another_booster(quiet: RunConfig, table: pa.Table) -> None:
+    """XGBoost itself would silently begin without its trees."""
+    given = fit(quiet, table, 0, backend="xgboost", num_boost_round=1).load_model()
+    with pytest.raises(TrainingFailedError, match=r"'gbtree'.* 'dart'"):
+        fit(quiet, table, 0, backend="xgboost", xgb_model=given, params={"booster": "dart"})
 
 
 def test_a_category_that_xgboosts_model_has_never_seen(quiet: RunConfig) -> None:

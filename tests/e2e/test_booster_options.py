@@ -117,6 +117,23 @@ def test_the_model_is_the_same_everywhere(
     same_everywhere(quiet, table, backend=backend, **CASES[case](backend))
 
 
+@both
+def test_the_first_scores_of_rows_survive_a_restart(
+    quiet: RunConfig, table: pa.Table, backend: str
+) -> None:
+    option = {"xgboost": "base_margin", "lightgbm": "init_score"}[backend]
+    first = np.random.default_rng(3).normal(size=len(table)) * 3
+    table = table.append_column("first", pa.array(first))
+    options: dict[str, Any] = {"backend": backend, option: "first"}
+    same_everywhere(quiet, table, **options)
+    options["datasets"] = {"valid": table[:500]}
+    whole = fit(quiet, table, 0, **options)
+    begun = fit(quiet, table, 0, num_boost_round=4, **options)
+    assert begun.checkpoint is not None
+    rest = fit(quiet, table, 0, restore_from=begun.checkpoint, **options)
+    assert [*begun.history, *rest.history] == whole.history
+
+
 def test_a_callback_gets_the_metrics_of_all_rounds(quiet: RunConfig, table: pa.Table) -> None:
     """And what it makes of them is the same in every worker, after a restart too."""
     options: dict[str, Any] = {"callbacks": [SlowsDown()], "datasets": {"valid": table[:500]}}

@@ -102,6 +102,11 @@ LIGHTGBM_NEAR_IN_SWEEP: list[tuple[str, dict[str, Any]]] = [
     ("any", {"objective": "regression", "extra_trees": True}),
     ("any", {"objective": "regression", "use_quantized_grad": True}),
     ("class", {"objective": "binary", "bagging_freq": 1, "pos_bagging_fraction": 0.5}),
+    ("any", {"objective": "regression", "lambda_l1": 5.0}),
+    ("any", {"objective": "regression", "lambda_l2": 30.0}),
+    ("any", {"objective": "regression", "min_gain_to_split": 1.0}),
+    ("any", {"objective": "regression", "max_delta_step": 0.2}),
+    ("any", {"objective": "regression", "monotone_constraints": [1, 0, 0, 0, 0]}),
 ]
 
 
@@ -198,9 +203,14 @@ def trees_in(text: str) -> str:
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("method", ["basic", "advanced"])
 def test_constraints_of_lightgbm_are_about_the_users_columns(
-    quiet: RunConfig, table: pa.Table, num_workers: int, method: str
+    quiet: RunConfig,
+    table: pa.Table,
+    num_workers: int,
+    method: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What is predicted rises with the first column, and falls with the fourth."""
+    """What is predicted rises with the first column, and falls with the fourth. That several
+    machines have one method only is said."""
     params = {
         "objective": "regression",
         "monotone_constraints": [1, 0, 0, -1, 0],
@@ -217,6 +227,8 @@ def test_constraints_of_lightgbm_are_about_the_users_columns(
         assert steps.min() >= 0
         if column == 0:
             assert steps.max() > 0
+    if num_workers == 0:
+        assert ("'advanced' and takes 'basic'" in caplog.text) is (method == "advanced")
 
 
 def test_the_docs_name_every_parameter_that_is_compared() -> None:

@@ -210,6 +210,34 @@ def test_queries_that_count_differently_are_scaled_on_each_worker(
     assert (two != three) is differs
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"lambdarank_unbiased": True},
+        {"lambdarank_pair_method": "mean"},
+        {"lambdarank_unbiased": "true", "lambdarank_pair_method": "mean"},
+    ],
+    ids=str,
+)
+def test_pairs_and_position_biases_are_each_workers_own_and_the_same_after_a_restart(
+    quiet: RunConfig, table: pa.Table, params: dict[str, Any]
+) -> None:
+    """Exceptions, as the docs have them."""
+    options: dict[str, Any] = {
+        "backend": "xgboost",
+        "params": {"objective": "rank:ndcg", "max_depth": 4, **params},
+        "qid": "q",
+        "callbacks": [xgboost.callback.LearningRateScheduler(lambda round_: 0.3 * 0.9**round_)],
+    }
+    table = with_queries(table).drop_columns(["w"])
+    two, three = (fit(quiet, table, workers, **options) for workers in (2, 3))
+    assert model_of(two) != model_of(three)
+    first = fit(quiet, table, 2, **options, num_boost_round=4)
+    rest = fit(quiet, table, 2, **options, restore_from=first.checkpoint)
+    assert model_of(rest) == model_of(two)
+    assert [*first.history, *rest.history] == two.history
+
+
 def test_rows_on_disk_end_in_the_same_model(
     quiet: RunConfig, table: pa.Table, tmp_path: Path
 ) -> None:

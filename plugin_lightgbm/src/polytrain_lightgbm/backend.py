@@ -111,9 +111,11 @@ class LightGBM(Booster):
     def needs_all_rounds(self) -> bool:
         """Whether a restart repeats all rounds.
 
-        DART can't drop the trees of a loaded model, and a random forest takes no initial scores.
+        DART can't drop the trees of a loaded model, a random forest takes no initial scores, and
+        with penalties for new features LightGBM forgets which ones a loaded model has.
         """
-        return self._boosting in ("dart", "rf")
+        penalties = ("cegb_penalty_feature_coupled", "cegb_penalty_feature_lazy")
+        return self._boosting in ("dart", "rf") or any(map(self.params.get, penalties))
 
     def booster_params(self, threads: int) -> dict[str, Any]:
         """Return the parameters without those of the network and of the draws made here."""

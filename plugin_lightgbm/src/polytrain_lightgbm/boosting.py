@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,8 +20,10 @@ from polytrain_lightgbm.datasets import Agreement, agreed
 from polytrain_lightgbm.first_score import FirstScore, estimated
 from polytrain_lightgbm.history import History, StoppingRule
 from polytrain_lightgbm.network import by_itself
-from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine
+from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine, value
 from polytrain_lightgbm.rounds import RowDraws, column_seeds, evaluated
+
+logger = logging.getLogger(__name__)
 
 _PARAMETERS = "\nparameters:"
 """The line after the trees in a model's text."""
@@ -58,7 +61,9 @@ class Boosting:
             model: trees to resume from.
             report: called after every round.
         """
-        options = self.options
+        options, begins_with_model = self.options, self.history.given_iterations > 0
+        if self.collective.rank == 0:
+            _warn(options, begins_with_model)
         params = options.booster_params(self.threads)
         agreement = agreed(
             tables, options=options, params=params, collective=self.collective, model=model
@@ -67,7 +72,9 @@ class Boosting:
             self._first_score = self._estimated(agreement, params)
             params["boost_from_average"] = False
         datasets = {
-            name: agreement.dataset(rows, self._first_score, model)
+            name: agreement.dataset(
+                rows, self._first_score, model, begins_with_model=begins_with_model
+            )
             for name, rows in agreement.rows.items()
         }
         draws = RowDraws.of(options, agreement)
@@ -188,6 +195,23 @@ class Boosting:
             booster.update(fobj=fobj)
         else:
             draws.update(booster, train, round_, fobj)
+
+
+def _warn(options: LightGBM, begins_with_model: bool) -> None:
+    """Say which options LightGBM replaces: its own warnings are silenced."""
+    if begins_with_model and options.init_score is not None:
+        logger.warning(
+            "LightGBM takes what the model to continue predicts in place of the initial scores in "
+            "the column %r. Leave init_score out.",
+            options.init_score,
+        )
+    method = value(options.params, "monotone_constraints_method", "basic")
+    if method != "basic" and value(options.params, "monotone_constraints"):
+        logger.warning(
+            "LightGBM's learner for several machines has no monotone_constraints_method=%r and "
+            "takes 'basic', which finds fewer splits. Leave it out; or use XGBoost.",
+            method,
+        )
 
 
 def _booster(

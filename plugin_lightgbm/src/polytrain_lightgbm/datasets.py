@@ -89,7 +89,12 @@ class Agreement:
     """The rank's part of "train"; on rank 0, all rows of the other data sets."""
 
     def dataset(
-        self, rows: Rows, first_score: FirstScore | None, model: lightgbm.Booster | None
+        self,
+        rows: Rows,
+        first_score: FirstScore | None,
+        model: lightgbm.Booster | None,
+        *,
+        begins_with_model: bool,
     ) -> lightgbm.Dataset:
         """Return a data set with the common bins.
 
@@ -97,15 +102,17 @@ class Agreement:
             rows: its rows.
             first_score: the initial score of all rows.
             model: trees to resume from, whose predictions are the initial scores.
+            begins_with_model: whether the run began with the user's model: LightGBM then takes
+                its predictions in place of each row's own initial score.
         """
         features = _Batches(rows.table.select(rows.features))
-        scores: Numbers | None
-        if model is not None:
+        scores = None if begins_with_model else rows.first_scores
+        if model is None:
+            scores = scores if first_score is None else first_score.of_rows(len(features))
+        elif scores is None:
             scores = features.predicted(model)
-        elif first_score is not None:
-            scores = first_score.of_rows(len(features))
         else:
-            scores = rows.first_scores
+            scores = features.added_to(scores, model)
         dataset = lightgbm.Dataset(
             features,
             label=rows.labels,
@@ -254,11 +261,27 @@ class _Batches(lightgbm.Sequence):
 
     def predicted(self, model: lightgbm.Booster) -> Numbers:
         """The model's raw scores, all rows for one tree, then for the next."""
+        # All of them: by default LightGBM predicts with those up to the best round.
         parts = [
-            model.predict(self[slice(start, start + self.batch_size)], raw_score=True)
-            for start in range(0, len(self), self.batch_size)
+            model.predict(self[rows], raw_score=True, num_iteration=-1)
+            for rows in self._slices(self.batch_size)
         ]
         return np.concatenate(parts).T.ravel()
+
+    def added_to(self, scores: Numbers, model: lightgbm.Booster) -> Numbers:
+        """Scores, and one tree after the other on top of them, as in training: the last bits
+        depend on the order."""
+        added = scores.copy()
+        # Fewer at once: each row has a number for each tree.
+        for rows in self._slices(self.batch_size // 10):
+            leaves = model.predict(self[rows], pred_leaf=True, num_iteration=-1).astype(int)
+            for tree, of_tree in enumerate(leaves.T):
+                outputs = [model.get_leaf_output(tree, leaf) for leaf in range(of_tree.max() + 1)]
+                added[rows] += np.array(outputs)[of_tree]
+        return added
+
+    def _slices(self, size: int) -> list[slice]:
+        return [slice(start, start + size) for start in range(0, len(self), size)]
 
 
 def _in_numbers(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:

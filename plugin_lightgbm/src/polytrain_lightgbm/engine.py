@@ -86,9 +86,15 @@ class LightGBMEngine(Engine[lightgbm.Booster]):
     def train(self, shards: Mapping[str, Shard], session: Session) -> lightgbm.Booster:
         options, me = self._options, session.world.me
         model = self._begun(session.checkpoint)
-        done, over = len(self._history.rounds), self._history.best_iteration is not None
+        # A run from another's checkpoint may be without what ended that one.
+        may_stop = options.early_stopping_rounds is not None or bool(options.callbacks)
+        done, over = (
+            len(self._history.rounds),
+            may_stop and self._history.best_iteration is not None,
+        )
         if model is not None and (done >= options.num_boost_round or over):
             return model
+        self._history.best_iteration = None
         if options.needs_all_rounds:
             self._history = History()
             model = self._begun(None)

@@ -61,6 +61,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
         *("min_sum_hessian_per_leaf", "min_sum_hessian", "min_hessian", "min_child_weight"),
     ),
     "monotone_constraints": ("mc", "monotone_constraint", "monotonic_cst"),
+    "monotone_constraints_method": ("monotone_constraining_method", "mc_method"),
     "neg_bagging_fraction": ("neg_sub_row", "neg_subsample", "neg_bagging"),
     "num_class": ("num_classes",),
     "num_leaves": ("num_leaf", "max_leaves", "max_leaf", "max_leaf_nodes"),

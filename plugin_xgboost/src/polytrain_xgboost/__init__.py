@@ -32,6 +32,8 @@ def bin_reference(data: pa.Table, backend: XGBoost) -> xgboost.QuantileDMatrix:
 
     `xgboost.QuantileDMatrix(…, ref=bin_reference(data, XGBoost(label="y")))` has the bins of every
     worker of `Trainer(XGBoost(label="y"), datasets={"train": data})`, and leads to the same model.
+    With a model to continue there may be more bins than usual: then give `max_bin` there and in
+    the parameters, as the `max_bin` of what this returns.
 
     Args:
         data: all training rows, including the columns that aren't features.

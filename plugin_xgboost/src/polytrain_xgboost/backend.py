@@ -116,6 +116,14 @@ class XGBoost(Booster):
         """Seed of all random draws."""
         return int(self.params.get("seed", self.params.get("random_state", 0)))
 
+    @property
+    def needs_all_rounds(self) -> bool:
+        """Whether a restart repeats all rounds.
+
+        XGBoost can't resume with the position biases that `lambdarank_unbiased` has learned.
+        """
+        return str(self.params.get("lambdarank_unbiased", False)).lower() in ("true", "1")
+
     def parameter_problems(self, job: Job) -> Iterable[Problem]:
         yield from parameter_problems(self.params, job)
         yield from query_problems(self.params, self.qid)

@@ -58,7 +58,7 @@ class Boosting:
             model=model,
             directory=self.directory,
         )
-        params = {**self.params, **self._first_score(data, model)}
+        params = {**self.params, "max_bin": data.max_bin, **self._first_score(data, model)}
         matrices = [data.train, *data.evaluated.values()]
         return self._boost(TunableBooster(params, matrices, model_file=model), data, report)
 
@@ -69,12 +69,14 @@ class Boosting:
         callbacks = Callbacks(options.callbacks, history=history, ranks=self.ranks)
         booster = callbacks.before_training(booster)
         done, patience = len(history.rounds), options.early_stopping_rounds
+        history.has_best = patience is not None
         # Rounds of the user's model don't count.
         before = booster.num_boosted_rounds() - done
         if callbacks.before_iteration(booster, done):
             return callbacks.after_training(booster)
         while True:
-            round_ = before + done
+            # XGBoost begins to learn position biases in a round with the number 0.
+            round_ = done if options.needs_all_rounds else before + done
             boost(booster, data, round_=round_, options=options, params=self.params)
             scores = evaluated(
                 booster,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,17 +14,39 @@ import xgboost
 def trees_of(given: Any) -> xgboost.Booster | None:
     """Return the user's model to continue; None without one.
 
-    Only the trees of a booster are used, as from its file: its training parameters would be lost
-    after a restart.
+    A booster is used as its file is: its training parameters would be lost after a restart. The
+    best round is one of its own run, and with it predictions would leave out the new trees.
 
     Args:
         given: the option `xgb_model`.
     """
     if given is None:
         return None
-    if isinstance(given, str | os.PathLike):
-        return xgboost.Booster(model_file=given)
-    return xgboost.Booster(model_file=given.save_raw())
+    is_path = isinstance(given, str | os.PathLike)
+    model = xgboost.Booster(model_file=given if is_path else given.save_raw())
+    forget_best_round(model)
+    return model
+
+
+def forget_best_round(model: xgboost.Booster) -> None:
+    """Remove early stopping's attributes from a model."""
+    model.set_attr(best_iteration=None, best_score=None)
+
+
+def check_booster(model: xgboost.Booster, params: Mapping[str, Any]) -> None:
+    """Check that XGBoost adds trees to a model; of another booster it would lose all trees.
+
+    Raises:
+        ValueError: the model is of another booster.
+    """
+    theirs = json.loads(model.save_config())["learner"]["learner_train_param"]["booster"]
+    asked = params.get("booster", "gbtree")
+    if theirs != asked:
+        raise ValueError(
+            f"The model to continue was trained with booster={theirs!r}, and this run has "
+            f"{asked!r}: XGBoost would begin without the model's trees. "
+            f"Set params={{'booster': {theirs!r}, …}}."
+        )
 
 
 def with_those_of(

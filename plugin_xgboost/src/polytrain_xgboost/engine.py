@@ -19,7 +19,7 @@ from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.boosting import Boosting
 from polytrain_xgboost.collecting import Ranks
-from polytrain_xgboost.continuing import trees_of
+from polytrain_xgboost.continuing import check_booster, forget_best_round, trees_of
 from polytrain_xgboost.evaluating import has_stopped
 from polytrain_xgboost.external import spooled
 from polytrain_xgboost.history import History
@@ -80,8 +80,14 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         else:
             self._history = History.from_json((session.checkpoint / HISTORY_FILE).read_text())
             model = self.load(session.checkpoint)
+            if self._history.has_best and options.early_stopping_rounds is None:
+                forget_best_round(model)
             if _is_finished(model, self._history, options):
                 return model
+        reported = len(self._history.rounds)
+        if options.needs_all_rounds:
+            self._history = History()
+            model = trees_of(options.xgb_model)
         params = {
             "tree_method": "hist",
             "nthread": me.cpus,
@@ -89,9 +95,17 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             **options.booster_params,
         }
         check_build(params)
+        if model is not None:
+            check_booster(model, params)
         # Rank 0 evaluates, and sends the metrics to the others.
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         directory = session.scratch if options.external_memory else None
+
+        def report(step: int, metrics: Mapping[str, float], booster: xgboost.Booster) -> None:
+            # A repeated round has been reported already.
+            if step > reported:
+                session.report(step=step, metrics=metrics, model=booster)
+
         with outside_the_collective() as outside:
             self._boosting = Boosting(
                 options=options,
@@ -104,13 +118,7 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             tables = {name: shard.to_arrow() for name, shard in shards.items() if name != "train"}
             train = shards["train"]
             rows = train.to_arrow() if directory is None else spooled(train, directory)
-            return self._boosting.train(
-                {"train": rows, **tables},
-                model,
-                lambda step, metrics, booster: session.report(
-                    step=step, metrics=metrics, model=booster
-                ),
-            )
+            return self._boosting.train({"train": rows, **tables}, model, report)
 
     def save(self, model: xgboost.Booster, directory: Path) -> None:
         saved = bytes(model.save_raw())
@@ -152,7 +160,8 @@ def check_build(params: Mapping[str, Any]) -> None:
 
 
 def _is_finished(booster: xgboost.Booster, history: History, options: XGBoost) -> bool:
-    if len(history.rounds) >= options.num_boost_round or history.is_over:
+    # A run from another's checkpoint may be without the callback that ended that one.
+    if len(history.rounds) >= options.num_boost_round or (history.is_over and options.callbacks):
         return True
     patience = options.early_stopping_rounds
     return patience is not None and has_stopped(booster, patience)

@@ -118,8 +118,7 @@ def is_exhausted(
     if maximize is None:
         # "mape" is a loss, although its name starts with that of "map".
         maximize = metric.startswith(_MAXIMIZED) and metric != "mape"
-    # The attributes of the user's model are about other data.
-    best = booster.attr("best_score") if len(history) > 1 else None
+    best = booster.attr("best_score")
     if best is None or (score > float(best) if maximize else score < float(best)):
         iteration = booster.num_boosted_rounds() - 1
         booster.set_attr(best_score=repr(score), best_iteration=str(iteration))
@@ -128,5 +127,5 @@ def is_exhausted(
 
 def has_stopped(booster: xgboost.Booster, patience: int) -> bool:
     """Return whether early stopping ends training with this model."""
-    stale = booster.num_boosted_rounds() - 1 - int(booster.attr("best_iteration") or 0)
-    return stale >= patience
+    best = booster.attr("best_iteration")
+    return best is not None and booster.num_boosted_rounds() - 1 - int(best) >= patience

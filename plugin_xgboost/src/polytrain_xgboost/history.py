@@ -30,6 +30,9 @@ class History:
     is_over: bool = False
     """Whether a callback ended training."""
 
+    has_best: bool = False
+    """Whether early stopping has put the best round into the model's attributes."""
+
     def evals_log(self) -> EvalsLog:
         """Return the metrics of all rounds."""
         log: EvalsLog = {}
@@ -40,7 +43,7 @@ class History:
     def to_json(self) -> str:
         """Return the history as JSON text."""
         fields = {"rounds": self.rounds, "params": self.params, "is_over": self.is_over}
-        return json.dumps(fields)
+        return json.dumps({**fields, "has_best": self.has_best})
 
     @classmethod
     def from_json(cls, text: str) -> History:
@@ -50,6 +53,7 @@ class History:
             rounds=[[Score(*score) for score in scores] for scores in fields["rounds"]],
             params=fields["params"],
             is_over=fields["is_over"],
+            has_best=fields["has_best"],
         )
 
 

@@ -6,7 +6,7 @@ on how the rows are split.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from polytrain.extension import group_sizes
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.continuing import trees_of, with_those_of
+from polytrain_xgboost.cuts import Ends, cuts_of, ends_of, joined_ends, splits_of, table_for
 from polytrain_xgboost.external import Pages
 from polytrain_xgboost.labels import labels
 from polytrain_xgboost.outside import Outside
@@ -36,7 +37,10 @@ class TrainingData:
     """The data of one rank, for training and evaluation."""
 
     train: xgboost.QuantileDMatrix
-    evaluated: Mapping[str, xgboost.QuantileDMatrix]
+    max_bin: int
+    """Maximum number of bins of a feature, as XGBoost's parameter."""
+
+    evaluated: Mapping[str, xgboost.DMatrix]
     """On rank 0, all rows of the other data sets."""
 
     has_others: bool
@@ -103,12 +107,20 @@ def training_data(
     if options.qid is not None:
         facts["qid"] += numbers.first_query
     sample = agreed_sample(mine, numbers, options, gather=ranks.gathered)
-    train = outside(binning.train, mine, facts, outside(binning.reference, sample), directory)
+    own_bins = outside(binning.reference, sample)
+    reference = own_bins
+    if model is not None:
+        ends = joined_ends(ranks.gathered(binning.ends(mine)))
+        reference = outside(binning.reference_for, model, own_bins, sample, ends)
+    train = outside(binning.train, mine, facts, reference, directory)
+    # Trees from other bins may have thresholds that are above or below all training rows.
+    shared_bins = train if reference is own_bins else None
     return TrainingData(
         train=train,
+        max_bin=reference.max_bin,
         has_others=ranks.broadcast(len(tables) > 1),
         evaluated={
-            name: outside(binning.matrix, table, binning.facts(table), train)
+            name: outside(binning.matrix, table, binning.facts(table), shared_bins)
             for name, table in tables.items()
             if name != "train"
         },
@@ -119,14 +131,18 @@ def training_data(
 
 def reference(table: pa.Table, options: XGBoost) -> xgboost.QuantileDMatrix:
     """Return a matrix with the bins of a run on these rows, at any number of workers."""
-    ranks = Ranks()
+    ranks, model = Ranks(), trees_of(options.xgb_model)
     tables = _validated({"train": table}, options, ranks)
-    categories = _categories(tables, options, ranks, trees_of(options.xgb_model))
+    categories = _categories(tables, options, ranks, model)
     table = encoded(tables["train"], categories)
     params = {"nthread": 0, **options.params}
     numbers = agreed_numbers(rows=len(table), queries=0, rank=ranks.me, gather=ranks.gathered)
     sample = agreed_sample(table, numbers, options, gather=ranks.gathered)
-    return _Binning(options=options, params=params).reference(sample)
+    binning = _Binning(options=options, params=params)
+    own_bins = binning.reference(sample)
+    if model is None:
+        return own_bins
+    return binning.reference_for(model, own_bins, sample, binning.ends(table))
 
 
 def prediction_matrix(
@@ -190,21 +206,26 @@ class _Binning:
     params: Mapping[str, Any]
 
     def matrix(
-        self, table: pa.Table, facts: Mapping[str, Any], reference: xgboost.DMatrix
-    ) -> xgboost.QuantileDMatrix:
-        return self._quantiles(table, **facts, ref=reference)
+        self, table: pa.Table, facts: Mapping[str, Any], bins: xgboost.QuantileDMatrix | None
+    ) -> xgboost.DMatrix:
+        """Return a matrix with the bins of another, or with values."""
+        if bins is None:
+            how = {name: value for name, value in self._how.items() if name != "max_bin"}
+            return xgboost.DMatrix(self._features(table), **facts, **how)
+        return self._quantiles(table, **facts, ref=bins, max_bin=bins.max_bin)
 
     def train(
         self,
         table: pa.Table,
         facts: Mapping[str, Any],
-        reference: xgboost.DMatrix,
+        reference: xgboost.QuantileDMatrix,
         directory: Path | None,
     ) -> xgboost.QuantileDMatrix:
         if directory is None:
             return self.matrix(table, facts, reference)
         pages = Pages(self._features(table), facts, directory)
-        return xgboost.ExtMemQuantileDMatrix(pages, ref=reference, **self._how)
+        how = {**self._how, "max_bin": reference.max_bin}
+        return xgboost.ExtMemQuantileDMatrix(pages, ref=reference, **how)
 
     def facts(self, table: pa.Table) -> dict[str, Any]:
         """Return what `xgboost.DMatrix` takes besides features."""
@@ -228,8 +249,34 @@ class _Binning:
         weight = None if self.options.qid else _numbers(sample, self.options.weight)
         return self._quantiles(sample, weight=weight)
 
+    def reference_for(
+        self,
+        model: xgboost.Booster,
+        own_bins: xgboost.QuantileDMatrix,
+        sample: pa.Table,
+        ends: Sequence[Ends | None],
+    ) -> xgboost.QuantileDMatrix:
+        """Return a reference on whose bins a model's trees decide as on values.
+
+        Args:
+            model: trees to resume from.
+            own_bins: the rows' own reference, which is returned if it is one already.
+            sample: what that was made from.
+            ends: the lowest and the highest value of each feature in the rows of all ranks.
+        """
+        features, splits = self._features(sample), splits_of(model)
+        cuts = cuts_of(own_bins, features)
+        if not any(cuts[feature].lacks_some_of(some) for feature, some in splits.items()):
+            return own_bins
+        table = table_for(cuts, splits, ends, features)
+        return self._quantiles(table, max_bin=max(own_bins.max_bin, len(table)))
+
+    def ends(self, table: pa.Table) -> list[Ends | None]:
+        """Return the lowest and the highest value of each feature."""
+        return [ends_of(column) for column in self._features(table)]
+
     def _quantiles(self, table: pa.Table, **facts: Any) -> xgboost.QuantileDMatrix:
-        return xgboost.QuantileDMatrix(self._features(table), **facts, **self._how)
+        return xgboost.QuantileDMatrix(self._features(table), **{**self._how, **facts})
 
     def _features(self, table: pa.Table) -> pa.Table:
         others = self.options.columns_besides_features

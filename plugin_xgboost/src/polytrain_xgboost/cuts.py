@@ -1,0 +1,184 @@
+"""Bins on which the trees of a model decide as they do on values.
+
+On a binned row XGBoost takes the lower edge of a value's bin for the value. So a tree from other
+bins decides wrongly, unless its thresholds are edges too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xgboost
+
+from polytrain.boosting.numbers import Numbers, floats
+
+_ROUNDS_AT_ONCE = 100
+"""Of a model that is read as JSON, which takes many times its own memory."""
+
+Ends = tuple[float, float]
+"""The lowest and the highest value of a feature; of a category its number."""
+
+Splits = Mapping[int, Numbers]
+"""What a model's trees compare a feature with, by the feature's number: thresholds, or the numbers
+of categories. float32, ascending."""
+
+
+def splits_of(model: xgboost.Booster) -> Splits:
+    """Return what the trees of a model compare each feature with."""
+    found: dict[int, list[Numbers]] = {}
+    for start in range(0, model.num_boosted_rounds(), _ROUNDS_AT_ONCE):
+        end = min(start + _ROUNDS_AT_ONCE, model.num_boosted_rounds())
+        learner = json.loads(model[start:end].save_raw("json"))["learner"]
+        booster = learner["gradient_booster"]
+        # DART's trees are those of a "gbtree" inside.
+        trees = booster.get("gbtree", booster)["model"]["trees"]
+        features, values = np.concatenate([_thresholds(trees), *map(_categories, trees)], axis=1)
+        for feature in np.unique(features):
+            found.setdefault(int(feature), []).append(np.unique(values[features == feature]))
+    return {
+        feature: np.unique(np.concatenate(some)).astype(np.float32)
+        for feature, some in found.items()
+    }
+
+
+def _thresholds(trees: Sequence[Mapping[str, Any]]) -> Numbers:
+    """Return a feature and a threshold for each split of numbers, shape `[2, splits]`."""
+    names = ("split_indices", "split_conditions", "left_children", "split_type")
+    features, values, left, kind = (
+        np.fromiter(itertools.chain.from_iterable(tree[name] for tree in trees), float)
+        for name in names
+    )
+    return np.stack([features, values])[:, (left >= 0) & (kind == 0)]
+
+
+def _categories(tree: Mapping[str, Any]) -> Numbers:
+    """Return a feature and a category for each category that a split names, shape `[2, names]`."""
+    nodes, sizes = np.array([tree["categories_nodes"], tree["categories_sizes"]], int)
+    features = np.array(tree["split_indices"], int)[nodes]
+    return np.stack([np.repeat(features, sizes), tree["categories"]])
+
+
+_NONE = np.array([], np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cuts:
+    """The bins that XGBoost has made of a feature."""
+
+    edges: Numbers
+    """float32, ascending. Of numbers: XGBoost's lower bound of the first bin, and the upper edges
+    of all bins. Of categories: their numbers."""
+
+    ends: Ends | None
+    """Of the values that the bins were made from."""
+
+    is_category: bool
+
+    def lacks_some_of(self, splits: Numbers) -> bool:
+        """Return whether trees with these splits can't be from these bins."""
+        if self.is_category:
+            return bool(len(splits)) and splits[-1] > self.edges[-1]
+        return not np.isin(splits, self.edges).all()
+
+    def values(self, splits: Numbers, ends: Ends | None) -> Numbers:
+        """Return values that XGBoost makes bins from in which splits decide rightly.
+
+        They depend on no split that trees on these very bins have: a restart ends in the same bins.
+
+        Args:
+            splits: what trees compare the feature with.
+            ends: of the rows to bin; None if none of them has a value.
+        """
+        edges = self.edges
+        if self.is_category:
+            highest = edges[-1] if ends is None else max(edges[-1], ends[1])
+            asked = highest > edges[-1] and self.lacks_some_of(splits[splits <= highest])
+            return np.arange((highest if asked else edges[-1]) + 1, dtype=np.float32)
+        # XGBoost puts an edge at each value but the first, and one above the last.
+        unchanged = np.unique(np.array([*(self.ends or ()), *edges[1:-1]], np.float32))
+        if ends is None:
+            return unchanged
+        low, high = np.float32(min(ends[0], edges[0])), np.float32(ends[1])
+        needed = splits[(splits > low) & (splits <= high)]
+        if np.isin(needed, [*edges, *unchanged]).all():
+            return unchanged
+        inner = np.concatenate([edges, needed, [high]])
+        # No row is in the first bin, whose lower bound may be above a threshold below all rows.
+        below = [np.nextafter(low, np.float32(-np.inf)), low]
+        return np.unique(np.concatenate([below, inner[(inner > low) & (inner <= high)]]))
+
+
+def cuts_of(matrix: xgboost.QuantileDMatrix, sample: pa.Table) -> list[Cuts]:
+    """Return a matrix's bins by feature.
+
+    Args:
+        matrix: a matrix with bins.
+        sample: the features that the bins were made from.
+    """
+    starts, edges = matrix.get_quantile_cut()
+    return [
+        Cuts(
+            edges=edges[start:end],
+            ends=ends_of(column),
+            is_category=pa.types.is_dictionary(column.type),
+        )
+        for (start, end), column in zip(
+            itertools.pairwise(map(int, starts)), sample.columns, strict=True
+        )
+    ]
+
+
+def ends_of(column: pa.ChunkedArray) -> Ends | None:
+    """Return the lowest and the highest value of a feature; None without values."""
+    if pa.types.is_dictionary(column.type):
+        column = pa.chunked_array([chunk.indices for chunk in column.chunks], pa.int32())
+    numbers = floats(pc.drop_null(column))
+    numbers = numbers[~np.isnan(numbers)]
+    return (float(numbers.min()), float(numbers.max())) if len(numbers) else None
+
+
+def joined_ends(by_rank: Sequence[Sequence[Ends | None]]) -> list[Ends | None]:
+    """Return the ends of each feature over all ranks."""
+    joined: list[Ends | None] = []
+    for of_feature in zip(*by_rank, strict=True):
+        found = [ends for ends in of_feature if ends is not None]
+        lows, highs = ([ends[side] for ends in found] for side in (0, 1))
+        joined.append((min(lows), max(highs)) if found else None)
+    return joined
+
+
+def table_for(
+    cuts: Sequence[Cuts], splits: Splits, ends: Sequence[Ends | None], sample: pa.Table
+) -> pa.Table:
+    """Return features that XGBoost makes bins from in which all splits decide rightly.
+
+    Args:
+        cuts: the bins of the sample, by feature.
+        splits: what trees compare each feature with.
+        ends: of all ranks' rows, by feature.
+        sample: the sample, for the names of its features and its categories.
+    """
+    columns = [
+        its_cuts.values(splits.get(feature, _NONE), its_ends)
+        for feature, (its_cuts, its_ends) in enumerate(zip(cuts, ends, strict=True))
+    ]
+    rows = max(map(len, columns))
+    return pa.table(
+        [_as_long_as(rows, values, column) for values, column in zip(columns, sample, strict=True)],
+        names=sample.column_names,
+    )
+
+
+def _as_long_as(rows: int, values: Numbers, like: pa.ChunkedArray) -> pa.Array:
+    """Return values with missing ones after them: numbers, or the categories of these numbers."""
+    if not pa.types.is_dictionary(like.type):
+        return pa.array(np.pad(values, (0, rows - len(values)), constant_values=np.nan))
+    codes = [*map(int, values), *[None] * (rows - len(values))]
+    return pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), like.chunk(0).dictionary)

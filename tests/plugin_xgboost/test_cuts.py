@@ -1,0 +1,106 @@
+"""Bins for the trees of a model: on these they decide as on values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import xgboost
+
+from polytrain.boosting.numbers import Numbers
+from polytrain_xgboost.cuts import Splits, cuts_of, ends_of, joined_ends, splits_of, table_for
+
+SPLITS = np.array([-7, -2.5, -1, 0.3, 0.30001, 0.7, 1, 4, 80], np.float32)
+
+VALUES: dict[str, tuple[Numbers, Numbers]] = {
+    # The sample that bins are made from, and all rows.
+    "all rows": (np.linspace(-3, 3, 50), np.linspace(-3, 3, 50)),
+    "wider than the sample": (np.linspace(-3, 3, 50), np.linspace(-90, 90, 500)),
+    "positive": (np.linspace(0.5, 3, 50), np.linspace(0.25, 3, 50)),
+    "negative": (np.linspace(-3, -0.5, 50), np.linspace(-3, -0.25, 50)),
+    "one value": (np.full(5, 0.5), np.full(5, 0.5)),
+    "one negative value": (np.full(5, -0.5), np.full(5, -0.5)),
+    "none in the sample": (np.full(5, np.nan), np.linspace(-3, 3, 50)),
+    "none": (np.full(5, np.nan), np.full(5, np.nan)),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_thresholds_decide_on_bins_as_on_values(case: str) -> None:
+    sample, rows = VALUES[case]
+    edges = edges_for(sample, rows, SPLITS)
+    # XGBoost takes the lower edge of a value's bin; values above all bins are in the last.
+    bins = np.minimum(np.searchsorted(edges, np.float32(rows), side="right"), len(edges) - 1)
+    for split in SPLITS:
+        here = ~np.isnan(rows)
+        assert ((edges[np.maximum(bins - 1, 0)] < split) == (np.float32(rows) < split))[here].all()
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_trees_from_these_bins_change_them_no_more(case: str) -> None:
+    sample, rows = VALUES[case]
+    edges = edges_for(sample, rows, SPLITS)
+    again = edges_for(sample, rows, np.unique(np.concatenate([SPLITS, edges])))
+    assert again.tolist() == edges.tolist()
+
+
+def test_a_models_own_bins_stay() -> None:
+    sample, rows = VALUES["wider than the sample"]
+    table, matrix = binned(sample)
+    [cuts] = cuts_of(matrix, table)
+    assert not cuts.lacks_some_of(cuts.edges)
+    # The highest value gets an edge of its own, so that XGBoost's last edge is the same.
+    assert edges_for(sample, rows, cuts.edges).tolist() == sorted([*cuts.edges.tolist(), 3.0])
+
+
+def test_a_category_that_no_row_of_the_sample_has_gets_a_bin() -> None:
+    kinds = pa.array(list("abcd"))
+    sample, rows = (
+        pa.table({"kind": pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), kinds)})
+        for codes in ([0, 1, 1], [0, 1, 2])
+    )
+    matrix = xgboost.QuantileDMatrix(sample, enable_categorical=True)
+    cuts, ends = cuts_of(matrix, sample), [ends_of(rows.column("kind"))]
+    splits = {0: np.array([1, 2], np.float32)}
+    assert cuts[0].lacks_some_of(splits[0])
+    table = table_for(cuts, splits, ends, sample)
+    assert table.column("kind").to_pylist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("booster", ["gbtree", "dart"])
+def test_splits_are_those_of_all_trees(booster: str) -> None:
+    kinds = np.array(list("abc"))[np.arange(300) % 3]
+    x = np.linspace(0, 1, 300)
+    table = pa.table({"x": x, "kind": pa.array(kinds).dictionary_encode()})
+    matrix = xgboost.QuantileDMatrix(table, label=x + (kinds == "b"), enable_categorical=True)
+    model = xgboost.train({"booster": booster, "max_depth": 3}, matrix, num_boost_round=3)
+    nodes = model.trees_to_dataframe()
+    thresholds = nodes[nodes.Feature == "x"].Split.astype(np.float32)
+    splits: Splits = splits_of(model)
+    assert splits[0].tolist() == sorted(set(thresholds.tolist()))
+    assert set(splits[1].tolist()) == {int(each) for each in chained(nodes.Category.dropna())}
+
+
+def test_ends_are_those_of_all_ranks() -> None:
+    assert joined_ends([[(0, 1), None], [(-2, 0), None]]) == [(-2, 1), None]
+
+
+def chained(lists: Iterable[Iterable[str]]) -> list[str]:
+    return [each for some in lists for each in some]
+
+
+def binned(sample: Numbers) -> tuple[pa.Table, xgboost.QuantileDMatrix]:
+    table = pa.table({"x": sample})
+    return table, xgboost.QuantileDMatrix(table, max_bin=8)
+
+
+def edges_for(sample: Numbers, rows: Numbers, splits: Numbers) -> Numbers:
+    """The edges of XGBoost's bins, its lower bound of the first one before them."""
+    table, matrix = binned(sample)
+    ends = [ends_of(pa.chunked_array([rows]))]
+    values = table_for(cuts_of(matrix, table), {0: splits}, ends, table)
+    again = xgboost.QuantileDMatrix(values, max_bin=max(8, len(values)))
+    edges: Numbers = again.get_quantile_cut()[1]
+    return edges
