@@ -28,6 +28,7 @@ IN_SWEEP = {
     "lightgbm_training",
     "text_classification",
     "torch_ray_data",
+    "validation_datasets",
     "xgboost_resume",
     "xgboost_training",
     # Other tests run these libraries with the same names.
