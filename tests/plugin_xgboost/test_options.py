@@ -100,7 +100,6 @@ def test_it_travels() -> None:
         ({"booster": "gblinear"}, "Leave it out"),
         ({"objective": "binary"}, "binary:logistic"),
         ({"objective": "survival:cox"}, "Use one worker"),
-        ({"objective": "survival:aft"}, "Use another one"),
         ({"max_depth": -3}, "Give 0 for no limit"),
         ({"max_depth": "three"}, "Give a whole number"),
         ({"max_depth": 3.0}, "Give a whole number"),

@@ -27,7 +27,7 @@ from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.continuing import trees_of, with_those_of
 from polytrain_xgboost.external import Pages
-from polytrain_xgboost.labels import labels
+from polytrain_xgboost.labels import labels, refuse_crossed
 from polytrain_xgboost.outside import Outside
 
 
@@ -157,7 +157,7 @@ def _validated(
     schema = tables["train"].schema
     names = options.features_of(schema.names)
     features = pa.schema([field for field in schema if field.name in names])
-    return validated(
+    checked = validated(
         tables,
         options,
         labels=labels(options.params) if options.obj is None else None,
@@ -165,6 +165,9 @@ def _validated(
         gather=ranks.gathered,
         is_logging_rank=ranks.me == 0,
     )
+    if len(options.labels) > 1:
+        refuse_crossed(checked, options, gather=ranks.gathered)
+    return checked
 
 
 def _categories(
@@ -211,7 +214,7 @@ class _Binning:
         """Return what `xgboost.DMatrix` takes besides features."""
         options = self.options
         facts = {
-            "label": _numbers(table, options.label),
+            **{option: _numbers(table, column) for option, column in options.labels.items()},
             "weight": _numbers(table, options.weight),
             "base_margin": _numbers(table, options.base_margin),
         }
