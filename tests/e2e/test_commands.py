@@ -118,6 +118,41 @@ def test_a_job_in_a_file_trains_and_its_run_predicts(tmp_path: Path) -> None:
     assert "no.parquet" in wrong.stderr
 
 
+def test_a_run_without_one_score_of_its_validations_ends_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unscored.py").write_text(UNSCORED)
+    monkeypatch.chdir(tmp_path)
+    trained = command("run", "unscored:trainer")
+    assert trained.returncode == 1
+    why = "all 2 validations failed: KeyError: 'accuracy'"
+    assert f"finished, but no checkpoint has a score: {why}" in trained.stdout
+    assert trained.stderr.splitlines()[-1].endswith(f"but no checkpoint has a score: {why}")
+    assert polytrain.load(tmp_path / "run").validation_failure == why
+
+
+UNSCORED = """
+import os
+import polytrain
+from polytrain import Checkpoint, RunConfig, ScalingConfig, ValidationConfig, make_trainer
+
+def train():
+    os.makedirs("model", exist_ok=True)
+    for step in range(2):
+        saved = Checkpoint.from_directory("model")
+        polytrain.report({"step": step}, checkpoint=saved, validation=True)
+
+def validate(checkpoint):
+    return {"score": {}["accuracy"]}
+
+trainer = make_trainer(
+    "reference", train, scaling_config=ScalingConfig(num_workers=0),
+    run_config=RunConfig(name="run", storage_path="."),
+    validation_config=ValidationConfig(fn=validate),
+)
+"""
+
+
 JOB = """
 backend = "xgboost"
 label = "y"

@@ -109,6 +109,25 @@ def test_workers_that_fill_the_cluster_are_released_first(quiet: RunConfig) -> N
     assert [metrics["val"] for metrics in result.history] == [1, 2]
 
 
+def test_the_function_may_name_a_data_set_in_the_memory_of_ray(quiet: RunConfig) -> None:
+    import ray.data
+
+    rows = ray.data.from_items([{"x": 1.0}, {"x": 2.0}])
+
+    def summed(checkpoint: Checkpoint, how: str) -> dict[str, float]:
+        return {"total": sum(row["x"] for row in rows.iter_rows())}
+
+    result = make_trainer(
+        "reference",
+        train,
+        train_loop_config={"how": ["", ""]},
+        scaling_config=ScalingConfig(num_workers=1),
+        run_config=dataclasses.replace(quiet, name="in memory"),
+        validation_config=ValidationConfig(summed, ValidationTaskConfig(timeout_s=60)),  # type: ignore[misc]  # as in Ray Train
+    ).fit()
+    assert [metrics["total"] for metrics in result.history] == [3.0, 3.0]
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [

@@ -64,6 +64,17 @@ def test_what_an_objective_cannot_do_without() -> None:
     assert problems(label="y", params=ranking, qid="w") == {}
 
 
+def test_bounds_are_of_one_objective_which_has_no_label() -> None:
+    bounds = {"label_lower_bound": "x", "label_upper_bound": "w"}
+    aft = {"objective": "survival:aft"}
+    assert problems(params=aft, **bounds) == {}
+    assert list(problems(params=aft)) == list(bounds)
+    assert "takes two bounds instead" in problems(params=aft, label="y", **bounds)["label"].what
+    assert bounds.keys() <= problems(params={}, label="y", **bounds).keys()
+    missing = {**bounds, "label_upper_bound": "none"}
+    assert list(problems(params=aft, **missing)) == ["label_upper_bound"]
+
+
 @pytest.mark.parametrize(
     ("params", "taken"),
     [
@@ -73,6 +84,7 @@ def test_what_an_objective_cannot_do_without() -> None:
         ({"objective": "multi:softmax", "num_class": "4"}, "whole numbers from 0 to 3"),
         ({"objective": "count:poisson"}, "numbers from 0"),
         ({"objective": "survival:cox"}, None),
+        ({"objective": "survival:aft"}, "numbers from 0"),
     ],
 )
 def test_labels_of_objectives(params: dict[str, Any], taken: str | None) -> None:

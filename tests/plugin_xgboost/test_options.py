@@ -105,7 +105,6 @@ def test_it_travels() -> None:
         ({"objective": "reg:expectileerror"}, "There are"),
         ({"objective": "binary"}, "binary:logistic"),
         ({"objective": "survival:cox"}, "Use one worker"),
-        ({"objective": "survival:aft"}, "Use another one"),
         ({"max_depth": -3}, "Give 0 for no limit"),
         ({"max_depth": "three"}, "Give a whole number"),
         ({"max_depth": 3.0}, "Give a whole number"),

@@ -132,3 +132,25 @@ def test_an_unknown_argument_of_report_is_named(tmp_path: Path) -> None:
             scaling_config=train.ScalingConfig(num_workers=0),
             run_config=train.RunConfig(storage_path=tmp_path, progress=False),
         ).fit()
+
+
+def test_the_classes_of_ray_train_itself_are_named_with_the_import_that_is_needed() -> None:
+    import ray.train
+    import ray.train.torch
+
+    with pytest.raises(train.InvalidJobError) as caught:
+        train.torch.TorchTrainer(
+            lambda: None,
+            scaling_config=ray.train.ScalingConfig(num_workers=1),
+            run_config=ray.train.RunConfig(name="run"),
+            dataset_config=ray.train.DataConfig(),
+            validation_config=ray.train.ValidationConfig(fn=lambda checkpoint: {}),
+            resume_from_checkpoint=ray.train.Checkpoint("/nowhere"),
+        )
+    wrong = {each.what: each.remedy for each in caught.value.problems}
+    names = ("ScalingConfig", "RunConfig", "DataConfig", "ValidationConfig", "Checkpoint")
+    for name in names:
+        import_ = f"Import polytrain's: from polytrain import {name}"
+        assert wrong[f"it is ray.train's {name}"] == import_
+    with pytest.raises(train.InvalidJobError, match=r"from polytrain\.torch import TorchConfig"):
+        train.torch.TorchTrainer(lambda: None, torch_config=ray.train.torch.TorchConfig())

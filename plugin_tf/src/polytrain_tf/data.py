@@ -13,6 +13,7 @@ import tensorflow as tf
 from polytrain.extension import check_named, check_range
 from polytrain_plugins import Batches, BatchesAhead, Shard, ShardView, column_remedy
 from polytrain_plugins.shard import refuse_local_shuffle
+from polytrain_tf.legacy_fit import patch_tf_keras
 
 Columns = Sequence[str] | str
 """One column, or a list of several."""
@@ -135,6 +136,7 @@ class TensorFlowShard(ShardView):
         """The data set for this run's strategy, which doesn't split it."""
         if self._strategy.num_replicas_in_sync == 1:
             return dataset
+        patch_tf_keras()
 
         def take(count: int) -> Any:
             taken = dataset.take(count)

@@ -17,6 +17,7 @@ from polytrain_plugins import (
     unknown_name,
 )
 from polytrain_xgboost.parameters import (
+    bound_problems,
     callback_problems,
     function_problems,
     parameter_problems,
@@ -71,6 +72,12 @@ class XGBoost(Booster):
         "polytrain_xgboost.engine",
     )
 
+    label_lower_bound: str | None = None
+    """With the objective "survival:aft", the column with the lower bound of each row's label."""
+
+    label_upper_bound: str | None = None
+    """The same of its upper bound: infinite if the event hasn't been seen."""
+
     base_margin: str | None = None
     """Column with each row's initial score."""
 
@@ -95,6 +102,18 @@ class XGBoost(Booster):
     external_memory: bool = False
     """Keep the training rows and their bins on the nodes' disks, for data that doesn't fit into
     memory. Training is slower; the model is the same."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        bounds = {
+            "label_lower_bound": self.label_lower_bound,
+            "label_upper_bound": self.label_upper_bound,
+        }
+        given = {option: column for option, column in bounds.items() if column is not None}
+        return {**super().labels, **given}
+
+    def label_problems(self) -> Iterable[Problem]:
+        return bound_problems(self)
 
     @property
     def booster_params(self) -> dict[str, Any]:

@@ -49,7 +49,8 @@ def _as_kept(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def _estimate(facts: Mapping[str, Any], params: Mapping[str, Any]) -> str:
     """Let XGBoost estimate the score, before a round that finds nothing to split."""
-    nothing = np.zeros((len(facts["label"]), 1), np.float32)
+    rows = len(next(iter(facts.values())))
+    nothing = np.zeros((rows, 1), np.float32)
     matrix = xgboost.QuantileDMatrix(nothing, **facts)
     booster = xgboost.Booster(
         {name: value for name, value in params.items() if name not in _OF_COLUMNS}, [matrix]

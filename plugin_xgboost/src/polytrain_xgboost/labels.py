@@ -1,11 +1,18 @@
-"""The labels that XGBoost's objectives take."""
+"""The labels that XGBoost's objectives take, and bounds of labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
+from polytrain.boosting.categories import Gather
+from polytrain.boosting.numbers import floats
 from polytrain.boosting.table_rules import Labels
+from polytrain.boosting.table_validation import refuse
+from polytrain_xgboost.backend import XGBoost
 
 
 def labels(params: Mapping[str, Any]) -> Labels | None:
@@ -18,6 +25,26 @@ def labels(params: Mapping[str, Any]) -> Labels | None:
     if objective.startswith("multi:"):
         high = int(params["num_class"]) - 1
         return Labels(objective=objective, low=0, high=high, whole=True)
-    if objective in ("count:poisson", "reg:tweedie"):
+    if objective in ("count:poisson", "reg:tweedie", "survival:aft"):
         return Labels(objective=objective, low=0)
     return None
+
+
+def refuse_crossed(tables: Mapping[str, pa.Table], options: XGBoost, *, gather: Gather) -> None:
+    """Refuse rows whose upper bound is below the lower one. Every rank calls it.
+
+    Raises:
+        BadDataError: the same on every rank, if a row of any rank has such bounds.
+    """
+    low, high = options.labels.values()
+    column = f"{high} - {low}"
+    widths = {
+        name: pa.table({column: floats(table.column(high)) - floats(table.column(low))})
+        for name, table in tables.items()
+    }
+    rule = replace(
+        Labels(objective="survival:aft", low=0).rule("label_upper_bound", column),
+        what="is negative",
+        remedy="Give an upper bound that isn't below the lower one",
+    )
+    refuse(widths, [rule], gather=gather)

@@ -28,7 +28,7 @@ from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.continuing import trees_of, with_those_of
 from polytrain_xgboost.cuts import Ends, cuts_of, ends_of, joined_ends, splits_of, table_for
 from polytrain_xgboost.external import Pages
-from polytrain_xgboost.labels import labels
+from polytrain_xgboost.labels import labels, refuse_crossed
 from polytrain_xgboost.outside import Outside
 
 
@@ -172,7 +172,7 @@ def _validated(
     """Return the tables, if XGBoost can train on them."""
     schema = tables["train"].schema
     features = pa.schema([schema.field(name) for name in options.features_of(schema.names)])
-    return validated(
+    checked = validated(
         tables,
         options,
         labels=labels(options.params) if options.obj is None else None,
@@ -180,6 +180,9 @@ def _validated(
         gather=ranks.gathered,
         is_logging_rank=ranks.me == 0,
     )
+    if len(options.labels) > 1:
+        refuse_crossed(checked, options, gather=ranks.gathered)
+    return checked
 
 
 def _categories(
@@ -231,7 +234,7 @@ class _Binning:
         """Return what `xgboost.DMatrix` takes besides features."""
         options = self.options
         facts = {
-            "label": _numbers(table, options.label),
+            **{option: _numbers(table, column) for option, column in options.labels.items()},
             "weight": _numbers(table, options.weight),
             "base_margin": _numbers(table, options.base_margin),
         }

@@ -6,7 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from polytrain.boosting.parameters import Parameters, needed_by_objective, parameter_problem
-from polytrain_plugins import Job, Problem, is_instance_of, unknown_name
+from polytrain_plugins import (
+    Job,
+    Problem,
+    is_instance_of,
+    needed_without_function,
+    unknown_name,
+)
 from polytrain_xgboost.known_parameters import KNOWN_PARAMETERS
 
 # Parameters that the run sets: their names, their meaning, and the remedy.
@@ -93,7 +99,6 @@ _UPDATERS = {
     "grow_histmaker": _WITHOUT_BINS["tree_method"]["approx"],
 }
 
-_BOUNDS = "it needs two bounds for each row, and there is no option for them"
 _ALL_ROWS = "it compares all rows with each other, and every worker has only a part of them"
 
 
@@ -113,10 +118,6 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             )
     objective = str(params.get("objective", "reg:squarederror"))
     yield from unknown_name("params['objective']", objective, _OBJECTIVES, "XGBoost's objectives")
-    if objective == "survival:aft":
-        yield parameter_problem(
-            "objective", f"{objective!r} can't be used: {_BOUNDS}", "Use another one"
-        )
     if objective == "survival:cox" and job.num_workers > 1:
         yield parameter_problem(
             "objective", f"{objective!r} can't be used: {_ALL_ROWS}", "Use one worker"
@@ -140,6 +141,36 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
             "subsample", f"it must be in (0, 1]; got {rate!r}", "Give more than 0, up to 1"
         )
     yield from _device_problems(params, job)
+
+
+def bound_problems(options: Any) -> Iterator[Problem]:
+    """Yield what is wrong with the columns to predict: "survival:aft" takes two bounds, all others
+    a label.
+
+    Args:
+        options: the backend.
+    """
+    if str(options.params.get("objective")) != "survival:aft":
+        yield from needed_without_function(options, label="Name the column to predict")
+        for option in ("label_lower_bound", "label_upper_bound"):
+            if getattr(options, option) is not None:
+                yield Problem(
+                    field=option,
+                    what="only the objective 'survival:aft' has bounds of labels",
+                    remedy="Leave it out, or use params={'objective': 'survival:aft'}",
+                )
+        return
+    yield from needed_without_function(
+        options,
+        label_lower_bound="Name the column with the lower bound of each row's label",
+        label_upper_bound="Name the column with the upper bound, which may be infinite",
+    )
+    if options.label is not None:
+        yield Problem(
+            field="label",
+            what="the objective 'survival:aft' takes two bounds instead",
+            remedy="Leave label out. A label that is known has twice the same bound",
+        )
 
 
 def query_problems(params: Mapping[str, Any], qid: str | None) -> Iterator[Problem]:

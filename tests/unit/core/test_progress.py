@@ -274,6 +274,14 @@ def test_where_lines_stay_there_is_one_for_each_event() -> None:
     assert ended(RUN, play.progress) == "higgs: finished, 1 restart"
 
 
+def test_the_last_line_says_that_every_validation_failed() -> None:
+    play = trained()
+    why = "its validation failed: ValueError: no"
+    play.take("Concluded", succeeded=True, stopped=None, reason="", validation_failure=why)
+    assert ended(RUN, play.progress) == f"higgs: finished, but no checkpoint has a score: {why}"
+    assert json.loads(ended_line(RUN, play.progress, now=play.now))["validation_failure"] == why
+
+
 def test_a_driver_that_ends_without_a_conclusion_was_interrupted() -> None:
     assert ended(RUN, trained().progress) == "higgs: interrupted"
 

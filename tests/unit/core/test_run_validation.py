@@ -151,6 +151,25 @@ def test_a_validation_that_fails_is_logged_and_the_run_succeeds(
     assert "val" not in run.controller.journal.reports[1]
 
 
+def test_a_run_whose_every_validation_failed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, validation=lambda task: NotValidated(reason="No: no\nat"))
+    conclusion = run.conclude()
+    assert conclusion.succeeded
+    assert conclusion.validation_failure == "all 4 validations failed: No: no"
+    history = read_history([(tmp_path / "journal.jsonl").read_bytes()])
+    assert history is not None
+    assert history.validation_failure == conclusion.validation_failure
+
+
+@pytest.mark.parametrize("validation", [scored, failing])
+def test_a_run_with_a_score_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: Outcome
+) -> None:
+    assert driver(tmp_path, monkeypatch, validation).conclude().validation_failure == ""
+
+
 def test_a_metric_that_was_reported_is_not_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

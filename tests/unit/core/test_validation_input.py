@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,10 +61,6 @@ WRONG = {
     "no argument": (
         ValidationConfig(fn=takes_nothing),
         r"ValidationConfig.fn: takes_nothing\(\).* is called with \(checkpoint\)",
-    ),
-    "an argument more": (
-        ValidationConfig(fn=takes_more),
-        r"ValidationConfig.fn: takes_more\(.*: missing a required argument: 'threshold'",
     ),
     "an unknown argument": (
         ValidationConfig(fn=validate, task_config=task(fn_kwargs={"b": 1})),
@@ -121,6 +119,13 @@ def test_what_is_wrong_is_named(case: str) -> None:
         )
 
 
+def test_a_report_may_give_what_is_missing_and_only_a_function_reports() -> None:
+    config = ValidationConfig(fn=takes_more)
+    assert not list(validation_problems(config, has_training_function=True))
+    [problem] = validation_problems(config, has_training_function=False)
+    assert "missing a required argument: 'threshold'" in problem.what
+
+
 def test_it_is_named_together_with_all_else() -> None:
     with pytest.raises(InvalidJobError) as raised:
         make_trainer(
@@ -149,7 +154,7 @@ def test_they_are_made_as_in_ray_train() -> None:
     assert made.ray_remote_kwargs == {"num_cpus": 2}
     bare = ValidationConfig(fn=validate, task_config=None, ray_remote_kwargs=None)  # type: ignore[arg-type]  # None stands for the default
     assert bare == ValidationConfig(fn=validate)
-    assert not list(validation_problems(bare))
+    assert not list(validation_problems(bare, has_training_function=True))
     assert ValidationTaskConfig(fn_kwargs=None).fn_kwargs == {}  # type: ignore[arg-type]  # the same
 
 
@@ -174,6 +179,44 @@ def test_options_that_only_ray_has_need_ray() -> None:
     [inline] = inline_problems(gpus)
     assert "num_gpus: num_workers=0 doesn't use Ray" in inline.what
     assert not list(inline_problems(ValidationConfig(fn=validate)))
+
+
+class Reference:
+    """Stands for `ray.ObjectRef`, which only a process of its cluster can read."""
+
+
+@pytest.mark.parametrize("scaling", [{"num_workers": 0}, {"cluster": "local"}])
+def test_data_in_the_memory_of_ray_needs_ray(scaling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = SimpleNamespace(ObjectRef=Reference, is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    blocks = [Reference()]
+
+    def validate_on_blocks(checkpoint: Any) -> Any:
+        return {"rows": len(blocks)}
+
+    with pytest.raises(InvalidJobError, match=r"ValidationConfig\.fn: it names data in Ray's"):
+        make_trainer(
+            "reference",
+            takes_nothing,
+            scaling_config=ScalingConfig(**scaling),
+            validation_config=ValidationConfig(fn=validate_on_blocks),
+        )
+
+
+def test_worker_processes_are_not_connected_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(ObjectRef=Reference))
+    blocks = [Reference()]
+
+    def train_on_blocks() -> None:
+        print(len(blocks))
+
+    def trained(num_workers: int) -> None:
+        scaling = ScalingConfig(num_workers=num_workers)
+        make_trainer("reference", train_on_blocks, scaling_config=scaling)
+
+    with pytest.raises(InvalidJobError, match=r"train_loop_per_worker: it names data .* datasets="):
+        trained(1)
+    trained(0)
 
 
 def test_memory_of_one_process_is_not_reached_by_another() -> None:

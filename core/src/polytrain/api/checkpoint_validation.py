@@ -16,15 +16,21 @@ from polytrain.common.validation_config import (
     task_problems,
 )
 from polytrain.storage.location import Location, is_of_one_process
-from polytrain.workers.pickle_checks import pickle_problems
+from polytrain.workers.pickle_checks import pickle_problems, reference_problems
 from polytrain_plugins import Problem
 
 _FN = "ValidationConfig.fn"
 _OPTIONS = "ValidationConfig.ray_remote_kwargs"
 
 
-def validation_problems(config: Any) -> Iterator[Problem]:
-    """Yield what is wrong with what a user passed as `validation_config`."""
+def validation_problems(config: Any, *, has_training_function: bool) -> Iterator[Problem]:
+    """Yield what is wrong with what a user passed as `validation_config`.
+
+    Args:
+        config: what the user passed.
+        has_training_function: whether there is one, whose `report(validation=…)` may give further
+            arguments.
+    """
     if config is None:
         return
     if not isinstance(config, ValidationConfig):
@@ -34,7 +40,11 @@ def validation_problems(config: Any) -> Iterator[Problem]:
     task: Any = config.task_config
     wrong_task = tuple(task_problems(task, "ValidationConfig.task_config"))
     yield from wrong_task
-    yield from _function_problems(config.fn, ValidationTaskConfig() if wrong_task else task)
+    yield from _function_problems(
+        config.fn,
+        ValidationTaskConfig() if wrong_task else task,
+        may_get_more=has_training_function,
+    )
     options: Any = config.ray_remote_kwargs
     if not isinstance(options, Mapping):
         yield wrong_type(_OPTIONS, options, dict)
@@ -46,7 +56,9 @@ def validation_problems(config: Any) -> Iterator[Problem]:
         )
 
 
-def _function_problems(function: Any, task: ValidationTaskConfig) -> Iterator[Problem]:
+def _function_problems(
+    function: Any, task: ValidationTaskConfig, *, may_get_more: bool
+) -> Iterator[Problem]:
     if not callable(function):
         yield Problem(
             field=_FN,
@@ -57,7 +69,8 @@ def _function_problems(function: Any, task: ValidationTaskConfig) -> Iterator[Pr
     names = "".join(f", {name}=…" for name in task.fn_kwargs)
     try:
         signature = inspect.signature(function)
-        signature.bind(None, **dict.fromkeys(task.fn_kwargs))
+        bind = signature.bind_partial if may_get_more else signature.bind
+        bind(None, **dict.fromkeys(task.fn_kwargs))
     except TypeError as error:
         name = getattr(function, "__name__", type(function).__name__)
         yield Problem(
@@ -106,11 +119,24 @@ def inline_problems(config: ValidationConfig | None) -> Iterator[Problem]:
             "CPUs only",
             remedy="Leave it out, or use num_workers=1",
         )
+    yield from without_ray_problems(config)
     if not sys.platform.startswith("linux"):
         yield Problem(
             field="validation_config",
             what=f"the processes that validate need Linux, this is {sys.platform}",
             remedy="Leave it out here",
+        )
+
+
+def without_ray_problems(config: ValidationConfig | None) -> Iterator[Problem]:
+    """Yield why the function can't be called without Ray: it names data in Ray's memory."""
+    if config is not None:
+        yield from reference_problems(
+            _FN,
+            config.fn,
+            process="a validation of this run",
+            remedy="Leave cluster='local' or num_workers=0 out to use Ray, or make the data in "
+            "the validation function",
         )
 
 

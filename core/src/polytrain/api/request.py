@@ -15,6 +15,7 @@ from polytrain.api.checkpoint_validation import (
     memory_problems,
     ray_problems,
     validation_problems,
+    without_ray_problems,
 )
 from polytrain.api.cluster_validation import cluster_problems, label_problems, refused_by_ray
 from polytrain.api.datasets import described_datasets, grouped_datasets
@@ -24,6 +25,7 @@ from polytrain.api.validation import (
     config_of,
     frequency_problems,
     function_problems,
+    ray_data_problems,
     unused_gpu_problems,
 )
 from polytrain.checkpoint.checkpoint import Checkpoint
@@ -131,7 +133,11 @@ def checked(
     )
     problems += callback_problems(getattr(request.run, "callbacks", ()))
     problems += stop_problems(request.run)
-    wrong_validation = tuple(validation_problems(request.validation))
+    wrong_validation = tuple(
+        validation_problems(
+            request.validation, has_training_function=request.training_function is not None
+        )
+    )
     if wrong_validation:
         problems += wrong_validation
         request = replace(request, validation=None)
@@ -153,6 +159,8 @@ def checked(
     problems += _start_problems(request)
     if backend is not None:
         problems += function_problems(request.training_function, request.training_config, backend)
+        if not problems and request.scaling.num_workers != 0:
+            problems += ray_data_problems(request.training_function, request.training_config)
         job = job_of(request, datasets)
         problems += backend_problems(backend, job)
         problems += unused_gpu_problems(backend, request.scaling)
@@ -243,7 +251,7 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
         return refused
     around = surroundings_of(request)
     if choose_cluster(scaling, around).is_local:
-        return local_problems(scaling, around)
+        return (*local_problems(scaling, around), *without_ray_problems(request.validation))
     problem = client_problem(ray_client_address())
     if problem is not None:
         return (problem,)

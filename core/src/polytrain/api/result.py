@@ -75,6 +75,10 @@ class Result(metaclass=RayTrainClass):
     error: TrainingFailedError | None = None
     """Why the run failed; None if it didn't."""
 
+    validation_failure: str = ""
+    """Why no checkpoint has a score, if the training has ended and each validation failed; else
+    empty."""
+
     storage_filesystem: Any = field(default=None, repr=False)
     """`RunConfig.storage_filesystem` of the run."""
 
@@ -368,6 +372,7 @@ def result_of(run: Run, outcome: RunOutcome) -> Result:
         finished=outcome.stopped is None or outcome.stopped.is_final,
         stopped=outcome.stopped,
         error=outcome.error,
+        validation_failure=outcome.validation_failure,
         storage_filesystem=run.location.filesystem,
         returned=Returns(values=outcome.returned, may_unpickle=True),
         backend=run.backend,
@@ -421,6 +426,7 @@ def recorded(
         finished=run_history.is_finished,
         stopped=run_history.stopped,
         error=error,
+        validation_failure=run_history.validation_failure,
         storage_filesystem=location.filesystem,
         returned=Returns(
             location=location if run_history.returned else None,

@@ -14,7 +14,7 @@ from polytrain.common.constraints import wrong_type
 from polytrain.common.deferred_calls import PLAIN_INSTEAD, deferred_kind
 from polytrain.common.installation import installation_problems
 from polytrain.common.plain_values import is_whole
-from polytrain.workers.pickle_checks import pickle_problems
+from polytrain.workers.pickle_checks import pickle_problems, reference_problems
 from polytrain_plugins import (
     Backend,
     Device,
@@ -110,6 +110,17 @@ def function_problems(function: Any, config: Any, backend: Backend) -> Iterator[
         )
     yield from pickle_problems("train_loop_per_worker", function)
     yield from pickle_problems("train_loop_config", config)
+
+
+def ray_data_problems(function: Any, config: Any) -> Iterator[Problem]:
+    """Yield a problem if a training function that can be pickled names data in Ray's memory."""
+    for field, value in (("train_loop_per_worker", function), ("train_loop_config", config)):
+        yield from reference_problems(
+            field,
+            value,
+            process="a worker process",
+            remedy="Pass a data set as datasets={…}, and get_dataset_shard(name) has its rows",
+        )
 
 
 def config_of(function: Any, config: Any) -> Any:

@@ -102,9 +102,18 @@ class Booster(Backend):
     def parameter_problems(self, job: Job) -> Iterable[Problem]:
         """Yield what is wrong with `params`, which is a mapping."""
 
+    def label_problems(self) -> Iterable[Problem]:
+        """Yield what is wrong with the options for the columns to predict."""
+        return needed_without_function(self, label="Name the column to predict")
+
     def other_problems(self, job: Job) -> Iterable[Problem]:
         """Yield what is wrong with this framework's own options; nothing by default."""
         return ()
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """The columns to predict, by their options. Two are the bounds of one value."""
+        return {} if self.label is None else {"label": self.label}
 
     @property
     def score_column(self) -> str | None:
@@ -121,7 +130,7 @@ class Booster(Backend):
     @property
     def columns_besides_features(self) -> tuple[str, ...]:
         """The columns that aren't features."""
-        columns = (self.label, self.weight, self.score_column, self.query_column)
+        columns = (*self.labels.values(), self.weight, self.score_column, self.query_column)
         return tuple(dict.fromkeys(column for column in columns if column is not None))
 
     def features_of(self, columns: Iterable[str]) -> list[str]:
@@ -139,6 +148,7 @@ class Booster(Backend):
             return
         numbers = {
             "label": self.label,
+            **self.labels,
             "weight": self.weight,
             self.score_option: self.score_column,
         }
@@ -153,7 +163,7 @@ class Booster(Backend):
             yield from constraint_problems(job, besides, self.params, *self.constraint_params)
         yield from not_a_count(num_boost_round=self.num_boost_round)
         yield from patience_problems(job, early_stopping_rounds=self.early_stopping_rounds)
-        yield from needed_without_function(self, label="Name the column to predict")
+        yield from self.label_problems()
         yield from missing_columns(job, **columns)
         yield from categorical_problems(job, self.categorical, besides)
         yield from number_problems(job, of_classes=("label",), **numbers)

@@ -46,16 +46,19 @@ class Rule:
     """Whether only some rows may break the rule, but not all of them."""
 
 
-def required(option: str, column: str) -> list[Rule]:
-    """Return the rules that every row has a finite number."""
+def required(option: str, column: str, *, may_be_infinite: bool = False) -> list[Rule]:
+    """Return the rules that every row has a number, which is finite unless it may be infinite."""
+    missing = Rule(
+        option=option,
+        column=column,
+        find=_finding(np.isnan, examples=False),
+        what="has no value (null or NaN)",
+        remedy="Leave such rows out, or give them a value",
+    )
+    if may_be_infinite:
+        return [missing]
     return [
-        Rule(
-            option=option,
-            column=column,
-            find=_finding(np.isnan, examples=False),
-            what="has no value (null or NaN)",
-            remedy="Leave such rows out, or give them a value",
-        ),
+        missing,
         Rule(
             option=option,
             column=column,

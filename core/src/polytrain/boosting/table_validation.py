@@ -46,8 +46,6 @@ def validated(
     Raises:
         BadDataError: on every rank, if a row of any rank breaks a rule.
     """
-    label = options.label
-    assert label is not None
     names = tables["train"].column_names
     features = options.features_of(names)
     others = [name for name in names if name in options.columns_besides_features]
@@ -55,8 +53,10 @@ def validated(
         name: plainly_typed(without_categories(table.select(names), others), features)
         for name, table in tables.items()
     }
-    refuse(tables, [*_rules_of(options, label, labels), *rules], gather=gather)
-    if is_constant(tables["train"].column(label), gather=gather) and is_logging_rank:
+    refuse(tables, [*_rules_of(options, labels), *rules], gather=gather)
+    # A lower bound alone may be the same in all rows.
+    [*bounds, label] = options.labels.values()
+    if not bounds and is_constant(tables["train"].column(label), gather=gather) and is_logging_rank:
         logger.warning(
             "All rows of 'train' have the same label in the column %r: a model learns nothing.",
             label,
@@ -103,11 +103,13 @@ def is_constant(column: pa.ChunkedArray, *, gather: Gather) -> bool:
     return len({end for pair in ends if pair is not None for end in pair}) == 1
 
 
-def _rules_of(options: Booster, label: str, labels: Labels | None) -> list[Rule]:
+def _rules_of(options: Booster, labels: Labels | None) -> list[Rule]:
     """Return the rules for the columns that aren't features."""
-    rules = required("label", label)
-    if labels is not None:
-        rules.append(labels.rule("label", label))
+    rules = []
+    for option, column in options.labels.items():
+        rules += required(option, column, may_be_infinite=option == "label_upper_bound")
+        if labels is not None:
+            rules.append(labels.rule(option, column))
     if options.weight is not None:
         rules += weights("weight", options.weight)
     if options.score_column is not None:

@@ -41,7 +41,8 @@ def command(
     what: str,
     arguments: tuple[str, ...],
 ) -> int:
-    """Train, and return 0 if the run is finished, 1 if it failed, 75 if it was stopped.
+    """Train, and return 0 if the run is finished, 1 if it or each validation failed, 75 if it was
+    stopped.
 
     WHAT is one of these:
 
@@ -78,6 +79,8 @@ def command(
         echo_lines(str(error), err=True)
         return 1
     echo(f"{result.path}: {_in_one_line(result)}")
+    if result.validation_failure:
+        return 1
     return 0 if result.finished else CAN_RESUME
 
 
@@ -182,4 +185,6 @@ def _in_one_line(result: Any) -> str:
     from polytrain.cli.runs import in_short
 
     state = "finished" if result.finished else str(result.stopped)
+    if result.validation_failure:
+        state += f", but no checkpoint has a score: {result.validation_failure}"
     return f"{state}. {in_short(result.metrics)}".rstrip()

@@ -95,13 +95,26 @@ def field_problems(config: Any, name: str | None = None) -> Iterator[Problem]:
             yield Problem(field=field_name, what=what, remedy=remedy)
 
 
+_OF_FRAMEWORKS = {
+    "TorchConfig": "polytrain.torch",
+    "XGBoostConfig": "polytrain.xgboost",
+    "LightGBMConfig": "polytrain.lightgbm",
+    "TensorflowConfig": "polytrain.tensorflow",
+}
+"""Names of Ray Train's and of ours, with our modules."""
+
+
 def wrong_type(field: str, value: Any, wanted: type) -> Problem:
     """A value of another type than its field takes."""
-    return Problem(
-        field=field,
-        what=f"it is a {type(value).__name__}",
-        remedy=f"Pass a {wanted.__name__}",
-    )
+    name, package = type(value).__name__, type(value).__module__
+    if package.startswith("ray.") and name in (wanted.__name__, "DataConfig", *_OF_FRAMEWORKS):
+        home = _OF_FRAMEWORKS.get(name, "polytrain")
+        return Problem(
+            field=field,
+            what=f"it is ray.train's {name}",
+            remedy=f"Import polytrain's: from {home} import {name}",
+        )
+    return Problem(field=field, what=f"it is a {name}", remedy=f"Pass a {wanted.__name__}")
 
 
 def _choices(hint: Any) -> list[Any]:

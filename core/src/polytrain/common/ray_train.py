@@ -14,19 +14,47 @@ _WORKER_ERRORS = (
 )
 
 
+_BACKEND = "a framework is a polytrain_plugins.Backend here: see docs/writing-a-backend.md"
+_JAX = "docs/jax.md says how a training function uses JAX"
+_PREDICT = "Result.predict(data) predicts with the model of a checkpoint"
+_REMOVED = "Ray Train has removed it; use TorchTrainer with a training function"
+
 ABSENT: Mapping[str, Mapping[str, str]] = {
     "polytrain": {
-        "BackendConfig": "a framework is a polytrain_plugins.Backend here: see "
-        "docs/writing-a-backend.md",
+        "AccelerateTrainer": _REMOVED,
+        "Backend": _BACKEND,
+        "BackendConfig": _BACKEND,
+        "BaseTrainer": "subclass polytrain.DataParallelTrainer",
+        "BatchPredictor": _PREDICT,
         "ControllerError": _WORKER_ERRORS,
+        "HorovodTrainer": "docs/horovod.md says how a script for Horovod runs",
+        "JaxConfig": _JAX,
+        "JaxTrainer": _JAX,
+        "LightningTrainer": _REMOVED,
         "LoggingConfig": 'use logging.getLogger("polytrain").setLevel(…)',
+        "MLflowLoggerCallback": 'use RunConfig(track="mlflow")',
         "NCCLHangError": _WORKER_ERRORS,
         "PreemptionError": "a preemption never fails a run here, and needs no handling",
         "PreemptionInfo": "checkpoint_requested() says that a worker's node goes away soon",
+        "Predictor": _PREDICT,
+        "RayTrainError": _WORKER_ERRORS,
+        "SessionMisuseError": "outside of a worker polytrain.NotInWorkerError is raised",
         "SyncConfig": "files are stored as they are reported; RunConfig(storage_path=…) says where",
+        "TransformersTrainer": _REMOVED,
+        "WandbLoggerCallback": 'use RunConfig(track="wandb")',
         "WorkerGroupError": _WORKER_ERRORS,
+        **{
+            f"get_{name}": f"call get_context().get_{name}()"
+            for name in (
+                *("local_rank", "local_world_size", "node_rank", "world_rank", "world_size"),
+                "experiment_name",
+            )
+        },
         "get_preemption_info": "checkpoint_requested() says that a worker's node goes away soon",
         "horovod": "Ray Train has removed it; use polytrain.torch",
+        "session": "its functions are polytrain's own: polytrain.report, get_checkpoint, …",
+        "setup_mlflow": 'use RunConfig(track="mlflow")',
+        "setup_wandb": 'use RunConfig(track="wandb"), or call wandb.init() on rank 0',
         "v2": "polytrain has one version of its trainers: polytrain.torch, polytrain.xgboost, …",
     },
     "polytrain.Result": {

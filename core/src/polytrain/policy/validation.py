@@ -85,6 +85,15 @@ class Validations:
         """
         return next((each for each in self.pending if each.checkpoint in committed), None)
 
+    @property
+    def failure(self) -> str:
+        """Why no checkpoint has a score, if each validation that has ended failed; else empty."""
+        failed = [e for e in self._ended.values() if e.status is not ValidationStatus.VALIDATED]
+        if not failed or len(failed) < len(self._ended):
+            return ""
+        what = f"all {len(failed)} validations failed" if failed[1:] else "its validation failed"
+        return f"{what}: {failed[-1].reason.partition(chr(10))[0]}"
+
     def of(self, checkpoint: str) -> Validation | None:
         """Return the validation of a checkpoint; None if none was requested."""
         return self._pending.get(checkpoint) or self._ended.get(checkpoint)

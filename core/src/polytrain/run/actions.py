@@ -79,5 +79,8 @@ class Conclude:
 
     failures: tuple[Failure, ...] = ()
 
+    validation_failure: str = ""
+    """Why no checkpoint has a score, if every validation failed; else empty."""
+
 
 Action = AcquireWorkers | Launch | SendRoster | Drain | Leave | Kill | EndAttempt | Conclude

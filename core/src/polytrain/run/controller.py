@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
@@ -143,7 +143,7 @@ class Controller:
             failures = (self.validations.failure,)
             return Conclude(succeeded=False, reason=reason, failures=failures)
         self.validations.warn_if_unused()
-        return conclusion
+        return replace(conclusion, validation_failure=self.validations.all_failed)
 
     def _take_validations(self, *, wait: bool = False) -> None:
         if wait:

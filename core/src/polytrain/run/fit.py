@@ -66,6 +66,8 @@ class RunOutcome:
     """Who stopped the run, or which condition ended it; None if its training has ended."""
 
     error: TrainingFailedError | None
+    validation_failure: str
+    """Why no checkpoint has a score, if every validation failed; else empty."""
 
 
 @contextlib.contextmanager
@@ -247,6 +249,10 @@ def _observers(run: Run) -> list[Any]:
 
 def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutcome:
     manager = controller.checkpoints.manager
+    if conclusion.validation_failure:
+        logger.warning(
+            "The run is finished, and no checkpoint has a score: %s.", conclusion.validation_failure
+        )
     for sentence in unreported(run.stop_rule, controller.journal.reports):
         logger.warning("%s", sentence)
     error = None
@@ -281,4 +287,5 @@ def _outcome(run: Run, controller: Controller, conclusion: Conclude) -> RunOutco
         ledger=controller.journal.ledger,
         stopped=conclusion.stopped,
         error=error,
+        validation_failure=conclusion.validation_failure,
     )

@@ -58,6 +58,9 @@ class RunHistory:
     reason: str = ""
     """The reason of the conclusion."""
 
+    validation_failure: str = ""
+    """Why no checkpoint has a score, if every validation failed; else empty."""
+
     condition: Stopped | None = None
     """The condition that the last attempt met, even if its driver died before the conclusion."""
 
@@ -96,6 +99,7 @@ class RunHistory:
                     kept.drop_after(entry["step"])
             case "Concluded":
                 self.succeeded, self.reason = entry["succeeded"], entry["reason"]
+                self.validation_failure = entry.get("validation_failure", "")
                 self.stopped = entry["stopped"] and Stopped(**entry["stopped"])
                 if self.stopped is not None and self.stopped.is_final:
                     self.condition = self.stopped

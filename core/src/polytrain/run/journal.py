@@ -347,6 +347,7 @@ class Journal:
             succeeded=conclusion.succeeded,
             stopped=None if conclusion.stopped is None else asdict(conclusion.stopped),
             reason=conclusion.reason,
+            validation_failure=conclusion.validation_failure,
         )
         self.sync()
 

@@ -124,6 +124,7 @@ class _Entry(_Line, total=False):
     rank: Ranks
     ranking: tuple[str | None, Literal["max", "min"]]
     reason: str
+    validation_failure: str
     rows: dict[str, Count]
     since_s: Duration
     stacks: dict[Digits, str]

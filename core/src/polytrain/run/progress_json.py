@@ -107,6 +107,7 @@ def ended_line(run: RunInfo, progress: Progress, *, now: float) -> str:
         now,
         state=state,
         reason=reason,
+        validation_failure=(concluded or {}).get("validation_failure", ""),
         restarts=progress.restarts,
         step=progress.step,
         metrics=dict(progress.metrics),

@@ -122,7 +122,9 @@ def ended(run: RunInfo, progress: Progress) -> str:
         return f"{run.name}: interrupted{restarts}"
     if progress.concluded["succeeded"]:
         why = f" ({progress.concluded['reason']})" if progress.concluded["stopped"] else ""
-        return f"{run.name}: finished{restarts}{why}"
+        failure = progress.concluded.get("validation_failure", "")
+        unscored = f", but no checkpoint has a score: {printable(failure)}" if failure else ""
+        return f"{run.name}: finished{restarts}{why}{unscored}"
     verdict = "stopped" if progress.concluded["stopped"] else "failed"
     return f"{run.name}: {verdict}{restarts}: {progress.concluded['reason']}"
 

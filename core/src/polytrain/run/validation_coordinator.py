@@ -134,6 +134,11 @@ class ValidationCoordinator:
         self._inbox.put(output)
         self._wake()
 
+    @property
+    def all_failed(self) -> str:
+        """Why no checkpoint has a score, if every validation failed; else empty."""
+        return self._validations.failure
+
     def warn_if_unused(self) -> None:
         """Warn if there is a function, and nothing was validated."""
         if self._config is not None and not len(self._validations):

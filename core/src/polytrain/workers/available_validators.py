@@ -15,7 +15,7 @@ from polytrain.common.validation_config import ValidationConfig
 from polytrain.workers.agent_group import AgentGroup, zygote_for
 from polytrain.workers.group import WorkerGroup
 from polytrain.workers.local_validator import LocalValidator, ValidationProcessSpec
-from polytrain.workers.pickling import code_in, pickled_with
+from polytrain.workers.pickling import code_in, pickled_for_ray, pickled_with
 from polytrain.workers.processes.client import zygote_name
 from polytrain.workers.validator import Validator
 from polytrain_plugins import Demand
@@ -44,13 +44,14 @@ def opened_validator(
         runtime_env: `RunConfig.worker_runtime_env`.
         tell: called from any thread with what the function prints; on Ray, Ray shows it.
     """
-    pickled = pickled_with(*code_in(config.fn), value=config.fn)
+    code = code_in(config.fn)
     if not is_local:
         from polytrain.workers.ray_validator import RayValidator
 
         options = dict(config.ray_remote_kwargs)
         merged = runtime_env_of_validations(runtime_env, options.pop("runtime_env", None))
-        return RayValidator(pickled, {**options, "runtime_env": merged} if merged else options)
+        options |= {"runtime_env": merged} if merged else {}
+        return RayValidator(*pickled_for_ray(*code, value=config.fn), options)
     if isinstance(group, AgentGroup):
         zygote = group.zygote
     else:
@@ -63,4 +64,4 @@ def opened_validator(
         directory=os.getcwd(),
         threads=max(1, int(config.ray_remote_kwargs.get("num_cpus") or threads)),
     )
-    return LocalValidator(spec, pickled, tell=tell)
+    return LocalValidator(spec, pickled_with(*code, value=config.fn), tell=tell)

@@ -9,6 +9,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from polytrain.common.pickler import dumps
+from polytrain.workers.pickling import code_in, pickled_for_ray
 from polytrain_plugins import Problem
 
 _MOST_BYTES = 256 * 2**20
@@ -41,6 +42,25 @@ def pickle_problems(
             what=f"it has {size >> 20} MiB when it is pickled{because}; at most "
             f"{_MOST_BYTES >> 20} are sent to each worker",
             remedy="Pass data as datasets={…}, or load it inside the training function",
+        )
+
+
+def reference_problems(field: str, value: Any, *, process: str, remedy: str) -> Iterator[Problem]:
+    """Yield a problem if a value holds objects of Ray that a process without Ray can't get.
+
+    Args:
+        field: the argument, as the user writes it.
+        value: a function, or a mapping that can be pickled.
+        process: what is to get the value.
+        remedy: how else the data get there.
+    """
+    _, references = pickled_for_ray(*code_in(value), value=value)
+    if references:
+        yield Problem(
+            field=field,
+            what="it names data in Ray's memory, such as a data set of ray.data.from_items(), "
+            f"and {process} isn't connected to Ray",
+            remedy=remedy,
         )
 
 

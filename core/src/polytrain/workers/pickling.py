@@ -71,6 +71,17 @@ class _Apart(Pickler):
         return len(self.apart) - 1
 
 
+def pickled_for_ray(*functions: Any, value: Any) -> tuple[bytes, list[Any]]:
+    """Pickle like `pickled_apart`, with references to Ray's objects sent separately.
+
+    Ray itself must send them: it then knows who holds an object, and keeps it. An in-memory data
+    set of Ray Data is made of such references.
+    """
+    # Without a module there is no reference. A driver without Ray doesn't import it here.
+    reference = getattr(sys.modules.get("ray"), "ObjectRef", ())
+    return pickled_apart(*functions, value=value, kind=reference)
+
+
 def pickled_error(error: BaseException) -> bytes | None:
     """Return a pickled exception; None if it can't be pickled."""
     try:

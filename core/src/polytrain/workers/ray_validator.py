@@ -7,7 +7,7 @@ import logging
 import pickle
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -26,13 +26,17 @@ _WAITS_S = 30.0
 class RayValidator:
     """A `Validator` whose tasks end with the driver. Ray must be initialised."""
 
-    def __init__(self, function: bytes, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, function: bytes, references: Sequence[Any], options: Mapping[str, Any]
+    ) -> None:
         """
         Args:
-            function: the pickled validation function.
+            function: the validation function, as `pickled_for_ray` pickles it.
+            references: those that it names.
             options: of `ray.remote`.
         """
         self._function = function
+        self._references = list(references)
         # What it yields is known as soon as it does: that it has its resources, then the metrics.
         self._task: Any = ray.remote(_validated).options(**options, num_returns="streaming")
         self._lock = threading.Lock()
@@ -44,7 +48,9 @@ class RayValidator:
         with self._lock:
             if self._is_cancelled.is_set():
                 return None
-            self._running = running = self._task.remote(self._function, dumps(task), sys.argv)
+            self._running = running = self._task.remote(
+                self._function, self._references, dumps(task), sys.argv
+            )
         try:
             # The time that it waits for resources doesn't count. `cancel` ends both.
             if not ray.wait([running], timeout=_WAITS_S)[0]:
@@ -85,11 +91,13 @@ class RayValidator:
         """Do nothing: Ray ends the process of a task."""
 
 
-def _validated(function: bytes, task: bytes, argv: list[str]) -> Iterator[Mapping[str, Any]]:
+def _validated(
+    function: bytes, references: list[Any], task: bytes, argv: list[str]
+) -> Iterator[Mapping[str, Any]]:
     """The body of the task; the function may parse the driver's `sys.argv`."""
     sys.argv[:] = argv
     yield {}
-    yield call(function, pickle.loads(task))
+    yield call(function, pickle.loads(task), references)
 
 
 def _not_validated(error: Exception) -> NotValidated:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.workers.metrics import plain_metrics
+from polytrain.workers.pickling import unpickled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,20 @@ class Validator(Protocol):
         """Release everything. Nothing is running any more."""
 
 
-def call(pickled: bytes, task: ValidationTask) -> dict[str, Any]:
+def call(pickled: bytes, task: ValidationTask, references: Sequence[Any] = ()) -> dict[str, Any]:
     """Call a pickled validation function in this process, and return its metrics.
+
+    Args:
+        pickled: the function.
+        task: its call.
+        references: to Ray's objects, which `pickled_for_ray` has left out of the function.
 
     Raises:
         TypeError: it doesn't return a dict of metrics.
         Exception: whatever it raises.
     """
     try:
-        function = pickle.loads(pickled)
+        function = unpickled(pickled, references)
     except Exception as error:
         error.add_note(
             "The validation function could not be read in its process. Modules that it uses must "
