@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -195,7 +196,8 @@ def _booster(
     datasets: Mapping[str, lightgbm.Dataset],
     model: lightgbm.Booster | None,
 ) -> lightgbm.Booster:
-    booster = lightgbm.Booster(params, datasets["train"])
+    with _acceptable(datasets["train"]):
+        booster = lightgbm.Booster(params, datasets["train"])
     if model is not None:
         # What `lightgbm.train(init_model=…)` does; but that predicts every row in Python first.
         _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, model._handle))
@@ -204,6 +206,23 @@ def _booster(
         if name != "train":
             booster.add_valid(dataset, name)
     return booster
+
+
+@contextmanager
+def _acceptable(train: lightgbm.Dataset) -> Iterator[None]:
+    """Let a booster begin with labels or weights of which all are 0 on this machine.
+
+    Some objectives refuse them, though they mean the sum over all machines. One row gets the least
+    number above 0 until the booster is there; it reads the fields again in every round.
+    """
+    fields = {name: train.get_field(name) for name in ("label", "weight")}
+    zeros = {name: old.copy() for name, old in fields.items() if old is not None and not old.any()}
+    least = np.finfo(np.float32).tiny
+    for name, old in zeros.items():
+        train.set_field(name, np.append(old[:-1], least))
+    yield
+    for name, old in zeros.items():
+        train.set_field(name, old)
 
 
 def _begin_records(callbacks: Iterable[Any], env: CallbackEnv) -> None:

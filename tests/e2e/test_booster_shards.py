@@ -1,0 +1,73 @@
+"""Objectives and metrics of boosters whose shards aren't alike: rare counts, weights of 0, sorted rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightgbm
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.metrics import average_precision_score, roc_auc_score
+from tests.e2e.boosters import fit
+
+import polytrain_lightgbm
+from polytrain import RunConfig
+from polytrain_lightgbm import LightGBM
+
+ROWS = 800
+
+
+def a_table(labels: Any, **columns: Any) -> pa.Table:
+    x = np.random.default_rng(0).normal(size=(ROWS, 3))
+    return pa.table({**{f"x{i}": x[:, i] for i in range(3)}, "y": labels(x), **columns})
+
+
+def rare(x: Any) -> Any:
+    """Events in the last quarter of the rows alone."""
+    return np.where(np.arange(ROWS) < ROWS * 3 // 4, 0.0, (x[:, 0] > 0) * 1.0)
+
+
+def a_weightless_half() -> Any:
+    return (np.arange(ROWS) >= ROWS // 2) * 1.0
+
+
+def shuffled(table: pa.Table) -> pa.Table:
+    return table.take(pa.array(np.random.default_rng(1).permutation(ROWS)))
+
+
+def alone(table: pa.Table, params: dict[str, Any], **options: Any) -> lightgbm.Booster:
+    """The model of LightGBM in one process, on the same bins."""
+    weight = options.get("weight")
+    features = table.drop_columns(["y", *([weight] if weight else [])])
+    data = lightgbm.Dataset(
+        features,
+        label=table["y"].to_numpy(),
+        weight=table[weight].to_numpy() if weight else None,
+        reference=polytrain_lightgbm.bin_reference(
+            table, LightGBM(params=params, label="y", **options)
+        ),
+    )
+    return lightgbm.train({**params, "verbosity": -1}, data, num_boost_round=10)
+
+
+def features_of(table: pa.Table) -> Any:
+    return np.column_stack([table[f"x{i}"].to_numpy() for i in range(3)])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("objective", ["poisson", "tweedie", "cross_entropy"])
+def test_a_shard_may_have_only_zeros_and_a_shard_may_weigh_nothing(
+    quiet: RunConfig, objective: str, num_workers: int
+) -> None:
+    weighted = objective == "cross_entropy"
+    table = a_table(rare, **({"w": a_weightless_half()} if weighted else {}))
+    options: dict[str, Any] = {"weight": "w"} if weighted else {}
+    params = {"objective": objective, "num_leaves": 4}
+    result = fit(quiet, table, num_workers, backend="lightgbm", params=params, **options)
+    found = result.load_model().predict(features_of(table))
+    mixed = fit(quiet, shuffled(table), num_workers, backend="lightgbm", params=params, **options)
+    np.testing.assert_allclose(found, mixed.load_model().predict(features_of(table)), rtol=1e-6)
+    expected = alone(table, params, **options).predict(features_of(table))
+    assert np.corrcoef(found, expected)[0, 1] > 0.98
+    np.testing.assert_allclose(found.mean(), expected.mean(), rtol=0.01)
