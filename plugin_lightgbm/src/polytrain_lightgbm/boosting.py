@@ -22,6 +22,7 @@ from polytrain_lightgbm.history import History, StoppingRule
 from polytrain_lightgbm.network import by_itself
 from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine
 from polytrain_lightgbm.rounds import RowDraws, column_seeds, evaluated
+from polytrain_lightgbm.train_metrics import TrainMetrics
 
 _PARAMETERS = "\nparameters:"
 """The line after the trees in a model's text."""
@@ -109,7 +110,11 @@ class Boosting:
         rule = None
         if patience is not None:
             rule = StoppingRule(patience, total_rounds=total, params=options.params)
-        train_weight = agreement.rows["train"].metric_weight
+        metrics_of_train = (
+            TrainMetrics(booster, options, agreement.rows["train"], self.collective)
+            if options.eval_train
+            else None
+        )
         env = CallbackEnv(
             model=booster,
             params=dict(options.params),
@@ -126,7 +131,7 @@ class Boosting:
             if round_ == 0 and self._first_score is not None:
                 self._first_score.add_to_first_trees(booster)
             evaluations = evaluated(
-                booster, options, train_weight=train_weight, collective=self.collective
+                booster, options, train=metrics_of_train, collective=self.collective
             )
             history.rounds.append([e for e in evaluations if e.dataset_name != "train"])
             after = replace(before, evaluation_result_list=evaluations)

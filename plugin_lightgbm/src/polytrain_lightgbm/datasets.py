@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from polytrain.boosting.categories import agreed_categories, codes_of, selected
 from polytrain.boosting.numbers import Numbers, floats, plainly_typed
+from polytrain.boosting.row_draws import Mask
 from polytrain.boosting.sampling import RowNumbers, agreed_numbers, agreed_sample
 from polytrain.boosting.table_validation import validated
 from polytrain.extension import BadDataError, group_sizes
@@ -67,11 +68,23 @@ class Rows:
         return None if column is None else group_sizes(self.table.column(column))
 
     @property
-    def metric_weight(self) -> float:
+    def counting(self) -> slice | Mask:
+        """The rows that weigh more than 0: from others LightGBM's `average_precision` gets NaN."""
+        return slice(None) if self.weights is None else self.weights > 0
+
+    @property
+    def row_weight(self) -> float:
         """The weight of a metric that is the mean over these rows."""
-        if self.query_sizes is not None:
-            return float(len(self.query_sizes))
         return float(len(self.table)) if self.weights is None else float(self.weights.sum())
+
+    @property
+    def query_weight(self) -> float:
+        """The weight of a metric that is the mean over these queries; over rows without queries."""
+        sizes = self.query_sizes
+        if sizes is None or self.weights is None:
+            return self.row_weight if sizes is None else float(len(sizes))
+        # As in LightGBM, a query weighs as much as its rows do on average.
+        return float((np.add.reduceat(self.weights, np.cumsum(sizes) - sizes) / sizes).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
