@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -10,7 +11,6 @@ from typing import Any
 import lightgbm
 import numpy as np
 import pyarrow as pa
-from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException, _RecordEvaluationCallback
 
 from polytrain.boosting.row_draws import Objective
@@ -19,10 +19,13 @@ from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, agreed
 from polytrain_lightgbm.first_score import FirstScore, estimated
 from polytrain_lightgbm.history import History, StoppingRule
+from polytrain_lightgbm.leaves import Leaves, merge
 from polytrain_lightgbm.network import by_itself
 from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine
 from polytrain_lightgbm.rounds import RowDraws, column_seeds, evaluated
 from polytrain_lightgbm.train_metrics import TrainMetrics
+
+logger = logging.getLogger(__name__)
 
 _PARAMETERS = "\nparameters:"
 """The line after the trees in a model's text."""
@@ -77,8 +80,16 @@ class Boosting:
             draws.prepare(datasets["train"])
         booster = _booster({**params, **parallel_params(self.machines)}, datasets, model)
         self._reported_params = booster.model_to_string().partition(_PARAMETERS)[2]
-        self._boost(booster, datasets["train"], agreement, draws, report)
-        return booster
+        if options.averages_leaves and self.collective.rank == 0:
+            logger.warning(
+                "LightGBM averages the leaves of its machines with %s and the objective %r: the "
+                "model is worse if the workers' rows differ. Leave out %s, or shuffle the rows.",
+                *(options.averages_leaves, options.objective, options.averages_leaves),
+            )
+        leaves = None
+        if options.renews_leaves:
+            leaves = Leaves(booster, model, options, agreement.rows["train"], self.collective)
+        return self._boost(booster, datasets["train"], agreement, draws, leaves, report)
 
     def text_of(self, booster: lightgbm.Booster) -> str:
         """Return the model's text as LightGBM writes it in one process."""
@@ -101,8 +112,9 @@ class Boosting:
         train: lightgbm.Dataset,
         agreement: Agreement,
         draws: RowDraws | None,
+        leaves: Leaves | None,
         report: Report,
-    ) -> None:
+    ) -> lightgbm.Booster:
         options, history = self.options, self.history
         # LightGBM counts the iterations of `init_model` too.
         given = history.given_iterations
@@ -123,18 +135,23 @@ class Boosting:
             end_iteration=given + total,
             evaluation_result_list=None,
         )
-        first = len(history.rounds)
+        first, model = len(history.rounds), booster
         for round_ in range(first, total):
             before = replace(env, iteration=given + round_)
             _call(options.callbacks, before, before_iteration=True)
             self._update(booster, train, draws, round_)
+            model = booster
+            if leaves is not None:
+                leaves.after_round(None if draws is None else draws.mask(round_))
+                assert leaves.model is not None
+                model = leaves.model
             if round_ == 0 and self._first_score is not None:
-                self._first_score.add_to_first_trees(booster)
+                self._first_score.add_to_first_trees(model)
             evaluations = evaluated(
                 booster, options, train=metrics_of_train, collective=self.collective
             )
             history.rounds.append([e for e in evaluations if e.dataset_name != "train"])
-            after = replace(before, evaluation_result_list=evaluations)
+            after = replace(before, model=model, evaluation_result_list=evaluations)
             best = None if rule is None else rule.best_if_over(after, history)
             if round_ == first:
                 _begin_records(options.callbacks, after)
@@ -148,9 +165,10 @@ class Boosting:
             history.best_iteration = None if best is None else given + best
             # After the decision, so that a checkpoint of this round holds it.
             metrics = {f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations}
-            report(round_ + 1, metrics, booster)
+            report(round_ + 1, metrics, model)
             if best is not None:
-                return
+                break
+        return model
 
     def _estimated(self, agreement: Agreement, params: Mapping[str, Any]) -> FirstScore:
         """Estimate the initial score on one rank, as LightGBM does in one process."""
@@ -204,8 +222,7 @@ def _booster(
     with _acceptable(datasets["train"]):
         booster = lightgbm.Booster(params, datasets["train"])
     if model is not None:
-        # What `lightgbm.train(init_model=…)` does; but that predicts every row in Python first.
-        _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, model._handle))
+        merge(booster, model)
     booster.set_train_data_name("train")
     for name, dataset in datasets.items():
         if name != "train":

@@ -67,6 +67,10 @@ class Rows:
         column = self.options.group
         return None if column is None else group_sizes(self.table.column(column))
 
+    def leaves(self, booster: lightgbm.Booster, iteration: int) -> Numbers:
+        """The leaf of each row in the one tree of an iteration; int32, shape `[rows]`."""
+        return _Batches(self.table.select(self.features)).leaves(booster, iteration)
+
     @property
     def counting(self) -> slice | Mask:
         """The rows that weigh more than 0: from others LightGBM's `average_precision` gets NaN."""
@@ -267,11 +271,16 @@ class _Batches(lightgbm.Sequence):
 
     def predicted(self, model: lightgbm.Booster) -> Numbers:
         """The model's raw scores, all rows for one tree, then for the next."""
-        parts = [
-            model.predict(self[slice(start, start + self.batch_size)], raw_score=True)
-            for start in range(0, len(self), self.batch_size)
-        ]
-        return np.concatenate(parts).T.ravel()
+        return np.concatenate(self._predictions(model, raw_score=True)).T.ravel()
+
+    def leaves(self, model: lightgbm.Booster, iteration: int) -> Numbers:
+        """The leaf of each row in the one tree of an iteration."""
+        how = {"pred_leaf": True, "start_iteration": iteration, "num_iteration": 1}
+        return np.concatenate(self._predictions(model, **how)).ravel().astype(np.int32)
+
+    def _predictions(self, model: lightgbm.Booster, **how: Any) -> list[Numbers]:
+        starts = range(0, len(self), self.batch_size)
+        return [model.predict(self[slice(at, at + self.batch_size)], **how) for at in starts]
 
 
 def _in_numbers(table: pa.Table, categories: Mapping[str, pa.Array]) -> pa.Table:

@@ -49,7 +49,7 @@ class RowDraws:
         fobj: Objective | None,
     ) -> None:
         """Boost a round in which only those rows count that are drawn for it."""
-        mask = self._mask(round_)
+        mask = self.mask(round_)
         if fobj is not None:
             booster.update(fobj=of_rows(fobj, mask))
             return
@@ -67,7 +67,8 @@ class RowDraws:
         rows = self._rows
         return np.ones_like(rows.labels) if rows.weights is None else rows.weights
 
-    def _mask(self, round_: int) -> Mask:
+    def mask(self, round_: int) -> Mask:
+        """This rank's rows that are drawn for a round."""
         rows, params = self._rows, self.options.params
         draw = round_ // int(value(params, "bagging_freq"))
         seed = int(value(params, "bagging_seed", self.options.seed))

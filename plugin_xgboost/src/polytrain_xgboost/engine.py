@@ -14,6 +14,7 @@ import xgboost
 from xgboost import collective
 from xgboost.tracker import RabitTracker
 
+from polytrain.boosting.nan_metrics import NanWarning
 from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
 from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost
@@ -104,13 +105,13 @@ class XGBoostEngine(Engine[xgboost.Booster]):
             tables = {name: shard.to_arrow() for name, shard in shards.items() if name != "train"}
             train = shards["train"]
             rows = train.to_arrow() if directory is None else spooled(train, directory)
-            return self._boosting.train(
-                {"train": rows, **tables},
-                model,
-                lambda step, metrics, booster: session.report(
-                    step=step, metrics=metrics, model=booster
-                ),
-            )
+            nan_warning = NanWarning(is_logging_rank=me.rank == 0)
+
+            def report(step: int, metrics: Mapping[str, float], booster: xgboost.Booster) -> None:
+                nan_warning.after_round(step, metrics)
+                session.report(step=step, metrics=metrics, model=booster)
+
+            return self._boosting.train({"train": rows, **tables}, model, report)
 
     def save(self, model: xgboost.Booster, directory: Path) -> None:
         saved = bytes(model.save_raw())
