@@ -11,7 +11,7 @@ import lightgbm
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.e2e.boosters import fit
+from tests.e2e.boosters import fit, model_of, same_everywhere
 
 import polytrain_lightgbm
 from polytrain import RunConfig
@@ -112,3 +112,82 @@ def test_a_metric_of_train_is_that_of_all_rows(
     params = {**params, "boost_from_average": False, "verbosity": -1}
     expected = {f"train-{m}": v for _, m, v, *_ in lightgbm.Booster(params, data).eval_train()}
     assert result.metrics == pytest.approx(expected)
+
+
+def noisy(x: Any) -> Any:
+    return 100 + 3 * x[:, 0] + np.random.default_rng(2).standard_t(2, ROWS)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"objective": "reg:absoluteerror", "num_parallel_tree": 2},
+        {"objective": "reg:quantileerror", "quantile_alpha": [0.1, 0.9], "subsample": 0.6},
+    ],
+    ids=["absoluteerror", "quantileerror"],
+)
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_leaves_of_xgboost_are_quantiles_of_all_rows(
+    quiet: RunConfig, params: dict[str, Any], weight: str | None
+) -> None:
+    """Rows are sorted, or the rows of one worker weigh nothing. Inline is XGBoost alone."""
+    table = a_table(noisy, w=a_weightless_half())
+    table = table if weight else table.drop_columns(["w"]).sort_by("y")
+    options = {"backend": "xgboost", "params": params, "weight": weight}
+    two, inline = (fit(quiet, table, n, datasets={"v": table}, **options) for n in (2, 0))
+    assert model_of(two) == model_of(inline)
+    assert two.metrics == pytest.approx(inline.metrics)
+
+
+@pytest.mark.parametrize("objective", ["l1", "quantile", "mape"])
+def test_leaves_of_lightgbm_are_percentiles_of_all_rows(quiet: RunConfig, objective: str) -> None:
+    table = a_table(noisy).sort_by("y")
+    params = {"objective": objective, "num_leaves": 7}
+    # The hessians of `mape` differ, and counts are estimated from them.
+    result = fit(quiet, table, 0, backend="lightgbm", params=params, datasets={"v": table})
+    found = result.load_model().predict(features_of(table))
+    expected = alone(table, params).predict(features_of(table))
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    # The scores inside of LightGBM are those of its trees.
+    assert result.metrics["v-" + LOSSES[objective]] == pytest.approx(
+        result.metrics["train-" + LOSSES[objective]]
+    )
+
+
+LOSSES = {"l1": "l1", "quantile": "quantile", "mape": "mape"}
+
+
+@pytest.mark.parametrize("objective", ["l1", "quantile"])
+def test_leaves_of_lightgbm_dont_depend_on_rows_that_weigh_nothing(
+    quiet: RunConfig, objective: str
+) -> None:
+    table = a_table(noisy, w=a_weightless_half())
+    params = {"objective": objective, "num_leaves": 7, "bagging_fraction": 0.9, "bagging_freq": 1}
+    del params["bagging_fraction"], params["bagging_freq"]
+    options: dict[str, Any] = {"backend": "lightgbm", "params": params, "weight": "w"}
+    sorted_, mixed = (
+        fit(quiet, rows, 0, **options).load_model().predict(features_of(table))
+        for rows in (table, shuffled(table))
+    )
+    np.testing.assert_allclose(sorted_, mixed, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("backend", "params"),
+    [
+        ("xgboost", {"objective": "reg:absoluteerror", "max_depth": 3, "colsample_bytree": 0.7}),
+        ("lightgbm", {"objective": "l1", "num_leaves": 7, "feature_fraction": 0.7}),
+    ],
+    ids=["xgboost", "lightgbm"],
+)
+def test_leaves_of_all_rows_are_the_same_everywhere(
+    quiet: RunConfig, backend: str, params: dict[str, Any]
+) -> None:
+    """Early stopping and bagging too."""
+    same_everywhere(
+        quiet,
+        a_table(noisy).sort_by("y"),
+        backend=backend,
+        params=params,
+        datasets={"v": shuffled(a_table(noisy))},
+    )

@@ -139,7 +139,7 @@ class Boosting:
         for round_ in range(first, total):
             before = replace(env, iteration=given + round_)
             _call(options.callbacks, before, before_iteration=True)
-            self._update(booster, train, draws, round_)
+            self._update(booster, train, draws, leaves, round_)
             model = booster
             if leaves is not None:
                 leaves.after_round(None if draws is None else draws.mask(round_))
@@ -190,9 +190,12 @@ class Boosting:
         booster: lightgbm.Booster,
         train: lightgbm.Dataset,
         draws: RowDraws | None,
+        leaves: Leaves | None,
         round_: int,
     ) -> None:
         columns, objective = column_seeds(self.options, round_), self.options.objective
+        if leaves is not None:
+            columns |= leaves.before_round()
 
         def gradients(scores: Any, train: lightgbm.Dataset) -> Any:
             found = objective(scores, train)

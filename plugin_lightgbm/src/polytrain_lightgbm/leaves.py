@@ -4,11 +4,15 @@ After a tree of `l1`, `quantile` or `mape` has grown, LightGBM gives each leaf a
 rows' residuals; several machines average theirs, which is wrong if their rows differ. Here rank 0
 gets all residuals, and computes what LightGBM in one process does.
 
-LightGBM can set a leaf's value, but doesn't correct the scores. It does when it takes a tree back:
-so each tree is moved into another booster, and the one that trains takes back the difference.
+LightGBM can set a leaf's value, but doesn't correct the scores then. It does when it takes a tree
+back: so each tree is moved into another booster, and the one that trains takes it back with the
+leaves negated. It grows at a learning rate that doesn't change a score.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import lightgbm
 import numpy as np
@@ -19,9 +23,15 @@ from polytrain.boosting.row_draws import Mask
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Rows
+from polytrain_lightgbm.first_score import inner_values, with_tree
 from polytrain_lightgbm.network import QUIET, by_itself, tiny_booster
 from polytrain_lightgbm.objectives import objective_of
+from polytrain_lightgbm.parameters import parameter_names
 from polytrain_lightgbm.train_metrics import predictions_of
+
+_NO_RATE = 2.0**-100
+"""A learning rate at which a tree adds nothing to a score; a power of 2, by which one can divide.
+With a smaller one, LightGBM would round leaves to 0."""
 
 
 class Leaves:
@@ -61,7 +71,16 @@ class Leaves:
         if objective == "mape":
             shares = 1 / np.maximum(1, np.abs(rows.labels))
             self._weights = shares if rows.weights is None else shares * rows.weights
-        self._scores = predictions_of(booster)
+        self._scores = predictions_of(booster).astype(float)
+        self._rate: dict[str, Any] = {}
+
+    def before_round(self) -> dict[str, Any]:
+        """Return parameters for the round, which callbacks may have changed."""
+        params = self._booster.params
+        names = parameter_names("learning_rate")
+        name = next((each for each in names if each in params), "learning_rate")
+        self._rate = {name: params.get(name, 0.1)}
+        return {name: _NO_RATE}
 
     def after_round(self, drawn: Mask | None) -> None:
         """Give the leaves of the round's tree their values, and move it into `model`.
@@ -70,37 +89,42 @@ class Leaves:
             drawn: this rank's rows that the round has used; None for all.
         """
         booster, index = self._booster, self._before
+        booster.reset_parameter(self._rate)
         if booster.num_trees() > index:
+            [rate] = self._rate.values()
             [tree] = booster.dump_model(start_iteration=index, num_iteration=1)["tree_info"]
-            before = [booster.get_leaf_output(index, leaf) for leaf in range(tree["num_leaves"])]
-            after = self._percentiles(before, tree["shrinkage"], drawn)
-            self._set(after)
-            self._keep(index)
-            self._set(np.array(before) - after)
+            grown = [booster.get_leaf_output(index, leaf) for leaf in range(tree["num_leaves"])]
+            leaves = self._rows.leaves(booster, index)
+            values = self._percentiles(leaves, np.array(grown) / _NO_RATE, drawn) * rate
+            self._scores += values[leaves]
+            self._set(values)
+            inner = dict(inner_values(tree["tree_structure"]))
+            scaled = (inner[node] / _NO_RATE * rate for node in sorted(inner))
+            lines = {"internal_value": " ".join(f"{value:g}" for value in scaled)}
+            self._keep(index, {**lines, "shrinkage": f"{rate:g}"})
+            self._set(np.array(grown) - values)
             booster.rollback_one_iter()
         elif self.model is None:
-            self._keep(0)
-        self._scores = predictions_of(booster)
+            self._keep(0, {})
 
-    def _percentiles(self, before: list[float], shrinkage: float, drawn: Mask | None) -> Numbers:
-        """Return the value of each leaf; the one that it has, if it has no rows."""
+    def _percentiles(self, leaves: Numbers, grown: Numbers, drawn: Mask | None) -> Numbers:
+        """Return the percentile of each leaf; what it has, if it has no rows."""
         used = slice(None) if drawn is None else drawn
-        leaves = self._rows.leaves(self._booster, self._before)[used]
-        residuals = (self._rows.labels.astype(float) - self._scores)[used]
+        residuals = self._rows.labels - self._scores
         weights = None if self._weights is None else self._weights[used]
-        everybodys = self._collective.gather((leaves, residuals, weights))
+        everybodys = self._collective.gather((leaves[used], residuals[used], weights))
         found = None
         if everybodys is not None:
             columns = zip(*everybodys, strict=True)
             leaves, residuals, weights = (
                 None if column[0] is None else np.concatenate(column) for column in columns
             )
-            found = np.array(before)
+            found = grown.copy()
             order = np.argsort(leaves, kind="stable")
             kinds, starts = np.unique(leaves[order], return_index=True)
             for leaf, rows in zip(kinds, np.split(order, starts[1:]), strict=True):
                 its_weights = None if weights is None else weights[rows]
-                found[leaf] = shrinkage * percentile(residuals[rows], its_weights, self._alpha)
+                found[leaf] = percentile(residuals[rows], its_weights, self._alpha)
         values: Numbers = self._collective.broadcast(found)
         return values
 
@@ -108,10 +132,10 @@ class Leaves:
         for leaf, value in enumerate(values):
             self._booster.set_leaf_output(self._before, leaf, float(value))
 
-    def _keep(self, index: int) -> None:
-        """Append a copy of one of the booster's trees to `model`."""
+    def _keep(self, index: int, lines: Mapping[str, str]) -> None:
+        """Append a copy of one of the booster's trees to `model`, with other lines in its text."""
         text = self._booster.model_to_string(start_iteration=index, num_iteration=1)
-        kept = lightgbm.Booster(model_str=text)
+        kept = lightgbm.Booster(model_str=with_tree(text, 0, lines))
         if self.model is not None:
             merge(kept, self.model)
         self.model = kept
