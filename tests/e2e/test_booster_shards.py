@@ -38,7 +38,13 @@ def shuffled(table: pa.Table) -> pa.Table:
     return table.take(pa.array(np.random.default_rng(1).permutation(ROWS)))
 
 
-def alone(table: pa.Table, params: dict[str, Any], **options: Any) -> lightgbm.Booster:
+def trees_of(model: lightgbm.Booster) -> str:
+    return model.model_to_string().partition("\nparameters:")[0]
+
+
+def alone(
+    table: pa.Table, params: dict[str, Any], callbacks: Any = (), **options: Any
+) -> lightgbm.Booster:
     """The model of LightGBM in one process, on the same bins."""
     weight = options.get("weight")
     features = table.drop_columns(["y", *([weight] if weight else [])])
@@ -50,7 +56,8 @@ def alone(table: pa.Table, params: dict[str, Any], **options: Any) -> lightgbm.B
             table, LightGBM(params=params, label="y", **options)
         ),
     )
-    return lightgbm.train({**params, "verbosity": -1}, data, num_boost_round=10)
+    params = {**params, "verbosity": -1}
+    return lightgbm.train(params, data, num_boost_round=10, callbacks=[*callbacks])
 
 
 def features_of(table: pa.Table) -> Any:
@@ -141,35 +148,46 @@ def test_leaves_of_xgboost_are_quantiles_of_all_rows(
 
 @pytest.mark.parametrize("objective", ["l1", "quantile", "mape"])
 def test_leaves_of_lightgbm_are_percentiles_of_all_rows(quiet: RunConfig, objective: str) -> None:
-    table = a_table(noisy).sort_by("y")
-    params = {"objective": objective, "num_leaves": 7}
-    # The hessians of `mape` differ, and counts are estimated from them.
-    result = fit(quiet, table, 0, backend="lightgbm", params=params, datasets={"v": table})
-    found = result.load_model().predict(features_of(table))
-    expected = alone(table, params).predict(features_of(table))
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-    # The scores inside of LightGBM are those of its trees.
-    assert result.metrics["v-" + LOSSES[objective]] == pytest.approx(
-        result.metrics["train-" + LOSSES[objective]]
+    """Rows are sorted; many are predicted exactly, where the last bit of a score decides."""
+    table = a_table(lambda x: noisy(x).round()).sort_by("y")
+    rates, seen = [0.3 * 0.9**round_ for round_ in range(10)], []
+    result = fit(
+        quiet,
+        table,
+        0,
+        backend="lightgbm",
+        params={"objective": objective, "num_leaves": 7},
+        datasets={"v": table},
+        callbacks=[
+            lightgbm.reset_parameter(learning_rate=rates),
+            lambda env: seen.append(env.model.num_trees()),
+        ],
     )
-
-
-LOSSES = {"l1": "l1", "quantile": "quantile", "mape": "mape"}
+    expected = alone(
+        table,
+        {"objective": objective, "num_leaves": 7},
+        callbacks=[lightgbm.reset_parameter(learning_rate=rates)],
+    )
+    assert trees_of(result.load_model()) == trees_of(expected)
+    assert seen == [*range(1, 11)]
+    # Inside of LightGBM, scores of other data sets are those of the trees too.
+    measured = result.metrics
+    assert measured[f"v-{objective}"] == pytest.approx(measured[f"train-{objective}"], rel=1e-12)
 
 
 @pytest.mark.parametrize("objective", ["l1", "quantile"])
-def test_leaves_of_lightgbm_dont_depend_on_rows_that_weigh_nothing(
+def test_leaves_of_lightgbm_dont_depend_on_where_rows_weigh_nothing(
     quiet: RunConfig, objective: str
 ) -> None:
     table = a_table(noisy, w=a_weightless_half())
-    params = {"objective": objective, "num_leaves": 7, "bagging_fraction": 0.9, "bagging_freq": 1}
-    del params["bagging_fraction"], params["bagging_freq"]
-    options: dict[str, Any] = {"backend": "lightgbm", "params": params, "weight": "w"}
-    sorted_, mixed = (
-        fit(quiet, rows, 0, **options).load_model().predict(features_of(table))
+    params = {"objective": objective, "num_leaves": 7}
+    apart, mixed = (
+        fit(quiet, rows, 0, backend="lightgbm", params=params, weight="w").load_model()
         for rows in (table, shuffled(table))
     )
-    np.testing.assert_allclose(sorted_, mixed, rtol=1e-9)
+    np.testing.assert_allclose(
+        apart.predict(features_of(table)), mixed.predict(features_of(table)), rtol=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -183,11 +201,43 @@ def test_leaves_of_lightgbm_dont_depend_on_rows_that_weigh_nothing(
 def test_leaves_of_all_rows_are_the_same_everywhere(
     quiet: RunConfig, backend: str, params: dict[str, Any]
 ) -> None:
-    """Early stopping and bagging too."""
-    same_everywhere(
-        quiet,
-        a_table(noisy).sort_by("y"),
-        backend=backend,
-        params=params,
-        datasets={"v": shuffled(a_table(noisy))},
-    )
+    table = a_table(noisy)
+    validation = {"v": shuffled(table)}
+    table = table.sort_by("y")
+    same_everywhere(quiet, table, backend=backend, params=params, datasets=validation)
+
+
+@pytest.mark.parametrize(
+    ("backend", "params", "what"),
+    [
+        ("xgboost", {"objective": "reg:absoluteerror", "booster": "dart"}, "booster='dart'"),
+        ("lightgbm", {"objective": "l1", "boosting": "dart"}, "with boosting"),
+        ("lightgbm", {"objective": "l1", "reg_sqrt": True}, "with reg_sqrt"),
+    ],
+    ids=["dart of xgboost", "dart of lightgbm", "reg_sqrt"],
+)
+def test_leaves_that_the_workers_average_are_worth_a_warning(
+    quiet: RunConfig,
+    capfd: pytest.CaptureFixture[str],
+    backend: str,
+    params: dict[str, Any],
+    what: str,
+) -> None:
+    result = fit(quiet, a_table(noisy), 2, backend=backend, params=params)
+    assert result.error is None
+    [line] = [line for line in capfd.readouterr().err.splitlines() if "averages the" in line]
+    assert what in line
+
+
+@pytest.mark.parametrize("backend", ["xgboost", "lightgbm"])
+def test_a_metric_that_is_nan_is_told_once(
+    quiet: RunConfig, capfd: pytest.CaptureFixture[str], backend: str
+) -> None:
+    metric: Any = {
+        "xgboost": {"custom_metric": lambda predictions, data: ("own", np.nan)},
+        "lightgbm": {"feval": lambda predictions, data: ("own", np.nan, False)},
+    }[backend]
+    table = a_table(noisy)
+    fit(quiet, table, 2, backend=backend, params={}, datasets={"v": table}, **metric)
+    [line] = [line for line in capfd.readouterr().err.splitlines() if "NaN" in line]
+    assert "round 1: 'train-own', 'v-own'" in line
