@@ -159,10 +159,8 @@ def test_several_workers_draw_and_grow_what_one_does(
 @pytest.mark.parametrize(
     ("backend", "params"),
     [
-        *losses("xgboost", medians={"objective": "reg:absoluteerror"}),
         *losses(
             "lightgbm",
-            medians={"objective": "l1"},
             # LightGBM begins with it after 1 / learning_rate rounds.
             goss={**LOGISTIC["lightgbm"], "data_sample_strategy": "goss", "learning_rate": 0.5},
             forest={

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from polytrain import get_context
 from polytrain.boosting.booster import Booster
 from polytrain_lightgbm.names import FORBIDDEN, name_problems
-from polytrain_lightgbm.objectives import objective_problems
+from polytrain_lightgbm.objectives import PERCENTILES, objective_of, objective_problems
 from polytrain_lightgbm.parameters import (
     ROW_DRAWS,
     gpu_problems,
@@ -106,6 +106,24 @@ class LightGBM(Booster):
             and not callable(self.objective)
             and self._boosting != "rf"
         )
+
+    @property
+    def renews_leaves(self) -> bool:
+        """Whether this package computes the leaves of objectives that need all residuals."""
+        return objective_of(self.params) in PERCENTILES and not self.averages_leaves
+
+    @property
+    def averages_leaves(self) -> str | None:
+        """The parameter with which LightGBM averages the leaves of such an objective."""
+        if objective_of(self.params) not in PERCENTILES:
+            return None
+        others = {
+            "boosting": self._boosting != "gbdt",
+            "data_sample_strategy": self.params.get("data_sample_strategy", "bagging") != "bagging",
+            "reg_sqrt": bool(self.params.get("reg_sqrt")),
+            "use_quantized_grad": bool(self.params.get("use_quantized_grad")),
+        }
+        return next((name for name, is_set in others.items() if is_set), None)
 
     @property
     def needs_all_rounds(self) -> bool:

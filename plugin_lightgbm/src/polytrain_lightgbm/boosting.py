@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import lightgbm
 import numpy as np
 import pyarrow as pa
-from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException, _RecordEvaluationCallback
 
 from polytrain.boosting.row_draws import Objective
@@ -19,9 +19,11 @@ from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, agreed
 from polytrain_lightgbm.first_score import FirstScore, estimated
 from polytrain_lightgbm.history import History, StoppingRule
+from polytrain_lightgbm.leaves import Leaves, merge
 from polytrain_lightgbm.network import by_itself
 from polytrain_lightgbm.parameters import parallel_params, reported_by_one_machine, value
 from polytrain_lightgbm.rounds import RowDraws, column_seeds, evaluated
+from polytrain_lightgbm.train_metrics import TrainMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +84,10 @@ class Boosting:
             draws.prepare(datasets["train"])
         booster = _booster({**params, **parallel_params(self.machines)}, datasets, model)
         self._reported_params = booster.model_to_string().partition(_PARAMETERS)[2]
-        self._boost(booster, datasets["train"], agreement, draws, report)
-        return booster
+        leaves = None
+        if options.renews_leaves:
+            leaves = Leaves(booster, model, options, agreement.rows["train"], self.collective)
+        return self._boost(booster, datasets["train"], agreement, draws, leaves, report)
 
     def text_of(self, booster: lightgbm.Booster) -> str:
         """Return the model's text as LightGBM writes it in one process."""
@@ -106,8 +110,9 @@ class Boosting:
         train: lightgbm.Dataset,
         agreement: Agreement,
         draws: RowDraws | None,
+        leaves: Leaves | None,
         report: Report,
-    ) -> None:
+    ) -> lightgbm.Booster:
         options, history = self.options, self.history
         # LightGBM counts the iterations of `init_model` too.
         given = history.given_iterations
@@ -115,7 +120,11 @@ class Boosting:
         rule = None
         if patience is not None:
             rule = StoppingRule(patience, total_rounds=total, params=options.params)
-        train_weight = agreement.rows["train"].metric_weight
+        metrics_of_train = (
+            TrainMetrics(booster, options, agreement.rows["train"], self.collective)
+            if options.eval_train
+            else None
+        )
         env = CallbackEnv(
             model=booster,
             params=dict(options.params),
@@ -124,18 +133,23 @@ class Boosting:
             end_iteration=given + total,
             evaluation_result_list=None,
         )
-        first = len(history.rounds)
+        first, model = len(history.rounds), booster
         for round_ in range(first, total):
             before = replace(env, iteration=given + round_)
             _call(options.callbacks, before, before_iteration=True)
-            self._update(booster, train, draws, round_)
+            self._update(booster, train, draws, leaves, round_)
+            model = booster
+            if leaves is not None:
+                leaves.after_round(None if draws is None else draws.mask(round_))
+                assert leaves.model is not None
+                model = leaves.model
             if round_ == 0 and self._first_score is not None:
-                self._first_score.add_to_first_trees(booster)
+                self._first_score.add_to_first_trees(model)
             evaluations = evaluated(
-                booster, options, train_weight=train_weight, collective=self.collective
+                booster, options, train=metrics_of_train, collective=self.collective
             )
             history.rounds.append([e for e in evaluations if e.dataset_name != "train"])
-            after = replace(before, evaluation_result_list=evaluations)
+            after = replace(before, model=model, evaluation_result_list=evaluations)
             best = None if rule is None else rule.best_if_over(after, history)
             if round_ == first:
                 _begin_records(options.callbacks, after)
@@ -149,9 +163,10 @@ class Boosting:
             history.best_iteration = None if best is None else given + best
             # After the decision, so that a checkpoint of this round holds it.
             metrics = {f"{e.dataset_name}-{e.metric_name}": e.metric_value for e in evaluations}
-            report(round_ + 1, metrics, booster)
+            report(round_ + 1, metrics, model)
             if best is not None:
-                return
+                break
+        return model
 
     def _estimated(self, agreement: Agreement, params: Mapping[str, Any]) -> FirstScore:
         """Estimate the initial score on one rank, as LightGBM does in one process."""
@@ -173,9 +188,12 @@ class Boosting:
         booster: lightgbm.Booster,
         train: lightgbm.Dataset,
         draws: RowDraws | None,
+        leaves: Leaves | None,
         round_: int,
     ) -> None:
         columns, objective = column_seeds(self.options, round_), self.options.objective
+        if leaves is not None:
+            columns |= leaves.before_round()
 
         def gradients(scores: Any, train: lightgbm.Dataset) -> Any:
             found = objective(scores, train)
@@ -198,12 +216,18 @@ class Boosting:
 
 
 def _warn(options: LightGBM, begins_with_model: bool) -> None:
-    """Say which options LightGBM replaces: its own warnings are silenced."""
+    """Say which options LightGBM replaces, and which make a worse model."""
     if begins_with_model and options.init_score is not None:
         logger.warning(
             "LightGBM takes what the model to continue predicts in place of the initial scores in "
             "the column %r. Leave init_score out.",
             options.init_score,
+        )
+    if options.averages_leaves:
+        logger.warning(
+            "LightGBM averages the leaves of its machines with %s and the objective %r: the model "
+            "is worse if the workers' rows differ. Leave out %s, or shuffle the rows.",
+            *(options.averages_leaves, options.objective, options.averages_leaves),
         )
     method = value(options.params, "monotone_constraints_method", "basic")
     if method != "basic" and value(options.params, "monotone_constraints"):
@@ -219,15 +243,32 @@ def _booster(
     datasets: Mapping[str, lightgbm.Dataset],
     model: lightgbm.Booster | None,
 ) -> lightgbm.Booster:
-    booster = lightgbm.Booster(params, datasets["train"])
+    with _acceptable(datasets["train"]):
+        booster = lightgbm.Booster(params, datasets["train"])
     if model is not None:
-        # What `lightgbm.train(init_model=…)` does; but that predicts every row in Python first.
-        _safe_call(_LIB.LGBM_BoosterMerge(booster._handle, model._handle))
+        merge(booster, model)
     booster.set_train_data_name("train")
     for name, dataset in datasets.items():
         if name != "train":
             booster.add_valid(dataset, name)
     return booster
+
+
+@contextmanager
+def _acceptable(train: lightgbm.Dataset) -> Iterator[None]:
+    """Let a booster begin with labels or weights of which all are 0 on this machine.
+
+    Some objectives refuse them, though they mean the sum over all machines. One row gets the least
+    number above 0 until the booster is there; it reads the fields again in every round.
+    """
+    fields = {name: train.get_field(name) for name in ("label", "weight")}
+    zeros = {name: old.copy() for name, old in fields.items() if old is not None and not old.any()}
+    least = np.finfo(np.float32).tiny
+    for name, old in zeros.items():
+        train.set_field(name, np.append(old[:-1], least))
+    yield
+    for name, old in zeros.items():
+        train.set_field(name, old)
 
 
 def _begin_records(callbacks: Iterable[Any], env: CallbackEnv) -> None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from polytrain.boosting.categories import agreed_categories, codes_of, selected
 from polytrain.boosting.numbers import Numbers, floats, plainly_typed, with_columns
+from polytrain.boosting.row_draws import Mask
 from polytrain.boosting.sampling import RowNumbers, agreed_numbers, agreed_sample
 from polytrain.boosting.table_validation import validated
 from polytrain.extension import BadDataError, group_sizes
@@ -66,12 +67,28 @@ class Rows:
         column = self.options.group
         return None if column is None else group_sizes(self.table.column(column))
 
+    def leaves(self, booster: lightgbm.Booster, iteration: int) -> Numbers:
+        """The leaf of each row in the one tree of an iteration; int32, shape `[rows]`."""
+        return _Batches(self.table.select(self.features)).leaves(booster, iteration)
+
     @property
-    def metric_weight(self) -> float:
+    def counting(self) -> slice | Mask:
+        """The rows that weigh more than 0: from others LightGBM's `average_precision` gets NaN."""
+        return slice(None) if self.weights is None else self.weights > 0
+
+    @property
+    def row_weight(self) -> float:
         """The weight of a metric that is the mean over these rows."""
-        if self.query_sizes is not None:
-            return float(len(self.query_sizes))
         return float(len(self.table)) if self.weights is None else float(self.weights.sum())
+
+    @property
+    def query_weight(self) -> float:
+        """The weight of a metric that is the mean over these queries; over rows without queries."""
+        sizes = self.query_sizes
+        if sizes is None or self.weights is None:
+            return self.row_weight if sizes is None else float(len(sizes))
+        # As in LightGBM, a query weighs as much as its rows do on average.
+        return float((np.add.reduceat(self.weights, np.cumsum(sizes) - sizes) / sizes).sum())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,11 +279,16 @@ class _Batches(lightgbm.Sequence):
     def predicted(self, model: lightgbm.Booster) -> Numbers:
         """The model's raw scores, all rows for one tree, then for the next."""
         # All of them: by default LightGBM predicts with those up to the best round.
-        parts = [
-            model.predict(self[rows], raw_score=True, num_iteration=-1)
-            for rows in self._slices(self.batch_size)
-        ]
-        return np.concatenate(parts).T.ravel()
+        every = self._predictions(model, raw_score=True, num_iteration=-1)
+        return np.concatenate(every).T.ravel()
+
+    def leaves(self, model: lightgbm.Booster, iteration: int) -> Numbers:
+        """The leaf of each row in the one tree of an iteration."""
+        how = {"pred_leaf": True, "start_iteration": iteration, "num_iteration": 1}
+        return np.concatenate(self._predictions(model, **how)).ravel().astype(np.int32)
+
+    def _predictions(self, model: lightgbm.Booster, **how: Any) -> list[Numbers]:
+        return [model.predict(self[rows], **how) for rows in self._slices(self.batch_size)]
 
     def added_to(self, scores: Numbers, model: lightgbm.Booster) -> Numbers:
         """Scores, and one tree after the other on top of them, as in training: the last bits

@@ -52,12 +52,12 @@ class FirstScore:
         for index, shrinkage in self._shrinkages.items():
             # Not 1 if DART has shrunken the tree again.
             scale = trees[index]["shrinkage"] / shrinkage
-            values = dict(_inner_values(trees[index]["tree_structure"]))
+            values = dict(inner_values(trees[index]["tree_structure"]))
             inner = [values[node] + scale * self.scores[index] for node in sorted(values)]
             lines = {"shrinkage": f"{scale:g}"}
             if inner:
                 lines["internal_value"] = " ".join(f"{value:g}" for value in inner)
-            text = _with_tree(text, index, lines)
+            text = with_tree(text, index, lines)
         return text
 
 
@@ -86,7 +86,7 @@ def estimated(
     return FirstScore(booster.predict(nothing[:1], raw_score=True).ravel().tolist())
 
 
-def _inner_values(node: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
+def inner_values(node: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
     """The values of a tree's inner nodes, by number."""
     nodes: list[Mapping[str, Any]] = [node]
     while nodes:
@@ -96,7 +96,7 @@ def _inner_values(node: Mapping[str, Any]) -> Iterator[tuple[int, float]]:
             nodes += (node["left_child"], node["right_child"])
 
 
-def _with_tree(text: str, index: int, lines: Mapping[str, str]) -> str:
+def with_tree(text: str, index: int, lines: Mapping[str, str]) -> str:
     """The model with other lines in one of its trees; it says how long each tree is."""
     sizes = re.search(r"^tree_sizes=(.*)$", text, re.MULTILINE)
     assert sizes is not None

@@ -37,6 +37,8 @@ _NAMES = {each: name for name, others in _OBJECTIVES.items() for each in (name, 
 
 MULTICLASS = ("multiclass", "multiclassova")
 RANKING = ("lambdarank", "rank_xendcg")
+PERCENTILES = ("mape", "quantile", "regression_l1")
+"""Their leaves are percentiles of residuals."""
 
 _METRICS = (
     *("auc", "auc_mu", "average_precision", "binary_error", "binary_logloss"),

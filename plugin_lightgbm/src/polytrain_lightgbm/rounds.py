@@ -5,8 +5,6 @@ The draws of a round depend only on the seed and its number, so a restart doesn'
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +18,7 @@ from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Agreement, Rows
 from polytrain_lightgbm.parameters import value
+from polytrain_lightgbm.train_metrics import TrainMetrics, plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class RowDraws:
         fobj: Objective | None,
     ) -> None:
         """Boost a round in which only those rows count that are drawn for it."""
-        mask = self._mask(round_)
+        mask = self.mask(round_)
         if fobj is not None:
             booster.update(fobj=of_rows(fobj, mask))
             return
@@ -68,7 +67,8 @@ class RowDraws:
         rows = self._rows
         return np.ones_like(rows.labels) if rows.weights is None else rows.weights
 
-    def _mask(self, round_: int) -> Mask:
+    def mask(self, round_: int) -> Mask:
+        """This rank's rows that are drawn for a round."""
         rows, params = self._rows, self.options.params
         draw = round_ // int(value(params, "bagging_freq"))
         seed = int(value(params, "bagging_seed", self.options.seed))
@@ -99,32 +99,15 @@ def column_seeds(options: LightGBM, round_: int) -> dict[str, Any]:
 
 
 def evaluated(
-    booster: lightgbm.Booster, options: LightGBM, *, train_weight: float, collective: Collective
+    booster: lightgbm.Booster,
+    options: LightGBM,
+    *,
+    train: TrainMetrics | None,
+    collective: Collective,
 ) -> list[EvalResult]:
     """The metrics of a round, those of "train" first; the same on every rank.
 
-    Data sets that are only evaluated are rank 0's, all rows of them. Of "train" each rank has its
-    part: it is the mean by weight, or the root of the mean square.
+    Data sets that are only evaluated are rank 0's, all rows of them.
     """
-    of_train = [*map(_plain, booster.eval_train(options.feval))] if options.eval_train else []
-    others = [*map(_plain, booster.eval_valid(options.feval))]
-    everybodys = collective.all_gather((of_train, train_weight, others))
-    weights = [weight for _, weight, _ in everybodys]
-    together = []
-    for index, one in enumerate(of_train):
-        values = [each[index].metric_value for each, _, _ in everybodys]
-        mean = _mean(one.metric_name, values, weights)
-        together.append(EvalResult(one.dataset_name, one.metric_name, mean, one.maximize))
-    return together + everybodys[0][2]
-
-
-def _mean(metric: str, values: Sequence[float], weights: Sequence[float]) -> float:
-    if metric == "rmse":
-        return math.sqrt(_mean("", [each**2 for each in values], weights))
-    return sum(v * w for v, w in zip(values, weights, strict=True)) / sum(weights)
-
-
-def _plain(result: EvalResult) -> EvalResult:
-    """The result with plain numbers, whatever the user's own metric has returned."""
-    value, maximize = float(result.metric_value), bool(result.maximize)
-    return EvalResult(result.dataset_name, result.metric_name, value, maximize)
+    of_train = [] if train is None else train.after_round()
+    return of_train + collective.broadcast([*map(plain, booster.eval_valid(options.feval))])

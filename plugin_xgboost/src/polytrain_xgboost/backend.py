@@ -17,6 +17,7 @@ from polytrain_plugins import (
     unknown_name,
 )
 from polytrain_xgboost.parameters import (
+    QUANTILES,
     bound_problems,
     callback_problems,
     function_problems,
@@ -129,6 +130,19 @@ class XGBoost(Booster):
     def row_rate(self) -> float:
         """The fraction of rows that is drawn for a round."""
         return float(self.params.get("subsample", 1))
+
+    @property
+    def quantiles_in_leaves(self) -> bool:
+        """Whether leaves are quantiles of all workers' residuals."""
+        params = self.params
+        return (
+            self.obj is None and params.get("objective") in QUANTILES and not self.averages_leaves
+        )
+
+    @property
+    def averages_leaves(self) -> bool:
+        """Whether XGBoost averages the workers' leaves."""
+        return self.params.get("objective") in QUANTILES and self.params.get("booster") == "dart"
 
     @property
     def seed(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,12 @@ from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.evaluating import evaluated, is_exhausted
 from polytrain_xgboost.history import History
 from polytrain_xgboost.intercept import estimated_intercept
+from polytrain_xgboost.leaves import GrowingBooster, Leaves
 from polytrain_xgboost.matrices import TrainingData, training_data
 from polytrain_xgboost.outside import Outside
 from polytrain_xgboost.rounds import boost
+
+logger = logging.getLogger(__name__)
 
 Report = Callable[[int, Mapping[str, float], xgboost.Booster], None]
 """Called after every round with its number from 1, its metrics and the booster."""
@@ -60,14 +64,40 @@ class Boosting:
         )
         params = {**self.params, "max_bin": data.max_bin, **self._first_score(data, model)}
         matrices = [data.train, *data.evaluated.values()]
-        return self._boost(TunableBooster(params, matrices, model_file=model), data, report)
+        several = self.ranks.size > 1
+        if several and self.ranks.me == 0 and self.options.averages_leaves:
+            logger.warning(
+                "XGBoost averages the workers' leaves with booster='dart' and the objective %r: "
+                "the model is worse if the workers' rows differ. Use 'gbtree', or one worker.",
+                self.params["objective"],
+            )
+        gathers = several and self.options.quantiles_in_leaves
+        kind = GrowingBooster if gathers else TunableBooster
+        booster = kind(params, matrices, model_file=model)
+        callbacks = Callbacks(self.options.callbacks, history=self.history, ranks=self.ranks)
+        booster = callbacks.before_training(booster)
+        leaves = None
+        if gathers:
+            leaves = Leaves(
+                booster,
+                data,
+                options=self.options,
+                params=params,
+                history=self.history,
+                ranks=self.ranks,
+                outside=self.outside,
+            )
+        return self._boost(booster, data, callbacks, leaves, report)
 
     def _boost(
-        self, booster: xgboost.Booster, data: TrainingData, report: Report
+        self,
+        booster: xgboost.Booster,
+        data: TrainingData,
+        callbacks: Callbacks,
+        leaves: Leaves | None,
+        report: Report,
     ) -> xgboost.Booster:
         options, history = self.options, self.history
-        callbacks = Callbacks(options.callbacks, history=history, ranks=self.ranks)
-        booster = callbacks.before_training(booster)
         done, patience = len(history.rounds), options.early_stopping_rounds
         history.has_best = patience is not None
         # Rounds of the user's model don't count.
@@ -77,9 +107,10 @@ class Boosting:
         while True:
             # XGBoost begins to learn position biases in a round with the number 0.
             round_ = done if options.needs_all_rounds else before + done
-            boost(booster, data, round_=round_, options=options, params=self.params)
+            if leaves is None:
+                boost(booster, data, round_=round_, options=options, params=self.params)
             scores = evaluated(
-                booster,
+                booster if leaves is None else leaves.boost(round_),
                 data,
                 round_=round_,
                 options=options,

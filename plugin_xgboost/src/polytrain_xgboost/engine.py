@@ -14,6 +14,7 @@ import xgboost
 from xgboost import collective
 from xgboost.tracker import RabitTracker
 
+from polytrain.boosting.nan_metrics import NanWarning
 from polytrain_plugins import Engine, Member, Offer, Session, Shard, World
 from polytrain_plugins.registry import install_line
 from polytrain_xgboost.backend import XGBoost
@@ -101,7 +102,10 @@ class XGBoostEngine(Engine[xgboost.Booster]):
         shards = {name: shard for name, shard in shards.items() if name == "train" or me.rank == 0}
         directory = session.scratch if options.external_memory else None
 
+        nan_warning = NanWarning(is_logging_rank=me.rank == 0)
+
         def report(step: int, metrics: Mapping[str, float], booster: xgboost.Booster) -> None:
+            nan_warning.after_round(step, metrics)
             # A repeated round has been reported already.
             if step > reported:
                 session.report(step=step, metrics=metrics, model=booster)

@@ -52,6 +52,9 @@ _OBJECTIVES = (
     *("reg:tweedie", "survival:aft", "survival:cox"),
 )
 
+QUANTILES = ("reg:absoluteerror", "reg:quantileerror")
+"""Objectives whose leaves are quantiles of residuals."""
+
 _METRICS = (
     *("aft-nloglik", "ams", "auc", "aucpr", "cox-nloglik", "error"),
     *("gamma-deviance", "gamma-nloglik", "interval-regression-accuracy", "logloss", "mae", "map"),
@@ -122,6 +125,14 @@ def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]
         yield parameter_problem(
             "objective", f"{objective!r} can't be used: {_ALL_ROWS}", "Use one worker"
         )
+    if objective in QUANTILES and job.num_workers > 1:
+        strategy = str(params.get("multi_strategy"))
+        if strategy == "multi_output_tree":
+            yield parameter_problem(
+                "multi_strategy",
+                f"{strategy!r} with {objective!r} gives NaN on several workers",
+                "Leave it out, or use one worker",
+            )
     if objective.startswith("multi:") and not _is_count(params.get("num_class")):
         yield needed_by_objective(objective, "params['num_class']", "Give the number of classes")
     if objective == "reg:quantileerror" and "quantile_alpha" not in params:

@@ -10,7 +10,7 @@ from typing import Any
 
 import xgboost
 
-from polytrain.boosting.row_draws import Objective, drawn, of_rows
+from polytrain.boosting.row_draws import Mask, Objective, drawn, of_rows
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.matrices import TrainingData
 
@@ -43,24 +43,31 @@ def boost(
     if objective is not None and params.get("booster") == "dart":
         # DART drops trees before XGBoost seeds the round.
         booster.set_param({"seed": options.seed + round_})
-    if options.row_rate == 1:
+    mask = drawn_rows(data, round_, options)
+    if mask is None:
         booster.update(data.train, round_, objective)
         return
-    weights = data.weights
-    mask = drawn(
-        options.row_rate,
-        seed=options.seed,
-        round_=round_,
-        first=data.first_row,
-        rows=len(weights),
-    )
     if objective is not None:
         booster.update(data.train, round_, of_rows(objective, data.by_row(mask)))
         return
+    weights = data.weights
     data.train.set_weight(weights * mask)
     booster.update(data.train, round_)
     # Metrics use all rows.
     data.train.set_weight(weights)
+
+
+def drawn_rows(data: TrainingData, round_: int, options: XGBoost) -> Mask | None:
+    """Return a mask of the rank's rows, or of its queries, that a round uses; None for all."""
+    if options.row_rate == 1:
+        return None
+    return drawn(
+        options.row_rate,
+        seed=options.seed,
+        round_=round_,
+        first=data.first_row,
+        rows=len(data.weights),
+    )
 
 
 def _reset_column_draws(booster: xgboost.Booster, method: str) -> None:

@@ -1,0 +1,169 @@
+"""The metrics of "train", whose rows are on all ranks.
+
+Many are means over rows or queries: the mean of the ranks' means is exact. For the others, such as
+"auc", rank 0 gets all predictions and lets LightGBM evaluate them in one process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import lightgbm
+import numpy as np
+from lightgbm.basic import EvalResult
+
+from polytrain.boosting.numbers import Numbers
+from polytrain_lightgbm.backend import LightGBM
+from polytrain_lightgbm.collective import Collective
+from polytrain_lightgbm.datasets import Rows
+from polytrain_lightgbm.network import QUIET, by_itself
+from polytrain_lightgbm.objectives import MULTICLASS, objective_of
+from polytrain_lightgbm.parameters import OF_FEATURES, without
+
+_MEANS_OF_ROWS = (
+    *("l1", "l2", "rmse", "quantile", "huber", "fair", "poisson", "mape", "gamma", "tweedie"),
+    *("binary_logloss", "binary_error", "multi_logloss", "multi_error"),
+    *("cross_entropy", "kullback_leibler"),
+)
+_MEANS_OF_QUERIES = ("ndcg", "map")
+
+
+def plain(result: EvalResult) -> EvalResult:
+    """The result with plain numbers, whatever the user's own metric has returned."""
+    found, maximize = float(result.metric_value), bool(result.maximize)
+    return EvalResult(result.dataset_name, result.metric_name, found, maximize)
+
+
+def predictions_of(booster: lightgbm.Booster) -> Numbers:
+    """A booster's predictions for its training rows; without features it has no others."""
+    found: list[Numbers] = []
+
+    def keep(predictions: Numbers, _: Any) -> list[Any]:
+        found.append(np.array(predictions))
+        return []
+
+    booster.eval_train(keep)
+    return found[0]
+
+
+class TrainMetrics:
+    """Evaluates "train" after a round, with the same result on every rank."""
+
+    def __init__(
+        self, booster: lightgbm.Booster, options: LightGBM, rows: Rows, collective: Collective
+    ) -> None:
+        """
+        Args:
+            booster: this rank's booster, before its first round.
+            options: the run's options.
+            rows: this rank's rows.
+            collective: all ranks, each of which makes one.
+        """
+        self._booster = booster
+        self._options = options
+        self._collective = collective
+        self._rows = rows
+        self._names = [each.metric_name for each in booster.eval_train()]
+        self._at_once = [name for name in self._names if not _is_a_mean(name)]
+        self._everybodys = _Everybody.gathered(rows, collective) if self._at_once else None
+
+    def after_round(self) -> list[EvalResult]:
+        """Return LightGBM's metrics, then the user's own, each of all ranks' rows."""
+        rows = self._rows
+        weights = (rows.row_weight, rows.query_weight)
+        # The user's own metrics aren't asked about rows that all weigh 0.
+        feval = self._options.feval if rows.row_weight > 0 else None
+        mine = [*map(plain, self._booster.eval_train(feval))]
+        everybodys = self._collective.all_gather((mine, weights))
+        counting = [(theirs, weights) for theirs, weights in everybodys if weights[0] > 0]
+        exact = self._evaluated_at_once()
+        together = []
+        for index, one in enumerate(counting[0][0]):
+            name, is_own = one.metric_name, index < len(self._names)
+            if is_own and name in exact:
+                found = exact[name]
+            else:
+                of_queries = not (is_own and name in _MEANS_OF_ROWS)
+                found = _mean(name, [(r[index].metric_value, w[of_queries]) for r, w in counting])
+            together.append(EvalResult(one.dataset_name, name, found, one.maximize))
+        return together
+
+    def _evaluated_at_once(self) -> dict[str, float]:
+        """Evaluate, on rank 0, the metrics that need all rows together."""
+        if not self._at_once:
+            return {}
+        mine = predictions_of(self._booster)[self._rows.counting]
+        predictions = self._collective.gather(mine)
+        found = None
+        if predictions is not None:
+            assert self._everybodys is not None
+            whole = np.concatenate(predictions)
+            found = by_itself(self._everybodys.evaluated, whole, self._at_once, self._options)
+        return dict(self._collective.broadcast(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Everybody:
+    """Labels and weights of all ranks' rows that count."""
+
+    labels: Numbers
+    weights: Numbers | None
+
+    @classmethod
+    def gathered(cls, rows: Rows, collective: Collective) -> _Everybody | None:
+        """Return those of all ranks on rank 0; None on the others."""
+        weights = None if rows.weights is None else rows.weights[rows.counting]
+        parts = collective.gather((rows.labels[rows.counting], weights))
+        if parts is None:
+            return None
+        every_label, every_weight = zip(*parts, strict=True)
+        return cls(
+            labels=np.concatenate(every_label),
+            weights=None if rows.weights is None else np.concatenate(every_weight),
+        )
+
+    def evaluated(
+        self, predictions: Numbers, metrics: Sequence[str], options: LightGBM
+    ) -> dict[str, float]:
+        """Let LightGBM in one process evaluate the predictions of these rows."""
+        params = {
+            **without(options.params, (*OF_FEATURES, "objective", "metric", "tree_learner")),
+            # Without an objective LightGBM takes initial scores for predictions.
+            **{**QUIET, "objective": "none", "metric": [*metrics], "boosting": "gbdt"},
+        }
+        if "auc_mu" in metrics:
+            # It compares raw scores: these differ from the logarithms by a constant in each row.
+            predictions = _raw(predictions, options.params)
+        data = lightgbm.Dataset(
+            np.zeros((len(self.labels), 1)),
+            label=self.labels,
+            weight=self.weights,
+            init_score=predictions,
+            params={**params, "feature_pre_filter": False},
+        )
+        results = lightgbm.Booster(params, data).eval_train()
+        return {each.metric_name: float(each.metric_value) for each in results}
+
+
+def _raw(predictions: Numbers, params: Mapping[str, Any]) -> Numbers:
+    """Return raw scores of several classes for predictions, up to a constant in each row."""
+    objective = objective_of(params)
+    if objective not in MULTICLASS:
+        return predictions
+    chances = predictions.clip(np.finfo(float).tiny, 1 - np.finfo(float).eps)
+    return np.log(chances) if objective == "multiclass" else np.log(chances / (1 - chances))
+
+
+def _is_a_mean(metric: str) -> bool:
+    """Whether a metric is a mean over rows or over queries (for `rmse`, its root)."""
+    return metric in _MEANS_OF_ROWS or metric.partition("@")[0] in _MEANS_OF_QUERIES
+
+
+def _mean(metric: str, parts: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of the ranks' values by weight."""
+    if metric == "rmse":
+        return math.sqrt(_mean("", [(value**2, weight) for value, weight in parts]))
+    return sum(value * weight for value, weight in parts) / sum(weight for _, weight in parts)

@@ -1,0 +1,205 @@
+"""Leaf values that are quantiles of residuals, of all ranks' rows.
+
+After a tree of `reg:absoluteerror` or `reg:quantileerror` has grown, XGBoost gives each leaf a
+quantile of its rows' residuals; several ranks average theirs, which is wrong if their rows differ.
+Here all residuals are gathered, and the quantiles are those of XGBoost in one process.
+
+XGBoost can't change a leaf, except in a model's text. To load a whole model again in every round
+would be slow, as it predicts all rows with all trees then. So each round trains a model of its own
+from the scores so far, and `GrowingBooster` appends its trees when the whole model is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xgboost
+
+from polytrain.boosting.row_draws import Mask
+from polytrain_xgboost.backend import XGBoost
+from polytrain_xgboost.callbacks import TunableBooster
+from polytrain_xgboost.collecting import Ranks
+from polytrain_xgboost.history import History
+from polytrain_xgboost.matrices import TrainingData
+from polytrain_xgboost.outside import Outside, outside_the_collective
+from polytrain_xgboost.rounds import boost, drawn_rows
+
+Floats = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class GrowingBooster(TunableBooster):
+    """A booster whose newest trees are appended when it is used."""
+
+    _waiting: tuple[bytes, ...] = ()
+
+    def append(self, round_: bytes) -> None:
+        """Append the trees of a round.
+
+        Args:
+            round_: a model of these trees alone, as XGBoost's JSON.
+        """
+        self._waiting += (round_,)
+
+    def __del__(self) -> None:
+        self._waiting = ()
+        super().__del__()
+
+    @property
+    def handle(self) -> Any:
+        """XGBoost's handle, which all methods use."""
+        waiting, self._waiting = self._waiting, ()
+        if waiting:
+            with outside_the_collective() as outside:
+                outside(self._append, waiting)
+        return self._handle
+
+    @handle.setter
+    def handle(self, handle: Any) -> None:
+        self._handle = handle
+
+    def _append(self, texts: tuple[bytes, ...]) -> None:
+        model, rounds = json.loads(self.save_raw("json")), [*map(json.loads, texts)]
+        if self.num_boosted_rounds() == 0:
+            # Without trees it has no features either.
+            attributes = model["learner"]["attributes"]
+            model, *rounds = rounds
+            model["learner"]["attributes"] = attributes
+        trees = model["learner"]["gradient_booster"]["model"]
+        for each in rounds:
+            more = each["learner"]["gradient_booster"]["model"]
+            for tree, group in zip(more["trees"], more["tree_info"], strict=True):
+                trees["trees"].append({**tree, "id": len(trees["trees"])})
+                trees["tree_info"].append(group)
+            trees["iteration_indptr"].append(len(trees["trees"]))
+        trees["gbtree_model_param"]["num_trees"] = str(len(trees["trees"]))
+        _load(self, json.dumps(model).encode())
+
+
+class Leaves:
+    """Boosts rounds, with leaves of all ranks' residuals."""
+
+    def __init__(
+        self,
+        booster: GrowingBooster,
+        data: TrainingData,
+        *,
+        options: XGBoost,
+        params: Mapping[str, Any],
+        history: History,
+        ranks: Ranks,
+        outside: Outside,
+    ) -> None:
+        """
+        Args:
+            booster: the booster to append trees to.
+            data: this rank's data, whose base margins become the scores so far.
+            options: the run's options.
+            params: XGBoost's parameters, with the initial score.
+            history: the run's history, with the parameters that callbacks have set.
+            ranks: all ranks, each of which makes one.
+            outside: makes calls outside the collective.
+        """
+        self._booster = booster
+        self._data = data
+        self._options = options
+        self._params = params
+        self._history = history
+        self._ranks = ranks
+        self._outside = outside
+        self._latest: xgboost.Booster = booster
+
+    def boost(self, round_: int) -> xgboost.Booster:
+        """Boost a round. Returns a booster that predicts the data as the whole model does.
+
+        Args:
+            round_: number of the round, from 0, including those of the user's model.
+        """
+        data, params = self._data, {**self._params, **self._history.params}
+        scores = self._update_scores()
+        one = xgboost.Booster(params, [data.train])
+        boost(one, data, round_=round_, options=self._options, params=params)
+        model = json.loads(one.save_raw("json"))
+        self._set_leaves(model, one, scores, drawn_rows(data, round_, self._options))
+        text = json.dumps(model).encode()
+        self._booster.append(text)
+        self._latest = xgboost.Booster(params, [data.train, *data.evaluated.values()])
+        self._outside(_load, self._latest, text)
+        return self._latest
+
+    def _update_scores(self) -> Floats:
+        """Begin with the scores so far. Returns those of "train", of shape `[rows, groups]`."""
+        data, latest = self._data, self._latest
+        for matrix in data.evaluated.values():
+            matrix.set_base_margin(self._outside(latest.predict, matrix, output_margin=True))
+        scores = latest.predict(data.train, output_margin=True)
+        data.train.set_base_margin(scores)
+        return scores.reshape(data.train.num_row(), -1)
+
+    def _set_leaves(
+        self, model: Any, one: xgboost.Booster, scores: Floats, drawn: Mask | None
+    ) -> None:
+        """Set the leaves of a round's model.
+
+        Args:
+            model: the model, as XGBoost's JSON has it.
+            one: the same model.
+            scores: the scores of "train" before the round, of shape `[rows, groups]`.
+            drawn: this rank's rows that the round has used; None for all.
+        """
+        train, config = self._data.train, json.loads(one.save_config())["learner"]
+        trees = model["learner"]["gradient_booster"]["model"]
+        rate = np.float32(config["gradient_booster"]["tree_train_param"]["eta"])
+        rate /= np.float32(trees["gbtree_model_param"]["num_parallel_tree"])
+        given = config["objective"].get("quantile_loss_param", {}).get("quantile_alpha", "[0.5]")
+        alphas = [float(np.float32(alpha)) for alpha in json.loads(given)]
+        weights = train.get_weight() if drawn is None else self._data.weights * drawn
+        # XGBoost leaves out rows without a hessian.
+        used = weights > 0 if len(weights) else slice(None)
+        nodes = one.predict(train, pred_leaf=True).reshape(train.num_row(), -1).astype(np.int32)
+        residuals = train.get_label()[:, np.newaxis] - scores
+        mine = nodes[used], residuals[used], weights[used] if len(weights) else None
+        columns = zip(*self._ranks.gathered(mine), strict=True)
+        nodes, residuals, weights = (
+            None if column[0] is None else np.concatenate(column) for column in columns
+        )
+        for index, group in enumerate(trees["tree_info"]):
+            order = np.argsort(nodes[:, index], kind="stable")
+            leaves, starts = np.unique(nodes[order, index], return_index=True)
+            for leaf, rows in zip(leaves, np.split(order, starts[1:]), strict=True):
+                its_weights = None if weights is None else weights[rows]
+                value = quantile(residuals[rows, group], its_weights, alphas[group])
+                trees["trees"][index]["split_conditions"][leaf] = float(value * rate)
+
+
+def quantile(values: Floats, weights: Floats | None, alpha: float) -> np.float32:
+    """Return a quantile as XGBoost's objectives compute it.
+
+    Args:
+        values: shape `[rows]`, one or more.
+        weights: shape `[rows]`, above 0; None if all count alike, which is interpolated.
+        alpha: from 0 to 1.
+    """
+    order = np.argsort(values, kind="stable")
+    values = values[order]
+    if weights is not None:
+        sums = np.cumsum(weights[order], dtype=np.float32)
+        place = np.searchsorted(sums, np.float32(float(sums[-1]) * alpha))
+        return np.float32(values[min(int(place), len(values) - 1)])
+    count = len(values)
+    if alpha <= 1 / (count + 1):
+        return np.float32(values[0])
+    if alpha >= count / (count + 1):
+        return np.float32(values[-1])
+    position = alpha * (count + 1)
+    place = int(position) - 1
+    low, high = values[place], values[place + 1]
+    return np.float32(float(low) + (position - 1 - place) * float(high - low))
+
+
+def _load(booster: xgboost.Booster, model: bytes) -> None:
+    """Load a model's JSON, and apply it: later, that would be a collective operation."""
+    booster.load_model(bytearray(model))
+    booster.save_config()

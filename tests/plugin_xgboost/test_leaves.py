@@ -1,0 +1,33 @@
+"""Quantiles are XGBoost's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xgboost
+from tests.plugin_xgboost.test_options import problems
+
+from polytrain_xgboost.leaves import quantile
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.5, 0.9, 0.98])
+@pytest.mark.parametrize("weighing", [None, 1.0, 0.3])
+def test_a_quantile_is_that_of_xgboost(alpha: float, weighing: float | None) -> None:
+    alpha = float(np.float32(alpha))
+    generator = np.random.default_rng(0)
+    for rows in range(2, 24):
+        labels = generator.normal(size=rows).astype(np.float32)
+        weights = None
+        if weighing is not None:
+            weights = (generator.integers(1, 4, rows) * weighing).astype(np.float32)
+        data = xgboost.QuantileDMatrix(np.zeros((rows, 1)), label=labels, weight=weights)
+        params = {"objective": "reg:quantileerror", "quantile_alpha": alpha, "eta": 1, "nthread": 1}
+        model = xgboost.train({**params, "base_score": 0.0}, data, num_boost_round=1)
+        assert quantile(labels, weights, alpha) == model.predict(data)[0]
+
+
+def test_vector_leaves_of_several_workers_are_refused() -> None:
+    params = {"objective": "reg:quantileerror", "multi_strategy": "multi_output_tree"}
+    [problem] = problems(label="y", params=params).values()
+    assert problem.field == "params['multi_strategy']"
+    assert "NaN on several workers" in problem.what
