@@ -27,7 +27,11 @@ def test_a_quantile_is_that_of_xgboost(alpha: float, weighing: float | None) -> 
 
 
 def test_vector_leaves_of_several_workers_are_refused() -> None:
-    params = {"objective": "reg:quantileerror", "multi_strategy": "multi_output_tree"}
+    params = {
+        "objective": "reg:quantileerror",
+        "quantile_alpha": 0.5,
+        "multi_strategy": "multi_output_tree",
+    }
     [problem] = problems(label="y", params=params).values()
     assert problem.field == "params['multi_strategy']"
     assert "NaN on several workers" in problem.what
