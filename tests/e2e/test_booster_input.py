@@ -154,6 +154,20 @@ def test_a_question_mark_that_makes_numbers_categories_is_worth_a_warning(
 
 
 @both
+def test_text_where_the_model_knows_numbers_is_told_when_it_predicts(
+    quiet: RunConfig, backend: str
+) -> None:
+    table = a_table()
+    result = trained(quiet, table, backend=backend)
+    column = table.column_names.index("x0")
+    numbers = [str(number) for number in table["x0"].to_pylist()]
+    as_text = table.set_column(column, "x0", pa.array(numbers))
+    assert result.predict(as_text).tolist() == result.predict(table).tolist()
+    with pytest.raises(ValueError, match="column 'x0' holds text, such as '\\?'"):
+        result.predict(table.set_column(column, "x0", pa.array(["?", *numbers[1:]])))
+
+
+@both
 @pytest.mark.parametrize(
     ("objective", "options"), [("binary", {"weight": "w"}), ("ranking", {"query": "q"})]
 )

@@ -20,6 +20,7 @@ from polytrain.boosting.numbers import Numbers, floats, plainly_typed, with_colu
 from polytrain.boosting.row_draws import Mask
 from polytrain.boosting.sampling import RowNumbers, agreed_numbers, agreed_sample
 from polytrain.boosting.table_validation import validated
+from polytrain.boosting.text_columns import with_numbers
 from polytrain.extension import BadDataError, group_sizes
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
@@ -220,7 +221,9 @@ def predicted(model: lightgbm.Booster, table: pa.Table, **options: Any) -> Numbe
     categories = {
         names[column]: pa.array(values) for column, values in zip(columns, lists, strict=True)
     }
-    features = plainly_typed(selected(renamed(table), names), names)
+    features = selected(renamed(table), names)
+    features = with_numbers(features, [name for name in names if name not in categories])
+    features = plainly_typed(features, names)
     features = _in_numbers(features, categories)
     return np.asarray(model.predict(_dense(features), **options))
 

@@ -22,6 +22,7 @@ from polytrain.boosting.row_draws import Mask
 from polytrain.boosting.sampling import agreed_numbers, agreed_sample
 from polytrain.boosting.table_rules import finite
 from polytrain.boosting.table_validation import validated
+from polytrain.boosting.text_columns import with_numbers
 from polytrain.extension import group_sizes
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks
@@ -159,8 +160,11 @@ def prediction_matrix(
     categories = {name: values for name, values in lists if values is not None}
     names = model.feature_names or []
     margin = base_margin if base_margin in table.column_names else None
+    features = with_numbers(
+        selected(table, names), [name for name in names if name not in categories]
+    )
     return xgboost.DMatrix(
-        encoded(plainly_typed(selected(table, names), names), categories),
+        encoded(plainly_typed(features, names), categories),
         base_margin=_numbers(table, margin),
         enable_categorical=True,
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from polytrain.boosting.text_columns import Counted, counted, warn_of_numbers_as_text
+from polytrain.boosting.text_columns import Counted, counted, warn_of_numbers_as_text, with_numbers
 
 
 def warnings(caplog: pytest.LogCaptureFixture, *ranks: Any, kind: Any = None) -> list[str]:
@@ -51,3 +51,13 @@ def test_categories_of_a_frame_are_not_warned_of(caplog: pytest.LogCaptureFixtur
 def test_missing_values_are_neither_numbers_nor_text() -> None:
     column = pa.chunked_array([["1", " 2 ", "NA"], [None, "", " ", "1e3", "0x1", "1,000"]])
     assert counted(column) == Counted(numbers=3, texts=3, examples=("NA", "0x1", "1,000"))
+
+
+def test_text_becomes_the_numbers_that_a_model_knows() -> None:
+    table = pa.table({"x": ["1", " 2.5", "", None], "kind": ["a", "b", "a", "b"]})
+    assert with_numbers(table, ["x"]).to_pydict() == {
+        "x": [1, 2.5, None, None],
+        "kind": ["a", "b", "a", "b"],
+    }
+    with pytest.raises(ValueError, match="column 'kind' holds text, such as 'a'"):
+        with_numbers(table, ["x", "kind"])

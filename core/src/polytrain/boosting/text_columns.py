@@ -1,15 +1,16 @@
-"""Warns of text columns that were meant as numbers: one `?` in a file makes a column text."""
+"""Text columns that were meant as numbers: one `?` in a file makes a column text."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from polytrain.boosting.categories import Gather
+from polytrain.boosting.numbers import with_columns
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,26 @@ def warn_of_numbers_as_text(
                 ", ".join(map(repr, found.examples)),
                 list(found.examples),
             )
+
+
+def with_numbers(table: pa.Table, columns: Iterable[str]) -> pa.Table:
+    """Return the table with numbers in place of text in these columns; empty text is missing.
+
+    Raises:
+        ValueError: some text isn't a number.
+    """
+    texts = [name for name in columns if _is_text(table.schema.field(name).type)]
+    converted = {}
+    for name in texts:
+        column = table.column(name)
+        if examples := counted(column).examples:
+            raise ValueError(
+                f"The column {name!r} holds text, such as {examples[0]!r}, and the model knows "
+                "numbers there. Give it numbers, or missing values where there are none."
+            )
+        text = pc.utf8_trim_whitespace(column)
+        converted[name] = pc.if_else(pc.equal(text, ""), None, text).cast(pa.float64())
+    return with_columns(table, converted)
 
 
 def counted(column: pa.ChunkedArray) -> Counted:
