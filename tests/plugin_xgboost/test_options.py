@@ -98,6 +98,7 @@ def test_it_travels() -> None:
         ({"tree_method": "approx"}, "Leave it out"),
         ({"tree_method": "exact"}, "Leave it out"),
         ({"booster": "gblinear"}, "Leave it out"),
+        ({"sampling_method": "gradient_based"}, "Leave it out"),
         ({"objective": "binary"}, "binary:logistic"),
         ({"objective": "survival:cox"}, "Use one worker"),
         ({"objective": "survival:aft"}, "Use another one"),

@@ -77,13 +77,16 @@ _PARAMETERS = Parameters(
     threads=("nthread", "n_jobs"),
 )
 
-_WITHOUT_BINS = {
+_REFUSED_VALUES = {
     "tree_method": {
         "approx": "every worker makes different bins in every round",
         "exact": "it needs all rows on one worker",
         "gpu_hist": "XGBoost removed it; ScalingConfig(use_gpu=True) trains on GPUs",
     },
     "booster": {"gblinear": "it has no trees and uses no bins"},
+    "sampling_method": {
+        "gradient_based": "rows are drawn by their numbers, the same at any number of workers"
+    },
 }
 
 _BOUNDS = "it needs two bounds for each row, and there is no option for them"
@@ -93,7 +96,7 @@ _ALL_ROWS = "it compares all rows with each other, and every worker has only a p
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     """Yield the parameters to change, to replace by an option, or to leave out."""
     yield from _PARAMETERS.problems(params, job)
-    for name, refused in _WITHOUT_BINS.items():
+    for name, refused in _REFUSED_VALUES.items():
         if params.get(name) in refused:
             value = params[name]
             yield parameter_problem(
