@@ -103,6 +103,7 @@ def test_it_travels() -> None:
         ({"updater": "grow_quantile_histmaker,prune"}, "Leave it out"),
         ({"updater": "grow_colmaker"}, "Leave it out"),
         ({"objective": "reg:expectileerror"}, "There are"),
+        ({"sampling_method": "gradient_based"}, "Leave it out"),
         ({"objective": "binary"}, "binary:logistic"),
         ({"objective": "survival:cox"}, "Use one worker"),
         ({"max_depth": -3}, "Give 0 for no limit"),

@@ -86,7 +86,7 @@ _PARAMETERS = Parameters(
     threads=("nthread", "n_jobs"),
 )
 
-_WITHOUT_BINS = {
+_REFUSED_VALUES = {
     "tree_method": {
         "approx": "every worker makes different bins in every round",
         "exact": "it needs all rows on one worker",
@@ -94,6 +94,9 @@ _WITHOUT_BINS = {
     },
     "booster": {"gblinear": "it has no trees and uses no bins"},
     "process_type": {"update": "it changes a model's trees, and a run adds trees"},
+    "sampling_method": {
+        "gradient_based": "rows are drawn by their numbers, the same at any number of workers"
+    },
 }
 
 _UPDATERS = {
@@ -108,7 +111,7 @@ _ALL_ROWS = "it compares all rows with each other, and every worker has only a p
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     """Yield the parameters to change, to replace by an option, or to leave out."""
     yield from _PARAMETERS.problems(params, job)
-    for name, refused in _WITHOUT_BINS.items():
+    for name, refused in _REFUSED_VALUES.items():
         if params.get(name) in refused:
             value = params[name]
             yield parameter_problem(
