@@ -121,6 +121,28 @@ def test_a_metric_of_train_is_that_of_all_rows(
     assert result.metrics == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_a_metric_of_xgboosts_train_is_that_of_all_rows(
+    quiet: RunConfig, weight: str | None
+) -> None:
+    """Rows are sorted, or the rows of one worker weigh nothing. "v" has the same rows."""
+    metrics = ["auc", "aucpr", "pre@50", "logloss"]
+    metrics = metrics[:2] if weight else metrics
+    table = a_table(lambda x: (noisy(x) > 103) * 1.0, w=a_weightless_half())
+    table = table if weight else table.drop_columns(["w"]).sort_by("y")
+    found = fit(
+        quiet,
+        table,
+        2,
+        backend="xgboost",
+        params={"objective": "binary:logistic", "max_depth": 2, "eval_metric": metrics},
+        weight=weight,
+        datasets={"v": table},
+    ).metrics
+    for metric in metrics:
+        assert found[f"train-{metric}"] == pytest.approx(found[f"v-{metric}"])
+
+
 def noisy(x: Any) -> Any:
     return 100 + 3 * x[:, 0] + np.random.default_rng(2).standard_t(2, ROWS)
 
