@@ -91,7 +91,7 @@ CLASSES = {"objective": "multiclass", "num_class": 3}
 @pytest.mark.parametrize(
     ("labels", "params"),
     [
-        (lambda x: x[:, 0] > 0.5, {"objective": "binary", "metric": [*RANKS, "binary_error"]}),
+        (lambda x: noisy(x) > 103, {"objective": "binary", "metric": [*RANKS, "binary_error"]}),
         (lambda x: np.arange(ROWS) % 3.0, {**CLASSES, "metric": ["auc_mu", "multi_logloss"]}),
         (lambda x: np.exp(x[:, 0]), {"objective": "gamma", "metric": ["gamma_deviance", "gamma"]}),
         (lambda x: x[:, 0], {"objective": "regression", "metric": ["rmse", "l1", "r2"]}),
