@@ -91,7 +91,7 @@ CLASSES = {"objective": "multiclass", "num_class": 3}
 @pytest.mark.parametrize(
     ("labels", "params"),
     [
-        (lambda x: x[:, 0] > 0.5, {"objective": "binary", "metric": [*RANKS, "binary_error"]}),
+        (lambda x: noisy(x) > 103, {"objective": "binary", "metric": [*RANKS, "binary_error"]}),
         (lambda x: np.arange(ROWS) % 3.0, {**CLASSES, "metric": ["auc_mu", "multi_logloss"]}),
         (lambda x: np.exp(x[:, 0]), {"objective": "gamma", "metric": ["gamma_deviance", "gamma"]}),
         (lambda x: x[:, 0], {"objective": "regression", "metric": ["rmse", "l1", "r2"]}),
@@ -119,6 +119,28 @@ def test_a_metric_of_train_is_that_of_all_rows(
     params = {**params, "boost_from_average": False, "verbosity": -1}
     expected = {f"train-{m}": v for _, m, v, *_ in lightgbm.Booster(params, data).eval_train()}
     assert result.metrics == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("weight", [None, "w"])
+def test_a_metric_of_xgboosts_train_is_that_of_all_rows(
+    quiet: RunConfig, weight: str | None
+) -> None:
+    """Rows are sorted, or the rows of one worker weigh nothing. "v" has the same rows."""
+    metrics = ["auc", "aucpr", "pre@50", "logloss"]
+    metrics = metrics[:2] if weight else metrics
+    table = a_table(lambda x: (noisy(x) > 103) * 1.0, w=a_weightless_half())
+    table = table if weight else table.drop_columns(["w"]).sort_by("y")
+    found = fit(
+        quiet,
+        table,
+        2,
+        backend="xgboost",
+        params={"objective": "binary:logistic", "max_depth": 2, "eval_metric": metrics},
+        weight=weight,
+        datasets={"v": table},
+    ).metrics
+    for metric in metrics:
+        assert found[f"train-{metric}"] == pytest.approx(found[f"v-{metric}"])
 
 
 def noisy(x: Any) -> Any:

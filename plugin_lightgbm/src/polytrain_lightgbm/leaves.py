@@ -11,7 +11,7 @@ leaves negated. It grows at a learning rate that doesn't change a score.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightgbm
@@ -100,12 +100,14 @@ class Leaves:
             self._set(values)
             inner = dict(inner_values(tree["tree_structure"]))
             scaled = (inner[node] / _NO_RATE * rate for node in sorted(inner))
-            lines = {"internal_value": " ".join(f"{value:g}" for value in scaled)}
-            self._keep(index, {**lines, "shrinkage": f"{rate:g}"})
+            lines = {"internal_value": " ".join(map(repr, scaled))}
+            self._keep(index, {**lines, "shrinkage": repr(float(rate))})
             self._set(np.array(grown) - values)
             booster.rollback_one_iter()
         elif self.model is None:
-            self._keep(0, {})
+            # Nothing could be split.
+            rows = sum(self._collective.all_gather(len(self._scores)))
+            self._keep(0, {"leaf_count": str(rows)})
 
     def _percentiles(self, leaves: Numbers, grown: Numbers, drawn: Mask | None) -> Numbers:
         """Return the percentile of each leaf; what it has, if it has no rows."""
@@ -115,10 +117,7 @@ class Leaves:
         everybodys = self._collective.gather((leaves[used], residuals[used], weights))
         found = None
         if everybodys is not None:
-            columns = zip(*everybodys, strict=True)
-            leaves, residuals, weights = (
-                None if column[0] is None else np.concatenate(column) for column in columns
-            )
+            leaves, residuals, weights = map(_joined, zip(*everybodys, strict=True))
             found = grown.copy()
             order = np.argsort(leaves, kind="stable")
             kinds, starts = np.unique(leaves[order], return_index=True)
@@ -171,6 +170,10 @@ def percentile(values: Numbers, weights: Numbers | None, alpha: float) -> float:
     if step < 1:
         return float(low)
     return float((threshold - sums[place - 1]) / step * (high - low) + low)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return None if parts[0] is None else np.concatenate(parts)
 
 
 def merge(booster: lightgbm.Booster, other: lightgbm.Booster) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import xgboost
 
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.history import Score
+from polytrain_xgboost.intercept import OF_COLUMNS
 from polytrain_xgboost.matrices import TrainingData
 from polytrain_xgboost.outside import Outside
 
@@ -32,13 +34,18 @@ def evaluated(
     """Return the metrics of a round, "train" first; the same on every rank.
 
     Rank 0 has all rows of the other data sets, so its metrics equal those of one process. Each rank
-    has its part of "train". XGBoost combines its own metrics; the user's metric is averaged by
-    weight.
+    has its part of "train". XGBoost combines its own metrics, but for those that need all rows
+    together; the user's metric is averaged by weight.
     """
     found: list[Score] = []
     custom = None if options.custom_metric is None else _Custom(options)
     if options.eval_train:
-        found += _own(booster, data.train, "train", round_)
+        own = _own(booster, data.train, "train", round_)
+        at_once = [each.metric for each in own if _needs_all_rows(each.metric, options)]
+        if at_once and ranks.size > 1:
+            exact = _of_all_rows(booster, data.train, at_once, options, ranks, outside)
+            own = [each._replace(value=exact.get(each.metric, each.value)) for each in own]
+        found += own
         if custom is not None:
             weight = float(data.weights.sum(dtype=float))
             mine = custom.scores(booster, data.train, "train") if weight > 0 else []
@@ -80,6 +87,45 @@ def _own(booster: xgboost.Booster, matrix: xgboost.DMatrix, name: str, round_: i
     # The round's number, and "name-metric:value" for every metric.
     parts = (part.rpartition(":") for part in text.split("\t")[1:])
     return [Score(name, full.removeprefix(f"{name}-"), float(value)) for full, _, value in parts]
+
+
+def _needs_all_rows(metric: str, options: XGBoost) -> bool:
+    """Return whether XGBoost's combination of the ranks' metrics isn't that of all rows."""
+    return options.qid is None and metric.partition("@")[0] in ("auc", "aucpr", "pre")
+
+
+def _of_all_rows(
+    booster: xgboost.Booster,
+    train: xgboost.DMatrix,
+    metrics: list[str],
+    options: XGBoost,
+    ranks: Ranks,
+    outside: Outside,
+) -> dict[str, float]:
+    """Let XGBoost on rank 0 evaluate all ranks' scores."""
+    weights = train.get_weight()
+    # Where no row of a class counts, `aucpr` is NaN.
+    counting = weights > 0 if len(weights) else slice(None)
+    scores = booster.predict(train, training=False, output_margin=True)[counting]
+    mine = scores, train.get_label()[counting], weights[counting]
+    by_rank = ranks.gathered(mine)
+
+    def evaluate() -> dict[str, float]:
+        scores, labels, weights = map(np.concatenate, zip(*by_rank, strict=True))
+        params = {**options.booster_params, "eval_metric": metrics}
+        for name in (*OF_COLUMNS, "disable_default_eval_metric"):
+            params.pop(name, None)
+        matrix = xgboost.DMatrix(
+            np.zeros((len(labels), 1)),
+            label=labels,
+            weight=weights if len(weights) else None,
+            base_margin=scores,
+        )
+        found = _own(xgboost.Booster(params, [matrix]), matrix, "train", 0)
+        return {each.metric: each.value for each in found}
+
+    exact: dict[str, float] = ranks.broadcast(outside(evaluate) if ranks.me == 0 else None)
+    return exact
 
 
 def _mean(parts: Iterable[tuple[list[Score], float]]) -> list[Score]:

@@ -15,8 +15,8 @@ import xgboost
 from polytrain_xgboost.collecting import Ranks
 from polytrain_xgboost.outside import Outside
 
-_OF_COLUMNS = ("monotone_constraints", "interaction_constraints", "max_bin")
-"""Parameters about features, which the estimate doesn't use."""
+OF_COLUMNS = ("monotone_constraints", "interaction_constraints", "max_bin")
+"""Parameters about features, which models without features don't take."""
 
 _FLAG = b"boost_from_averageSL\0\0\0\0\0\0\0\1"
 """The bytes before the flag in a model's UBJSON: its name, and a string's type and length 1."""
@@ -53,7 +53,7 @@ def _estimate(facts: Mapping[str, Any], params: Mapping[str, Any]) -> str:
     nothing = np.zeros((rows, 1), np.float32)
     matrix = xgboost.QuantileDMatrix(nothing, **facts)
     booster = xgboost.Booster(
-        {name: value for name, value in params.items() if name not in _OF_COLUMNS}, [matrix]
+        {name: value for name, value in params.items() if name not in OF_COLUMNS}, [matrix]
     )
     booster.update(matrix, 0)
     config = json.loads(booster.save_config())

@@ -12,7 +12,7 @@ from the scores so far, and `GrowingBooster` appends its trees when the whole mo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -161,10 +161,7 @@ class Leaves:
         nodes = one.predict(train, pred_leaf=True).reshape(train.num_row(), -1).astype(np.int32)
         residuals = train.get_label()[:, np.newaxis] - scores
         mine = nodes[used], residuals[used], weights[used] if len(weights) else None
-        columns = zip(*self._ranks.gathered(mine), strict=True)
-        nodes, residuals, weights = (
-            None if column[0] is None else np.concatenate(column) for column in columns
-        )
+        nodes, residuals, weights = map(_joined, zip(*self._ranks.gathered(mine), strict=True))
         for index, group in enumerate(trees["tree_info"]):
             order = np.argsort(nodes[:, index], kind="stable")
             leaves, starts = np.unique(nodes[order, index], return_index=True)
@@ -186,8 +183,8 @@ def quantile(values: Floats, weights: Floats | None, alpha: float) -> np.float32
     values = values[order]
     if weights is not None:
         sums = np.cumsum(weights[order], dtype=np.float32)
-        place = np.searchsorted(sums, np.float32(float(sums[-1]) * alpha))
-        return np.float32(values[min(int(place), len(values) - 1)])
+        place = int(np.searchsorted(sums, np.float32(float(sums[-1]) * alpha)))
+        return np.float32(values[min(place, len(values) - 1)])
     count = len(values)
     if alpha <= 1 / (count + 1):
         return np.float32(values[0])
@@ -197,6 +194,10 @@ def quantile(values: Floats, weights: Floats | None, alpha: float) -> np.float32
     place = int(position) - 1
     low, high = values[place], values[place + 1]
     return np.float32(float(low) + (position - 1 - place) * float(high - low))
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return None if parts[0] is None else np.concatenate(parts)
 
 
 def _load(booster: xgboost.Booster, model: bytes) -> None:
