@@ -58,28 +58,30 @@ def differences(states: States) -> Differences:
     return {"ranks": ranks, "names": names}
 
 
-def comparable(model: torch.nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A model's state, without the buffers that DDP sends from rank 0 before each step."""
+def comparable(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part's state, without the buffers that DDP sends from rank 0 before each step."""
+    if not isinstance(part, torch.nn.Module):
+        return state
     senders = [
         each
-        for each in model.modules()
+        for each in part.modules()
         if each in models_in_ddp
         or (isinstance(each, DistributedDataParallel) and each.broadcast_buffers)
     ]
     sent = {id(buffer) for each in senders for buffer in each.buffers()}
-    buffers = unwrapped(model).named_buffers(remove_duplicate=False)
+    buffers = unwrapped(part).named_buffers(remove_duplicate=False)
     left_out = {name for name, buffer in buffers if id(buffer) in sent}
     return {name: each for name, each in state.items() if name not in left_out}
 
 
-def save_own(states: States, found: Differences, directory: Path) -> None:
+def save_own(states: States, found: Differences, directory: Path | None) -> None:
     """Write what differs, of every rank but rank 0. All ranks call this.
 
     Args:
         states: this rank's, that differ or not.
         found: by `differences`.
-        directory: of this rank's part of the checkpoint. Rank 0's gets the files of all ranks,
-            unless every rank writes.
+        directory: of this rank's part of the checkpoint; None if it has none. Rank 0's gets the
+            files of all ranks, unless every rank writes.
 
     Raises:
         TypeError: a state isn't plain data, and couldn't be loaded safely.
@@ -88,6 +90,7 @@ def save_own(states: States, found: Differences, directory: Path) -> None:
         return
     rank = dist.get_rank()
     if get_context().every_rank_writes():
+        assert directory is not None
         write_own(states, found, directory)
     elif rank:
         file = io.BytesIO()
@@ -96,6 +99,7 @@ def save_own(states: States, found: Differences, directory: Path) -> None:
         refuse_unsafe_file(file)
         dist.send_object_list([file.getvalue()], dst=0)
     else:
+        assert directory is not None
         # One after the other: rank 0 needs the memory of one.
         for other in range(1, found["ranks"]):
             received: list[Any] = [None]

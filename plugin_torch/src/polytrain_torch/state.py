@@ -235,11 +235,9 @@ class TrainingState:
         if sharded:
             refuse_unsafe(states)
             dcp.save(states, checkpoint_id=directory)
-        compared: dict[str, State] = {
+        compared: dict[str, dict[str, Any]] = {
             "parts": {
                 name: comparable(self._parts[name], state)
-                if isinstance(self._parts[name], torch.nn.Module)
-                else state
                 for name, state in whole.items()
                 if not self._is_gathered(name)
             },
