@@ -170,3 +170,79 @@ def test_what_can_be_saved_and_not_loaded_fails_at_the_first_report(
         return
     with pytest.raises(TrainingFailedError, match=told):
         fit_with_library(quiet, saves_what_it_cannot_load, {"part": part})
+
+
+def train_apart(config: dict[str, Any]) -> list[Any]:
+    """Each rank returns what it ends with."""
+    import os
+    import signal
+
+    import torch
+    import torchmetrics
+    from accelerate import Accelerator, DistributedDataParallelKwargs
+
+    import polytrain
+    from polytrain_torch.accelerate import report, restore
+
+    class Counter:
+        count = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    unsent = DistributedDataParallelKwargs(broadcast_buffers=config["sends"])
+    accelerator = Accelerator(kwargs_handlers=[unsent])
+    torch.manual_seed(0)
+    inner = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    model, optimizer = accelerator.prepare(inner, torch.optim.SGD(inner.parameters(), lr=0.1))
+    counter, mean = Counter(), torchmetrics.MeanMetric()
+    if config["counts"]:
+        accelerator.register_for_checkpointing(counter, mean)
+    done = restore(accelerator)
+    rows = done.get("rows", 0)
+    context = polytrain.get_context()
+    rank = context.get_world_rank()
+    for epoch in range(done.get("epoch", 0), 4):
+        if rank == 1 and context.get_attempt() == 0 and epoch == config.get("dies_in"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        x = torch.arange(12.0).reshape(4, 3) * (rank + 1)
+        accelerator.backward(model(x).square().sum())
+        optimizer.step()
+        optimizer.zero_grad()
+        counter.count += rank + 1
+        mean.update(x.mean())
+        rows += rank + 1
+        progress = {"rows": rows} if config["counts"] else {}
+        report(accelerator, {"loss": 0.0}, epoch=epoch + 1, **progress)
+    model(torch.ones(4, 3))
+    state = [each.tolist() for each in inner.state_dict().values()]
+    return [rows, counter.count, mean.mean_value.item(), state]
+
+
+@pytest.mark.parametrize("written_by", ["rank_0", "every_rank"])
+def test_what_differs_by_rank_comes_back_to_its_rank(quiet: RunConfig, written_by: Any) -> None:
+    """Registered objects, metrics, BatchNorm's statistics and progress."""
+    fit = partial(fit_with_library, checkpoint_config=CheckpointConfig(written_by=written_by))
+    config = {"sends": False, "counts": True}
+    undisturbed = fit(quiet, train_apart, config)
+    killed = fit(quiet, train_apart, {**config, "dies_in": 2})
+    assert killed.restarts == 1
+    assert killed.return_values == undisturbed.return_values
+    assert [each[:2] for each in killed.return_values] == [[4, 4], [8, 8]]
+    with pytest.raises(
+        TrainingFailedError,
+        match=r"model 0 \(Sequential\), registered object 0 \(Counter\).*rows: each of the 2",
+    ):
+        fit(quiet, train_apart, config, workers=1, restore_from=killed.checkpoint)
+
+
+def test_what_ddp_keeps_equal_is_stored_once(quiet: RunConfig) -> None:
+    """BatchNorm's statistics too, which rank 0 sends: any number of workers can resume."""
+    config = {"sends": True, "counts": False}
+    made = fit_with_library(quiet, train_apart, config)
+    assert made.checkpoint is not None
+    assert not [*Path(made.checkpoint.path).glob("own-*")]
+    fit_with_library(quiet, train_apart, config, workers=1, restore_from=made.checkpoint)

@@ -370,3 +370,88 @@ def test_one_worker_is_enough(quiet: RunConfig, tmp_path: Path) -> None:
     result = fit(quiet, tmp_path, workers=1)
     assert result.metrics["batches"] == 3 * 12
     assert all(each.isfinite().all() for each in weights(result).values())
+
+
+def train_apart(config: dict[str, Any]) -> list[Any]:
+    """Each rank returns what it ends with."""
+    import os
+    import signal
+
+    import lightning
+    import torch
+    from lightning.pytorch.callbacks import Callback
+    from lightning.pytorch.strategies import DDPStrategy
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import polytrain
+    from polytrain_torch.lightning import Trainer
+
+    context = polytrain.get_context()
+    rank = context.get_world_rank()
+
+    class Counting(Callback):
+        count = 0
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            self.count += rank + 1
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    class Normalised(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            dies = rank == 1 and context.get_attempt() == 0
+            if dies and self.current_epoch == config.get("dies_in"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            loss = self.layers(batch[0]).square().sum()
+            self.log("loss", loss, sync_dist=True)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    lightning.seed_everything(1, verbose=False)
+    module, counting = Normalised(), Counting()
+    trainer = Trainer(
+        max_epochs=config.get("epochs", 3),
+        default_root_dir=config["output"],
+        callbacks=[counting],
+        strategy=DDPStrategy(broadcast_buffers=config["sends"]),
+        logger=False,
+        enable_model_summary=False,
+    )
+    rows = TensorDataset(torch.arange(72.0).reshape(24, 3))
+    trainer.fit(module, DataLoader(rows, batch_size=4))
+    return [counting.count, [each.tolist() for each in module.state_dict().values()]]
+
+
+def test_what_differs_by_rank_comes_back_to_its_rank(quiet: RunConfig, tmp_path: Path) -> None:
+    """BatchNorm's statistics, and a callback's state."""
+    config = {"output": str(tmp_path), "sends": False}
+    undisturbed = fit_with_library(quiet, train_apart, config)
+    killed = fit_with_library(quiet, train_apart, {**config, "dies_in": 2})
+    assert killed.restarts == 1
+    assert killed.return_values == undisturbed.return_values
+    assert [each[0] for each in killed.return_values] == [9, 18]
+    with pytest.raises(TrainingFailedError, match=r"Normalised: each of the 2 workers"):
+        more = {**config, "epochs": 4}
+        fit_with_library(quiet, train_apart, more, workers=3, restore_from=killed.checkpoint)
+
+
+def test_on_other_workers_callbacks_begin_with_rank_0s_state(
+    quiet: RunConfig, tmp_path: Path
+) -> None:
+    """What DDP sends from rank 0 isn't an error either."""
+    config = {"output": str(tmp_path), "sends": True, "epochs": 1}
+    made = fit_with_library(quiet, train_apart, config)
+    resumed = fit_with_library(
+        quiet, train_apart, {**config, "epochs": 2}, workers=1, restore_from=made.checkpoint
+    )
+    assert [each[0] for each in resumed.return_values] == [3 + 6]

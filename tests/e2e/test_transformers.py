@@ -316,3 +316,77 @@ def test_other_ranks_do_not_read_what_rank_0_may_still_write(
     result = fit_with_library(quiet, saves_before_rank_0, {"output": str(tmp_path)})
     assert result.restarts == 0
     assert result.checkpoint is not None
+
+
+def train_apart(config: dict[str, Any]) -> list[Any]:
+    """Each rank returns the model that it ends with."""
+    import os
+    import signal
+
+    import torch
+    from transformers import (
+        PretrainedConfig,
+        PreTrainedModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    import polytrain
+    from polytrain_torch.transformers import prepare_trainer
+
+    class Normalised(PreTrainedModel):
+        config_class = PretrainedConfig
+
+        def __init__(self, config: PretrainedConfig) -> None:
+            super().__init__(config)
+            self.layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+            self.post_init()
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"loss": self.layers(x).square().mean()}
+
+    class Dies(TrainerCallback):
+        """On rank 1, in the first attempt."""
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            context = polytrain.get_context()
+            dies = context.get_world_rank() == 1 and context.get_attempt() == 0
+            if dies and state.global_step == config["dies_after"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    torch.manual_seed(3)
+    trainer = Trainer(
+        model=Normalised(PretrainedConfig()),
+        args=TrainingArguments(
+            output_dir=config["output"],
+            num_train_epochs=config.get("epochs", 1),
+            per_device_train_batch_size=config.get("batch_size", 4),
+            ddp_broadcast_buffers=config["sends"],
+            save_steps=2,
+            report_to=[],
+            disable_tqdm=True,
+        ),
+        train_dataset=[{"x": row} for row in torch.arange(144.0).reshape(48, 3)],
+        callbacks=[Dies()],
+    )
+    prepare_trainer(trainer).train()
+    return [each.tolist() for each in trainer.model.state_dict().values()]
+
+
+def test_what_differs_by_rank_comes_back_to_its_rank(quiet: RunConfig, tmp_path: Path) -> None:
+    """BatchNorm's statistics. Where DDP sends them, any number of workers can resume."""
+
+    def fit(name: str, *, dies_after: int = -1, sends: bool = False, **options: Any) -> Result:
+        config = {"output": str(tmp_path / name), "dies_after": dies_after, "sends": sends}
+        own = {each: options.pop(each) for each in ("epochs", "batch_size") if each in options}
+        return fit_with_library(quiet, train_apart, {**config, **own}, **options)
+
+    more = {"epochs": 2, "batch_size": 8, "workers": 1}
+    undisturbed, killed = fit("undisturbed"), fit("killed", dies_after=4)
+    assert killed.restarts == 1
+    assert killed.return_values == undisturbed.return_values
+    with pytest.raises(TrainingFailedError, match=r"model: each of the 2 workers"):
+        fit("more", restore_from=killed.checkpoint, **more)
+    sent = fit("sent", sends=True)
+    assert fit("more sent", sends=True, restore_from=sent.checkpoint, **more).return_values

@@ -24,6 +24,16 @@ from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, pa
 from polytrain_torch.engine import unwrapped
 from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.libraries import needed
+from polytrain_torch.parallel import models_in_ddp
+from polytrain_torch.rank_parts import (
+    States,
+    comparable,
+    differences,
+    keep_metric,
+    own_states,
+    refuse_other_ranks,
+    write_own,
+)
 from polytrain_torch.read_back import Load, try_all, try_shards
 from polytrain_torch.row_weights import weigh_backward
 from polytrain_torch.safe_serialization import loaded, save_safely
@@ -56,7 +66,8 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
         The `progress` that `report` got. Empty if training starts.
 
     Raises:
-        ValueError: `automatic_checkpoint_naming` is set.
+        ValueError: `automatic_checkpoint_naming` is set, or another number of workers saved what
+            differs by rank.
     """
     _refuse_own_names(accelerator)
     weigh_backward(accelerator)
@@ -66,14 +77,24 @@ def restore(accelerator: Accelerator, checkpoint: Checkpoint | None = None) -> d
     checkpoint = checkpoint or get_checkpoint()
     if checkpoint is None:
         return {}
+    directory = Path(checkpoint.path)
+    saved = loaded(directory / _PROGRESS_FILE)
+    found = saved["found"]
+    names = [name for kind in ("objects", "progress") for name in found["names"].get(kind, ())]
+    refuse_other_ranks(names, found)
+    objects = _objects(accelerator)
     accelerator.load_state(checkpoint.path)
     _tried.add(accelerator)
-    progress: dict[str, Any] = loaded(Path(checkpoint.path, _PROGRESS_FILE))
-    return progress
+    own = own_states({"objects": {}, "progress": saved["progress"]}, found, directory)
+    for name, state in own["objects"].items():
+        unwrapped(objects[name]).load_state_dict(state)
+    return own["progress"]
 
 
 def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any) -> None:
     """Report metrics with a checkpoint of all prepared objects. All ranks call this.
+
+    What differs by rank comes back to its rank, on the same number of workers.
 
     Args:
         accelerator: whose state is saved, the random numbers of every rank included.
@@ -87,14 +108,46 @@ def report(accelerator: Accelerator, metrics: Mapping[str, Any], **progress: Any
     """
     _refuse_own_names(accelerator)
     with directory_of_all() as directory:
+        objects = _objects(accelerator)
         accelerator.save_state(str(directory))
         if accelerator not in _tried and accelerator.is_main_process:
             _read_back(accelerator, directory)
         _tried.add(accelerator)
+        states: States = {
+            "objects": {name: unwrapped(each).state_dict() for name, each in objects.items()},
+            "progress": progress,
+        }
+        compared = {
+            name: comparable(objects[name], state) for name, state in states["objects"].items()
+        }
+        found = differences({**states, "objects": compared})
+        write_own(states, found, directory)
         if accelerator.is_main_process:
-            save_safely(progress, directory / _PROGRESS_FILE)
+            saved = {"progress": progress, "found": found}
+            save_safely(saved, directory / _PROGRESS_FILE)
         with part_of(directory) as part:
             polytrain.report(metrics, checkpoint_of(part))
+
+
+def _objects(accelerator: Accelerator) -> dict[str, Any]:
+    """By name, the objects whose state rank 0 would save for all ranks."""
+    kind, handler = accelerator.distributed_type, accelerator.ddp_handler
+    if wraps_in_ddp(accelerator) and (handler is None or handler.broadcast_buffers):
+        # Accelerate keeps the models that DDP wraps.
+        models_in_ddp.update(accelerator._models)
+    numbered = {"registered object": accelerator._custom_objects}
+    if kind in _SAVED_WHOLE:
+        numbered |= {"model": accelerator._models, "optimizer": accelerator._optimizers}
+    # DeepSpeed saves its own.
+    if kind != DistributedType.DEEPSPEED:
+        numbered["scheduler"] = accelerator._schedulers
+    for each in accelerator._custom_objects:
+        keep_metric(each)
+    return {
+        f"{what} {number} ({type(unwrapped(each)).__name__})": each
+        for what, objects in numbered.items()
+        for number, each in enumerate(objects)
+    }
 
 
 _tried: WeakSet[Accelerator] = WeakSet()

@@ -48,6 +48,7 @@ with needed("lightning"):
 
     from polytrain_torch.lightning_loggers import KeptLogs, keep_version
     from polytrain_torch.lightning_means import weigh_ranks
+    from polytrain_torch.lightning_rank_parts import restore_rank_parts, save_rank_parts
 
 __all__ = ["Trainer", "WorkerEnvironment"]
 
@@ -302,6 +303,7 @@ class _Reports(Callback):
         # Not earlier: the sanity check of the validation draws random numbers too.
         checkpoint = _checkpoint_of(self.fit)
         if checkpoint is not None:
+            restore_rank_parts(trainer, checkpoint)
             restore_random_states(checkpoint)
             self._saved_step = self._reported_step = trainer.global_step
 
@@ -337,6 +339,7 @@ class _Reports(Callback):
             self._is_checked = True
         with part_of(saved, name=_CHECKPOINT) as part:
             save_rank_states(part)
+            save_rank_parts(trainer, part)
             if part is not None and dist.get_rank() == 0:
                 (part / _FIT_FILE).write_text(str(self.fit))
             report(_metrics(trainer), checkpoint_of(part))

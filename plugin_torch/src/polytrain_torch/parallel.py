@@ -6,12 +6,16 @@ import functools
 from collections.abc import Callable
 from inspect import ismethod
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from polytrain_torch.row_weights import weigh_model
+
+models_in_ddp: WeakSet[torch.nn.Module] = WeakSet()
+"""Models whose buffers a `DataParallel` sends from rank 0 before each step."""
 
 
 class DataParallel(DistributedDataParallel):
@@ -24,6 +28,8 @@ class DataParallel(DistributedDataParallel):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         weigh_model(self)
+        if self.broadcast_buffers:
+            models_in_ddp.add(self.module)
         # Until here all attributes are DDP's own, even if the model has the same name, as `dim`.
         self._is_wrapped = True
 

@@ -1,7 +1,8 @@
 """The state of training in checkpoints: models, optimizers, schedulers, random numbers.
 
 If rank 0 writes, it writes everything. If every rank writes, sharded parts (FSDP2) stay sharded, in
-the format of `torch.distributed.checkpoint`, and any number of ranks can load them.
+the format of `torch.distributed.checkpoint`, and any number of ranks can load them. What differs
+by rank comes back to its rank in both cases.
 """
 
 from __future__ import annotations
@@ -32,6 +33,16 @@ from polytrain.extension import scratch_directory
 from polytrain_torch.engine import MODEL_FILE, unwrapped
 from polytrain_torch.meetings import meet
 from polytrain_torch.randomness import restore_random_states
+from polytrain_torch.rank_parts import (
+    Differences,
+    comparable,
+    differences,
+    keep_metric,
+    own_states,
+    refuse_other_ranks,
+    save_own,
+    states_of_all,
+)
 from polytrain_torch.rank_states import save_rank_states
 from polytrain_torch.read_back import (
     copy_without_values,
@@ -45,6 +56,8 @@ from polytrain_torch.safe_sharded import SafeReader, load_sharded
 logger = logging.getLogger(__name__)
 
 _STATE_FILE = "state.pt"
+_MERGES = "load_state_dicts"
+_KINDS = ("parts", "beside", "progress")
 _IN_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 State = dict[str, Any]
@@ -60,11 +73,13 @@ class TrainingState:
             state.report({"loss": loss}, epoch=epoch + 1)
 
     The random states of torch, NumPy and Python are saved too, those of every rank. New ranks get
-    fresh random streams.
+    fresh random streams. Parts and progress that differ by rank come back to their rank. On another
+    number of workers only a part with a method `load_state_dicts(states)` can be restored then,
+    which all ranks' states are passed to, by rank.
 
     Args:
-        parts: objects with `state_dict` and `load_state_dict`, under any names. If rank 0 writes,
-            the weights of the part "model" are in `model.pt`.
+        parts: objects with `state_dict` and `load_state_dict`, under any names, or torch's
+            generators. If rank 0 writes, the weights of the part "model" are in `model.pt`.
 
     Raises:
         TypeError: if a part has no state.
@@ -74,6 +89,9 @@ class TrainingState:
 
     def __init__(self, **parts: Any) -> None:
         for name, part in parts.items():
+            if isinstance(part, torch.Generator):
+                parts[name] = part = _OfGenerator(part)
+            keep_metric(part)
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise TypeError(
                     f"{name}: a {type(part).__name__} has no state_dict and load_state_dict. Pass "
@@ -96,8 +114,12 @@ class TrainingState:
         checkpoint = get_checkpoint()
         if checkpoint is None:
             return {}
-        progress: State = loaded(Path(checkpoint.path) / _STATE_FILE)["progress"]
-        return progress
+        directory = Path(checkpoint.path)
+        saved = loaded(directory / _STATE_FILE)
+        found: Differences = saved["found"]
+        refuse_other_ranks(_of_progress(found), found)
+        own = own_states({"progress": saved["progress"]}, found, directory)
+        return own["progress"]
 
     def restore(self, checkpoint: Checkpoint | None = None) -> State:
         """Load the checkpoint from which the attempt resumes. All ranks call this before training.
@@ -110,7 +132,8 @@ class TrainingState:
 
         Raises:
             KeyError: if the checkpoint lacks a part.
-            ValueError: if an optimizer has other parameter groups than the one that was saved.
+            ValueError: if an optimizer has other parameter groups than the one that was saved, or
+                another number of workers saved what differs by rank.
         """
         checkpoint = checkpoint or get_checkpoint()
         if checkpoint is None:
@@ -123,6 +146,11 @@ class TrainingState:
                 self._expect_groups(name, state, saved["progress"])
                 self._load(name, state)
         self._load_sharded([name for name in saved["sharded"] if name in self._parts], directory)
+        for name, state in saved["beside"].items():
+            if name in self._parts:
+                unwrapped(self._parts[name]).load_state_dict(state, strict=False)
+        for name, states in saved["of_all"].items():
+            unwrapped(self._parts[name]).load_state_dicts(states)
         restore_random_states(directory)
         progress: State = saved["progress"]
         return progress
@@ -132,8 +160,31 @@ class TrainingState:
         saved: State = loaded(directory / _STATE_FILE)
         if "model" in saved["apart"]:
             saved["parts"]["model"] = loaded(directory / MODEL_FILE)
-        self._compare({*saved["parts"], *saved["sharded"]})
+        saved["of_all"] = {}
+        found = saved["found"]
+        if found["ranks"] != dist.get_world_size():
+            self._merge(saved, directory)
+        saved |= own_states({kind: saved[kind] for kind in _KINDS}, found, directory)
+        self._compare({*saved["parts"], *saved["of_all"], *saved["sharded"]})
         return saved
+
+    def _merge(self, saved: State, directory: Path) -> None:
+        """Move the states of parts that merge them to "of_all".
+
+        Raises:
+            ValueError: something else differs by rank.
+        """
+        found: Differences = saved["found"]
+        names = {
+            kind: [name for name in found["names"].get(kind, ()) if name in self._parts]
+            for kind in ("parts", "beside")
+        }
+        merged = [name for name in names["parts"] if hasattr(unwrapped(self._parts[name]), _MERGES)]
+        refused = {*names["parts"], *names["beside"]}.difference(merged)
+        refuse_other_ranks([*sorted(refused), *_of_progress(found)], found)
+        for name in merged:
+            first = saved["parts"].pop(name, None)
+            saved["of_all"][name] = states_of_all("parts", name, first, found, directory)
 
     def _read_back(self, directory: Path, sharded: Mapping[str, State]) -> None:
         """Read the first checkpoint as a restart would, and load it into copies of the parts.
@@ -184,9 +235,25 @@ class TrainingState:
         if sharded:
             refuse_unsafe(states)
             dcp.save(states, checkpoint_id=directory)
+        compared: dict[str, dict[str, Any]] = {
+            "parts": {
+                name: comparable(self._parts[name], state)
+                for name, state in whole.items()
+                if not self._is_gathered(name)
+            },
+            "beside": {
+                name: _beside_shards(part)
+                for name, part in self._parts.items()
+                if isinstance(part, torch.nn.Module) and _is_sharded(part)
+            },
+            "progress": progress,
+        }
+        found = differences(compared)
+        save_own({**compared, "parts": whole}, found, directory)
         save_rank_states(directory)
         if dist.get_rank() != 0:
             return
+        beside = found["names"].get("beside", ())
         apart = {name for name in whole if name == "model"}
         for name in apart:
             save_safely(whole.pop(name), directory / MODEL_FILE)
@@ -196,6 +263,8 @@ class TrainingState:
                 "apart": sorted(apart),
                 "sharded": sorted(sharded),
                 "progress": progress,
+                "beside": {name: compared["beside"][name] for name in beside},
+                "found": found,
             },
             directory / _STATE_FILE,
         )
@@ -215,6 +284,11 @@ class TrainingState:
             self.save(directory, **progress)
             writes = dist.get_rank() == 0 or get_context().every_rank_writes()
             report(metrics, checkpoint=Checkpoint.from_directory(directory) if writes else None)
+
+    def _is_gathered(self, name: str) -> bool:
+        """Whether a part's whole state is on rank 0 alone."""
+        part = self._parts[name]
+        return _is_sharded(part) or hasattr(part, "consolidate_state_dict")
 
     def _state(self, name: str) -> State:
         part = self._parts[name]
@@ -378,6 +452,29 @@ class TrainingState:
         if more:
             names = ", ".join(sorted(more))
             logger.warning("Not restored, because no part has the name: %s", names)
+
+
+class _OfGenerator:
+    """A generator as a part."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator = generator
+
+    def state_dict(self) -> State:
+        return {"state": self._generator.get_state()}
+
+    def load_state_dict(self, state: State) -> None:
+        self._generator.set_state(state["state"])
+
+
+def _of_progress(found: Differences) -> list[str]:
+    return [f"progress {name!r}" for name in found["names"].get("progress", ())]
+
+
+def _beside_shards(model: torch.nn.Module) -> State:
+    """What a rank has of a sharded model that isn't sharded, such as BatchNorm's statistics."""
+    state = unwrapped(model).state_dict()
+    return {name: each for name, each in state.items() if not isinstance(each, DTensor)}
 
 
 def _groups(sizes: list[int]) -> str:

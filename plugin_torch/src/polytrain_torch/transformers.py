@@ -18,8 +18,17 @@ from polytrain_torch.engine import unwrapped
 from polytrain_torch.frozen import keep_frozen, wraps_in_ddp
 from polytrain_torch.libraries import needed
 from polytrain_torch.meetings import meet
+from polytrain_torch.parallel import models_in_ddp
+from polytrain_torch.rank_parts import (
+    States,
+    comparable,
+    differences,
+    own_states,
+    refuse_other_ranks,
+    save_own,
+)
 from polytrain_torch.read_back import Load, try_all
-from polytrain_torch.safe_serialization import loaded, refuse_unsafe_file
+from polytrain_torch.safe_serialization import loaded, refuse_unsafe_file, save_safely
 from polytrain_torch.stopping import any_rank_stops
 from polytrain_torch.transformers_shards import check_epoch, epoch_of, take_batches
 
@@ -34,6 +43,9 @@ __all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
 
 _FILE = "trained_by.json"
 """File in a checkpoint, beside the trainer's: which call saved it, and with which steps."""
+
+_DIFFERS_FILE = "differs.pt"
+"""File in a checkpoint with the names of what differs by rank, if anything does."""
 
 _calls = Calls("train()")
 
@@ -87,13 +99,19 @@ def prepare_trainer(trainer: Trainer) -> Trainer:
         reports.batches_per_epoch = epoch_of(trainer.train_dataset)
         checkpoint = get_checkpoint()
         is_resumed = False
+        reports.resumes_from = None
+        reports.is_whole = wraps_in_ddp(trainer.accelerator)
         events.are_repeated = is_first_call and get_context().get_attempt() > 0
         is_first_call = False
         if checkpoint is not None and _is_resumed_from(checkpoint, reports.call, trainer):
             resume_from_checkpoint = str(_files_of(checkpoint))
+            reports.resumes_from = Path(checkpoint.path)
             is_resumed = _made_by(checkpoint) is not None
             events.are_repeated = True
-        if wraps_in_ddp(trainer.accelerator):
+        if reports.is_whole:
+            if trainer.args.ddp_broadcast_buffers is not False:
+                # DDP sends its buffers, and the trainer keeps the model that DDP wraps.
+                models_in_ddp.add(trainer.model)
             keep_frozen(trainer.model, wrapped_by="train()", remedy=_UNFREEZE_BEFORE)
         result = own_train(resume_from_checkpoint, *args, **options)
         meet("the end of train()")
@@ -125,10 +143,21 @@ class ReportCallback(TrainerCallback):
         self.batches_per_epoch: int | None = None
         """How many batches of a shard this call trains on in an epoch, if known."""
 
+        self.is_whole = False
+        """Whether DDP trains the model, so that rank 0 saves all of it."""
+
+        self.resumes_from: Path | None = None
+        """The checkpoint that this call resumes from."""
+
         self._held: dict[str, Any] = {}
         self._logged: dict[str, Any] = {}
         self._logged_step = -1
         self._is_checked = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+        """Load this rank's own states, when the trainer has loaded those of rank 0."""
+        if self.resumes_from is not None:
+            _restore_own(self.resumes_from, objects)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Report, unless the step has a checkpoint, which then reports these metrics."""
@@ -158,6 +187,8 @@ class ReportCallback(TrainerCallback):
                     "batches_per_epoch": self.batches_per_epoch,
                 }
                 (part / self.CHECKPOINT_NAME / _FILE).write_text(json.dumps(made_by))
+            if self.is_whole:
+                _save_own(part, objects, only_model=args.save_only_model)
             self._report(part)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -230,6 +261,35 @@ def _read_back(
 
 def _load_file(file: Path, copied: Any) -> None:
     copied.load_state_dict(loaded(file))
+
+
+_PARTS = ("model", "optimizer", "lr_scheduler")
+
+
+def _save_own(part: Path | None, objects: Mapping[str, Any], *, only_model: bool) -> None:
+    """Write what differs by rank. All ranks call this."""
+    names = _PARTS[:1] if only_model else _PARTS
+    parts = {name: objects[name] for name in names if objects.get(name) is not None}
+    states: States = {"parts": {name: unwrapped(each).state_dict() for name, each in parts.items()}}
+    compared = {name: comparable(parts[name], state) for name, state in states["parts"].items()}
+    found = differences({"parts": compared})
+    save_own(states, found, part)
+    if found["names"] and dist.get_rank() == 0 and part is not None:
+        save_safely(found, part / _DIFFERS_FILE)
+
+
+def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
+    """Load what differs by rank into a trainer's objects.
+
+    Raises:
+        ValueError: another number of ranks has saved it.
+    """
+    if not (directory / _DIFFERS_FILE).exists():
+        return
+    found = loaded(directory / _DIFFERS_FILE)
+    refuse_other_ranks(found["names"]["parts"], found)
+    for name, state in own_states({"parts": {}}, found, directory)["parts"].items():
+        unwrapped(objects[name]).load_state_dict(state)
 
 
 def _made_by(checkpoint: Checkpoint) -> Mapping[str, Any] | None:
