@@ -38,7 +38,9 @@ def evaluated(
     found: list[Score] = []
     custom = None if options.custom_metric is None else _Custom(options)
     if options.eval_train:
-        found += _own(booster, data.train, "train", round_)
+        of_train = (booster, data.train, "train", round_)
+        # XGBoost refuses the metric of survival:cox in a collective, one of a single rank too.
+        found += outside(_own, *of_train) if ranks.size == 1 else _own(*of_train)
         if custom is not None:
             weight = float(data.weights.sum(dtype=float))
             mine = custom.scores(booster, data.train, "train") if weight > 0 else []
