@@ -104,6 +104,8 @@ def training_data(
         facts["qid"] += numbers.first_query
     sample = agreed_sample(mine, numbers, options, gather=ranks.gathered)
     train = outside(binning.train, mine, facts, outside(binning.reference, sample), directory)
+    if options.feature_weights is not None:
+        train.set_info(feature_weights=options.feature_weights)
     return TrainingData(
         train=train,
         has_others=ranks.broadcast(len(tables) > 1),
