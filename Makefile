@@ -68,7 +68,7 @@ test_versions = $(1)/bin/pytest tests/unit tests/conformance tests/architecture/
 	-n $(JOBS) --dist loadfile --max-worker-restart=0 $(ARGS)
 
 newest: $(NEWEST)/.stamp-install ## unit tests, conformance and examples with the newest versions that are allowed
-	@$(call test_versions,$(NEWEST),tests/e2e/test_examples.py)
+	@$(call test_versions,$(NEWEST),tests/e2e/test_examples.py tests/plugin_*/test_estimator_names.py)
 
 lowest: $(LOWEST)/.stamp-install ## unit tests and conformance with the oldest
 	@$(call test_versions,$(LOWEST))

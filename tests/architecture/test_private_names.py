@@ -75,7 +75,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "lightgbm": {
         "lightgbm.Booster": ("_handle",),
-        "lightgbm.callback": ("_EarlyStoppingCallback",),
+        "lightgbm.callback": ("_EarlyStoppingCallback", "_RecordEvaluationCallback"),
         "lightgbm.callback._RecordEvaluationCallback": ("_init",),
     },
     "ray": {"ray.data.DataContext": ("_execution_idx", "_set_current")},

@@ -200,7 +200,7 @@ def _all_names(names: Iterable[str]) -> list[str]:
     return [each for name in names for each in parameter_names(name)]
 
 
-_PARAMETERS = Parameters(
+PARAMETERS = Parameters(
     framework="LightGBM",
     known=KNOWN_PARAMETERS,
     of_the_run=_OURS,
@@ -230,7 +230,7 @@ def gpu_problems(job: Job) -> Iterator[Problem]:
 
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     """Yield the parameters to change, to replace by an option, or to leave out."""
-    yield from _PARAMETERS.problems(params, job)
+    yield from PARAMETERS.problems(params, job)
     for parameter, (what, remedy) in COMMAND_LINE.items():
         for name in (name for name in parameter_names(parameter) if name in params):
             yield parameter_problem(

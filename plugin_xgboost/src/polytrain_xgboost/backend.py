@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +20,7 @@ from polytrain_xgboost.parameters import (
     QUANTILES,
     bound_problems,
     callback_problems,
+    feature_weight_problems,
     function_problems,
     parameter_problems,
     query_problems,
@@ -100,6 +101,10 @@ class XGBoost(Booster):
     """A model to continue with `num_boost_round` more rounds: an `xgboost.Booster`, or the path of
     its file on every node. Its own training parameters are ignored."""
 
+    feature_weights: Sequence[float] | None = None
+    """For each feature, in their order, how likely `colsample_bytree` and the like draw it,
+    compared with the others."""
+
     external_memory: bool = False
     """Keep the training rows and their bins on the nodes' disks, for data that doesn't fit into
     memory. Training is slower; the model is the same."""
@@ -166,6 +171,9 @@ class XGBoost(Booster):
             yield from self._external_problems(job)
         yield from function_problems(obj=self.obj, custom_metric=self.custom_metric)
         yield from callback_problems(self.callbacks)
+        if self.feature_weights is not None:
+            features = self.features_of(job.datasets["train"].columns)
+            yield from feature_weight_problems(self.feature_weights, features)
 
     def _external_problems(self, job: Job) -> Iterator[Problem]:
         if self.qid is not None:

@@ -40,7 +40,9 @@ def evaluated(
     found: list[Score] = []
     custom = None if options.custom_metric is None else _Custom(options)
     if options.eval_train:
-        own = _own(booster, data.train, "train", round_)
+        of_train = (booster, data.train, "train", round_)
+        # XGBoost refuses the metric of survival:cox in a collective, one of a single rank too.
+        own = outside(_own, *of_train) if ranks.size == 1 else _own(*of_train)
         at_once = [each.metric for each in own if _needs_all_rows(each.metric, options)]
         if at_once and ranks.size > 1:
             exact = _of_all_rows(booster, data.train, at_once, options, ranks, outside)

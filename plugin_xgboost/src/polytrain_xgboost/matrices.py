@@ -114,6 +114,8 @@ def training_data(
         ends = joined_ends(ranks.gathered(binning.ends(mine)))
         reference = outside(binning.reference_for, model, own_bins, sample, ends)
     train = outside(binning.train, mine, facts, reference, directory)
+    if options.feature_weights is not None:
+        train.set_info(feature_weights=options.feature_weights)
     # Trees from other bins may have thresholds that are above or below all training rows.
     shared_bins = train if reference is own_bins else None
     return TrainingData(

@@ -75,7 +75,7 @@ _REAL = (
     *("tweedie_variance_power", "huber_slope"),
 )
 
-_PARAMETERS = Parameters(
+PARAMETERS = Parameters(
     framework="XGBoost",
     known=KNOWN_PARAMETERS,
     of_the_run=_OURS,
@@ -110,7 +110,7 @@ _ALL_ROWS = "it compares all rows with each other, and every worker has only a p
 
 def parameter_problems(params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
     """Yield the parameters to change, to replace by an option, or to leave out."""
-    yield from _PARAMETERS.problems(params, job)
+    yield from PARAMETERS.problems(params, job)
     for name, refused in _REFUSED_VALUES.items():
         if params.get(name) in refused:
             value = params[name]
@@ -261,3 +261,20 @@ def callback_problems(callbacks: Any) -> Iterator[Problem]:
                 what="EarlyStopping loses its state when a run restarts",
                 remedy="Use the option early_stopping_rounds",
             )
+
+
+def feature_weight_problems(weights: Any, features: Sequence[str]) -> Iterator[Problem]:
+    """Yield what is wrong with the option `feature_weights`."""
+    is_list = isinstance(weights, list | tuple)
+    if not is_list or not all(isinstance(each, int | float) and each > 0 for each in weights):
+        yield Problem(
+            field="feature_weights",
+            what=f"{weights!r} isn't a list of numbers above 0",
+            remedy="Give one for each feature, in their order",
+        )
+    elif features and len(weights) != len(features):
+        yield Problem(
+            field="feature_weights",
+            what=f"it has {len(weights)} numbers, and there are {len(features)} features",
+            remedy="Give one for each feature, in their order",
+        )

@@ -8,20 +8,20 @@ from __future__ import annotations
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import (
-        check_array,
         check_consistent_length,
         check_is_fitted,
         column_or_1d,
@@ -32,17 +32,26 @@ except ImportError as error:
 
 from polytrain.api.trainer import make_trainer
 from polytrain.boosting.booster import Booster
+from polytrain.boosting.estimator_rows import (
+    LABEL,
+    QUERY,
+    SCORE,
+    WEIGHT,
+    Rows,
+    Values,
+    numbers,
+    renamed,
+    scores_of,
+    table_of,
+    weights_of,
+    with_columns,
+    without,
+)
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.prediction.parts import PART_ROWS
 from polytrain.prediction.predict import PredictionRequest, predict
-from polytrain_plugins import Backend
-
-LABEL, WEIGHT, QUERY = "polytrain label", "polytrain weight", "polytrain query"
-"""Columns beside the features."""
-
-Values = np.ndarray[Any, Any]
-EvalSet = tuple[Any, ...]
+from polytrain_plugins import Backend, InvalidJobError, Problem
 
 
 class BackendEstimator(BaseEstimator, ABC):
@@ -67,7 +76,8 @@ class BackendEstimator(BaseEstimator, ABC):
             scaling_config: the number of workers and their resources; one worker by default.
                 More of them predict, too, if there are more than 100,000 rows.
             run_config: where to store the run; by default only the model is kept.
-            params: the framework's own parameters, as in its native interface.
+            params: the parameters of the framework, and of its own estimators. A name that neither
+                has is refused by `fit`.
         """
         self.n_estimators = n_estimators
         self.early_stopping_rounds = early_stopping_rounds
@@ -87,20 +97,30 @@ class BackendEstimator(BaseEstimator, ABC):
         self._params |= {name: value for name, value in params.items() if name not in own}
         return self
 
-    def save_model(self, path: str | os.PathLike[str]) -> None:
+    def save_model(self, fname: str | os.PathLike[str]) -> None:
         """Write the model to a file, in the framework's own format."""
         check_is_fitted(self, "model_")
-        self.model_.save_model(path)
+        self.model_.save_model(fname)
 
-    def load_model(self, path: str | os.PathLike[str]) -> Self:
+    def load_model(self, fname: str | os.PathLike[str]) -> Self:
         """Load the model from a file that `save_model` or the framework wrote.
 
         As with the framework's own estimators, the file doesn't hold class names: the classes of a
         loaded classifier are 0, 1, ….
         """
-        self.model_ = self.read_model(os.fspath(path))
+        self.model_ = self.read_model(os.fspath(fname))
+        self._feature_names: Sequence[str] | None = None
         self.n_features_in_ = len(self.model_features(self.model_))
         return self
+
+    _parameter_names: ClassVar[Collection[str]] = ()
+    """The framework's parameters, and the names that its checks know."""
+
+    _estimator_names: ClassVar[Collection[str]] = ()
+    """What the framework's own estimators take besides, and these do too."""
+
+    _refused_names: ClassVar[Mapping[str, str]] = {}
+    """What they don't take → what to do instead."""
 
     @property
     @abstractmethod
@@ -115,9 +135,31 @@ class BackendEstimator(BaseEstimator, ABC):
     def model_features(self, model: Any) -> list[str]:
         """Return the names of a model's features, in their order."""
 
-    def apply(self, X: Any) -> Values:
-        """Return the leaf of each row in each tree; shape `[rows, trees]`."""
-        return self._predicted(X, pred_leaf=True)
+    def _translated(
+        self, params: dict[str, Any], features: Sequence[str]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the framework's parameters and the backend's options for the estimator's.
+
+        Args:
+            params: the parameters of the estimator and of this call of `fit`.
+            features: the features' names, in their order.
+        """
+        for name in self._estimator_names:
+            params.pop(name, None)
+        state = params.get("random_state")
+        if isinstance(state, np.random.RandomState):
+            params["random_state"] = int(state.randint(np.iinfo(np.int32).max))
+        elif isinstance(state, np.random.Generator):
+            params["random_state"] = int(state.integers(np.iinfo(np.int32).max))
+        if isinstance(params.get("n_jobs"), int) and params["n_jobs"] <= 0:
+            # All CPUs: those of a worker, which is the default.
+            del params["n_jobs"]
+        return params, {}
+
+    @property
+    def _given(self) -> dict[str, Any]:
+        """The parameters that aren't None, which stands for the framework's default."""
+        return {name: value for name, value in self._params.items() if value is not None}
 
     @property
     def _evaluations(self) -> dict[str, dict[str, list[float]]]:
@@ -126,9 +168,10 @@ class BackendEstimator(BaseEstimator, ABC):
         found: dict[str, dict[str, list[float]]] = {}
         for round_ in self.result_.history:
             for name, value in round_.items():
-                dataset, _, metric = name.partition("-")
-                if dataset.startswith("validation_"):
-                    found.setdefault(dataset, {}).setdefault(metric, []).append(value)
+                for dataset in self._eval_names:
+                    if name.startswith(f"{dataset}-"):
+                        metric = name.removeprefix(f"{dataset}-")
+                        found.setdefault(dataset, {}).setdefault(metric, []).append(value)
         return found
 
     def __sklearn_tags__(self) -> Any:
@@ -136,31 +179,56 @@ class BackendEstimator(BaseEstimator, ABC):
         tags.input_tags.allow_nan = True
         return tags
 
+    def _labels(self, y: Any) -> Values:
+        """Return the labels to train on."""
+        return numbers(y)
+
+    def _evaluated_labels(self, y: Any) -> Values:
+        return numbers(y)
+
+    @abstractmethod
+    def _default_params(self) -> Mapping[str, Any]:
+        """Return the framework's parameters for what is predicted."""
+
     def _fit(
         self,
-        features: pa.Table,
-        label: Values,
+        rows: Rows,
+        evaluated: Sequence[Rows] = (),
         *,
-        params: Mapping[str, Any],
-        sample_weight: Any,
-        eval_sets: Iterable[EvalSet],
-        query: Any = None,
+        params: Mapping[str, Any] | None = None,
+        names: Sequence[str] | None = None,
+        feature_names: Sequence[str] | None = None,
+        **options: Any,
     ) -> Self:
-        columns = {LABEL: label}
-        options: dict[str, Any] = {}
-        if sample_weight is not None:
-            columns[WEIGHT] = _weights(sample_weight, features)
-            options["weight"] = WEIGHT
-        if query is not None:
-            columns[QUERY] = column_or_1d(query)
-            options[self.backend.query_option] = QUERY
-        datasets = {"train": _with_columns(features, columns)}
-        for number, (others, *beside) in enumerate(eval_sets):
-            table = self._table(others, reset=False)
-            columns = dict(zip((LABEL, QUERY), beside, strict=False))
-            if sample_weight is not None:
-                columns[WEIGHT] = np.ones(len(table))
-            datasets[f"validation_{number}"] = _with_columns(table, columns)
+        """Train.
+
+        Args:
+            rows: the rows to train on.
+            evaluated: the data sets to evaluate on.
+            params: parameters of this call.
+            names: the names of the data sets to evaluate on.
+            feature_names: the names of the features, in place of those of `X`.
+            options: options of the backend.
+        """
+        self._refuse_unknown_names()
+        self._feature_names = feature_names
+        features, label = self._table(rows.X, reset=True), self._labels(rows.y)
+        check_consistent_length(rows.X, label)
+        together = {**self._default_params(), **self._given, **(params or {})}
+        together, more = self._translated(together, features.column_names)
+        options = {**more, **options}
+        options["categorical"] = [*self.categorical, *options.get("categorical", ())]
+        self._eval_names = list(names or (f"validation_{i}" for i in range(len(evaluated))))
+        others = {
+            name: (self._table(each.X, reset=False), self._evaluated_labels(each.y), each)
+            for name, each in zip(self._eval_names, evaluated, strict=True)
+        }
+        sets = {"train": (features, label, rows), **others}
+        columns = self._columns_besides([each for *_, each in sets.values()])
+        datasets = {
+            name: _with_facts(table, its_label, each, columns.values())
+            for name, (table, its_label, each) in sets.items()
+        }
         with ExitStack() as stack:
             config = self.run_config
             if config is None:
@@ -168,12 +236,11 @@ class BackendEstimator(BaseEstimator, ABC):
                 config = RunConfig(storage_path=place, progress=False)
             self.result_ = make_trainer(
                 self.backend.name,
-                params={**params, **self._params},
+                params=together,
                 num_boost_round=self.n_estimators,
                 label=LABEL,
-                categorical=list(self.categorical),
                 early_stopping_rounds=self.early_stopping_rounds,
-                **options,
+                **{**columns, **options},
                 datasets=datasets,
                 # Exactly these: as scikit-learn's, an estimator takes every column of X.
                 dataset_config={
@@ -185,11 +252,57 @@ class BackendEstimator(BaseEstimator, ABC):
             self.model_ = self.result_.load_model()
         return self
 
-    def _predicted(self, rows: Any, **options: Any) -> Values:
+    def _columns_besides(self, sets: Sequence[Rows]) -> dict[str, str]:
+        """Return the backend's options for the columns that are beside features and labels."""
+        found = {}
+        if any(each.weight is not None for each in sets):
+            found["weight"] = WEIGHT
+        if any(each.query is not None for each in sets):
+            found[self.backend.query_option] = QUERY
+        scored = [each.score is not None for each in sets]
+        if any(scored):
+            if not all(scored):
+                raise ValueError(
+                    f"Some data sets have initial scores ({self.backend.score_option}), and some "
+                    "have none. Give them for the training rows and for each of eval_set"
+                )
+            found[self.backend.score_option] = SCORE
+        return found
+
+    def _refuse_unknown_names(self) -> None:
+        known = {*self._parameter_names, *self._estimator_names}
+        problems = []
+        for name in self._params:
+            remedy = self._refused_names.get(name)
+            if remedy is None and name not in known:
+                near = get_close_matches(name, known, n=1, cutoff=0.8)
+                remedy = f"Did you mean {near[0]!r}?" if near else "Leave it out"
+            if remedy is not None:
+                what = f"{type(self).__name__} has no parameter of this name"
+                problems.append(Problem(field=name, what=what, remedy=remedy))
+        if problems:
+            raise InvalidJobError(tuple(problems))
+
+    def _predicted(
+        self, X: Any, *, validate_features: bool = True, score: Any = None, **options: Any
+    ) -> Values:
+        """Return what the framework predicts.
+
+        Args:
+            X: the rows.
+            validate_features: match columns by name; otherwise, by position.
+            score: the initial score of each row.
+            options: arguments of the framework's own `predict`.
+        """
         check_is_fitted(self, "model_")
-        table = self._table(rows, reset=False)
-        trained_by = self.result_.backend if hasattr(self, "result_") else None
-        backend = trained_by or self.backend()
+        table = self._table(X, reset=False, by_name=validate_features)
+        backend = self.result_.backend if hasattr(self, "result_") else None
+        if not isinstance(backend, Booster):
+            backend = self.backend()
+        if score is not None:
+            option = {self.backend.score_option: SCORE}
+            table = with_columns(table, {SCORE: scores_of(score, X, *option)})
+            backend = replace(backend, **cast(Any, option))
         if self._workers > 1 and table.num_rows > PART_ROWS:
             return self._predicted_by_workers(backend, table, options)
         return np.asarray(backend.engine().predict(self.model_, table, **options))
@@ -213,48 +326,36 @@ class BackendEstimator(BaseEstimator, ABC):
             )
             return np.asarray(predict(request))
 
-    def _table(self, rows: Any, *, reset: bool) -> pa.Table:
+    def _table(self, rows: Any, *, reset: bool, by_name: bool = True) -> pa.Table:
         """Return the features as a table; columns of a frame keep their names and types."""
         # Asks the class: a LazyFrame would compute its columns.
         if hasattr(type(rows), "columns"):
-            table = _table_of(rows)
+            table = table_of(rows)
             # A loaded model may have changed names: the framework reports what is missing.
-            if reset or hasattr(self, "result_"):
+            if reset or (by_name and hasattr(self, "result_")):
                 validate_data(self, rows, skip_check_array=True, reset=reset)
-            return table
-        values = validate_data(
-            self,
-            rows,
-            reset=reset,
-            dtype=[np.float64, np.float32],
-            ensure_all_finite="allow-nan",
-            ensure_min_samples=2 if reset else 1,
-        )
-        return pa.table({f"x{index}": values[:, index] for index in range(values.shape[1])})
+        else:
+            values = validate_data(
+                self,
+                rows,
+                reset=reset,
+                dtype=[np.float64, np.float32],
+                ensure_all_finite="allow-nan",
+                ensure_min_samples=2 if reset else 1,
+            )
+            table = pa.table({f"x{index}": values[:, index] for index in range(values.shape[1])})
+        if (names := getattr(self, "_feature_names", None)) is not None:
+            table = renamed(table, names, "feature_name")
+        elif not by_name:
+            table = renamed(table, self.model_features(self.model_), "The model")
+        return without(table, self._params.get("missing"))
 
 
 class BackendRegressor(RegressorMixin, BackendEstimator):
     """Predicts numbers."""
 
-    def fit(
-        self, X: Any, y: Any, *, sample_weight: Any = None, eval_set: Sequence[EvalSet] = ()
-    ) -> Self:
-        """Train.
-
-        Args:
-            X: a frame, or an array of shape `[rows, features]`.
-            y: the numbers to predict, shape `[rows]`.
-            sample_weight: the weight of each row, shape `[rows]`.
-            eval_set: pairs of rows and numbers to evaluate on.
-        """
-        features, label = self._table(X, reset=True), _numbers(y)
-        check_consistent_length(X, label)
-        pairs = [(others, _numbers(numbers)) for others, numbers in eval_set]
-        return self._fit(features, label, params={}, sample_weight=sample_weight, eval_sets=pairs)
-
-    def predict(self, X: Any) -> Values:
-        """Return the predicted numbers, shape `[rows]`."""
-        return self._predicted(X)
+    def _default_params(self) -> Mapping[str, Any]:
+        return {}
 
 
 class BackendClassifier(ClassifierMixin, BackendEstimator):
@@ -264,63 +365,47 @@ class BackendClassifier(ClassifierMixin, BackendEstimator):
     def class_params(self, classes: int) -> Mapping[str, Any]:
         """Return the framework's parameters for this number of classes, 2 or more."""
 
-    def fit(
-        self, X: Any, y: Any, *, sample_weight: Any = None, eval_set: Sequence[EvalSet] = ()
-    ) -> Self:
-        """Train.
-
-        Args:
-            X: a frame, or an array of shape `[rows, features]`.
-            y: the classes, of any type, shape `[rows]`.
-            sample_weight: the weight of each row, shape `[rows]`.
-            eval_set: pairs of rows and classes to evaluate on.
-        """
-        features, label = self._table(X, reset=True), column_or_1d(y, warn=True)
-        check_consistent_length(X, label)
-        check_classification_targets(label)
-        self.classes_, codes = np.unique(label, return_inverse=True)
-        self.n_classes_ = len(self.classes_)
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"y has one class, {self.classes_[0]!r}. Pass rows of two or more classes"
-            )
-        pairs = [(others, self._codes(names)) for others, names in eval_set]
-        params = self.class_params(len(self.classes_))
-        return self._fit(
-            features,
-            codes.astype(float),
-            params=params,
-            sample_weight=sample_weight,
-            eval_sets=pairs,
-        )
-
-    def load_model(self, path: str | os.PathLike[str]) -> Self:
-        super().load_model(path)
-        self.n_classes_ = max(2, self.model_classes(self.model_))
-        self.classes_ = np.arange(self.n_classes_)
-        return self
-
     @abstractmethod
     def model_classes(self, model: Any) -> int:
         """Return the number of a model's classes; 0 or 1 if it has one score for two classes."""
 
-    def _codes(self, names: Any) -> Values:
+    def load_model(self, fname: str | os.PathLike[str]) -> Self:
+        super().load_model(fname)
+        self.n_classes_ = max(2, self.model_classes(self.model_))
+        self.classes_ = np.arange(self.n_classes_)
+        return self
+
+    def _default_params(self) -> Mapping[str, Any]:
+        return self.class_params(self.n_classes_)
+
+    def _labels(self, y: Any) -> Values:
+        label = column_or_1d(y, warn=True)
+        check_classification_targets(label)
+        self.classes_, codes = np.unique(label, return_inverse=True)
+        self.n_classes_ = len(self.classes_)
+        if self.n_classes_ < 2:
+            raise ValueError(
+                f"y has one class, {self.classes_[0]!r}. Pass rows of two or more classes"
+            )
+        return codes.astype(float)
+
+    def _evaluated_labels(self, y: Any) -> Values:
+        names = column_or_1d(y)
         unknown = sorted({*names} - {*self.classes_})
         if unknown:
             raise ValueError(f"eval_set has a class that y doesn't have: {unknown[0]!r}.")
         codes: Values = np.searchsorted(self.classes_, names).astype(float)
         return codes
 
-    def predict_proba(self, X: Any) -> Values:
-        """Return class probabilities, shape `[rows, classes]`, in the order of `classes_`."""
-        chances = self._predicted(X)
-        return np.column_stack([1 - chances, chances]) if chances.ndim == 1 else chances
-
-    def predict(self, X: Any) -> Values:
+    def _chosen(self, probabilities: Values) -> Values:
         """Return the most probable classes, shape `[rows]`."""
-        chosen = np.argmax(self.predict_proba(X), axis=1)
-        classes: Values = self.classes_[chosen]
+        classes: Values = self.classes_[np.argmax(probabilities, axis=1)]
         return classes
+
+
+def by_class(predicted: Values) -> Values:
+    """Return probabilities, shape `[rows, classes]`; of one column, which is class 1's, two."""
+    return np.column_stack([1 - predicted, predicted]) if predicted.ndim == 1 else predicted
 
 
 class BackendRanker(BackendEstimator):
@@ -330,72 +415,24 @@ class BackendRanker(BackendEstimator):
     def ranking_params(self) -> Mapping[str, Any]:
         """Return the framework's parameters for ranking."""
 
-    def fit(
-        self,
-        X: Any,
-        y: Any,
-        *,
-        qid: Any,
-        sample_weight: Any = None,
-        eval_set: Sequence[EvalSet] = (),
-    ) -> Self:
-        """Train.
-
-        Args:
-            X: a frame, or an array of shape `[rows, features]`.
-            y: the relevance of each row to its query, shape `[rows]`.
-            qid: the query of each row, shape `[rows]`; rows of a query must be consecutive.
-            sample_weight: the weight of each row, shape `[rows]`.
-            eval_set: triples of rows, relevances and queries to evaluate on.
-        """
-        features, label = self._table(X, reset=True), _numbers(y)
-        check_consistent_length(X, label, qid)
-        triples = [(rows, _numbers(relevances), ids) for rows, relevances, ids in eval_set]
-        return self._fit(
-            features,
-            label,
-            params=self.ranking_params(),
-            sample_weight=sample_weight,
-            eval_sets=triples,
-            query=qid,
-        )
-
-    def predict(self, X: Any) -> Values:
-        """Return scores, shape `[rows]`: higher scores come first in their query."""
-        return self._predicted(X)
+    def _default_params(self) -> Mapping[str, Any]:
+        return self.ranking_params()
 
 
-def _table_of(frame: Any) -> pa.Table:
-    if isinstance(frame, pa.Table):
-        return frame
-    if isinstance(frame, pd.DataFrame):
-        return pa.Table.from_pandas(frame, preserve_index=False)
-    if hasattr(frame, "__arrow_c_stream__"):
-        # For example polars.
-        return pa.table(frame)
-    raise TypeError(
-        f"X is a {type(frame).__module__}.{type(frame).__qualname__}, which isn't a table in "
-        "memory. Pass a DataFrame of pandas or polars, an Arrow table or an array (of a "
-        "LazyFrame, frame.collect())."
-    )
-
-
-def _numbers(values: Any) -> Values:
-    numbers: Values = check_array(
-        column_or_1d(values, warn=True), dtype=np.float64, ensure_2d=False, input_name="y"
-    )
-    return numbers
-
-
-def _weights(weights: Any, features: pa.Table) -> Values:
-    checked = _numbers(weights)
-    check_consistent_length(features, checked)
-    if not checked.any():
-        raise ValueError("Sample weights must contain at least one non-zero number.")
-    return checked
-
-
-def _with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
-    for name, values in columns.items():
-        table = table.append_column(name, pa.array(values))
-    return table
+def _with_facts(table: pa.Table, label: Values, rows: Rows, wanted: Collection[str]) -> pa.Table:
+    """Return the features with the columns beside them."""
+    check_consistent_length(table, label)
+    columns = {LABEL: label}
+    if WEIGHT in wanted:
+        weight = rows.weight
+        columns[WEIGHT] = np.ones(len(table)) if weight is None else weights_of(weight, table)
+    if QUERY in wanted:
+        if rows.query is None:
+            raise ValueError(
+                "A data set of eval_set has no queries. Give them for each of its rows"
+            )
+        check_consistent_length(table, rows.query)
+        columns[QUERY] = column_or_1d(rows.query)
+    if SCORE in wanted:
+        columns[SCORE] = scores_of(rows.score, table, "The initial score")
+    return with_columns(table, columns)

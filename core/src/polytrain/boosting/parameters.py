@@ -36,6 +36,12 @@ class Parameters:
     threads: Collection[str]
     """Parameters that are a number of threads."""
 
+    @property
+    def names(self) -> set[str]:
+        """All names that `problems` knows."""
+        of_the_run = (name for names, _, _ in self.of_the_run for name in names)
+        return {*self.known, *self.translated, *of_the_run}
+
     def problems(self, params: Mapping[str, Any], job: Job) -> Iterator[Problem]:
         """Yield what is wrong with the user's parameters.
 
@@ -68,8 +74,7 @@ class Parameters:
         Other unknown names may belong to a newer version or to the user's objective: the framework
         itself warns of parameters that it doesn't use.
         """
-        refused = (name for names, _, _ in self.of_the_run for name in names)
-        known = (*self.known, *self.translated, *refused)
+        known = self.names
         for name in params:
             near = () if name in known else get_close_matches(str(name), known, n=1, cutoff=0.8)
             if near:

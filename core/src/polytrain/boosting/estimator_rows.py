@@ -1,0 +1,174 @@
+"""The rows that a user passes to an estimator, as tables and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from sklearn.utils.validation import check_array, check_consistent_length, column_or_1d
+
+Values = np.ndarray[Any, Any]
+EvalSet = tuple[Any, ...]
+
+LABEL, WEIGHT = "polytrain label", "polytrain weight"
+SCORE, QUERY = "polytrain score", "polytrain query"
+"""Columns beside the features."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """A data set, as a user passes it."""
+
+    X: Any
+    y: Any
+    weight: Any = None
+    score: Any = None
+    """The initial score of each row."""
+
+    query: Any = None
+
+
+def evaluation_sets(eval_set: Iterable[EvalSet] | None, **facts: Any) -> list[Rows]:
+    """Return the data sets to evaluate on.
+
+    Args:
+        eval_set: pairs of features and labels; triples have each row's query too.
+        facts: an argument's name to its values for each data set, or None.
+
+    Raises:
+        ValueError: an argument hasn't one entry for each data set.
+    """
+    # Both libraries' estimators take one pair as well.
+    sets = [eval_set] if isinstance(eval_set, tuple) else list(eval_set or ())
+    found: list[dict[str, Any]] = [
+        dict(zip(("X", "y", "query"), each, strict=False)) for each in sets
+    ]
+    for name, values in facts.items():
+        if values is None:
+            continue
+        if isinstance(values, Mapping):
+            values = [values.get(number) for number in range(len(sets))]
+        if len(values) != len(sets):
+            raise ValueError(
+                f"{name} has {len(values)} entries, and eval_set has {len(sets)}. Give one for "
+                "each data set, None for none"
+            )
+        for columns, value in zip(found, values, strict=True):
+            if value is not None:
+                columns[_FACTS[name]] = queries_of(value) if name == "eval_group" else value
+    return [Rows(**columns) for columns in found]
+
+
+_FACTS = {
+    "sample_weight_eval_set": "weight",
+    "eval_sample_weight": "weight",
+    "base_margin_eval_set": "score",
+    "eval_init_score": "score",
+    "eval_group": "query",
+    "eval_qid": "query",
+}
+"""The arguments for evaluation, and the fact of a data set that each holds."""
+
+
+def queries_of(sizes: Any) -> Values:
+    """Return each row's query, for the number of consecutive rows of each query."""
+    counts = column_or_1d(sizes)
+    return np.repeat(np.arange(len(counts)), counts)
+
+
+def table_of(frame: Any) -> pa.Table:
+    """Return a frame's rows.
+
+    Raises:
+        TypeError: the frame isn't in memory.
+    """
+    if isinstance(frame, pa.Table):
+        return frame
+    if isinstance(frame, pd.DataFrame):
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    if hasattr(frame, "__arrow_c_stream__"):
+        # For example polars.
+        return pa.table(frame)
+    raise TypeError(
+        f"X is a {type(frame).__module__}.{type(frame).__qualname__}, which isn't a table in "
+        "memory. Pass a DataFrame of pandas or polars, an Arrow table or an array (of a "
+        "LazyFrame, frame.collect())."
+    )
+
+
+def without(table: pa.Table, missing: float | None) -> pa.Table:
+    """Return the table with nulls for a number that stands for missing values."""
+    if missing is None or np.isnan(missing):
+        return table
+    for index, column in enumerate(table.columns):
+        kind = column.type
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            continue
+        # As the libraries do, which hold numbers as float32.
+        same = pc.equal(column.cast(pa.float32(), safe=False), pa.scalar(missing, pa.float32()))
+        kept = pc.if_else(same, pa.scalar(None, kind), column)
+        table = table.set_column(index, table.field(index).name, kept)
+    return table
+
+
+def numbers(values: Any) -> Values:
+    """Return labels as float64, shape `[rows]`."""
+    checked: Values = check_array(
+        column_or_1d(values, warn=True), dtype=np.float64, ensure_2d=False, input_name="y"
+    )
+    return checked
+
+
+def weights_of(weights: Any, rows: Any) -> Values:
+    """Return the weight of each row.
+
+    Raises:
+        ValueError: all rows weigh nothing, or there isn't one weight for each row.
+    """
+    checked = numbers(weights)
+    check_consistent_length(rows, checked)
+    if not checked.any():
+        raise ValueError("Sample weights must contain at least one non-zero number.")
+    return checked
+
+
+def scores_of(scores: Any, rows: Any, name: str) -> Values:
+    """Return the initial score of each row.
+
+    Raises:
+        ValueError: there isn't one score for each row.
+    """
+    values = np.asarray(scores, dtype=np.float64)
+    if values.ndim == 2 and values.shape[1] > 1:
+        raise ValueError(
+            f"{name} has {values.shape[1]} scores for each row, and one is possible here. "
+            "Train one classifier for each class, or use a training function"
+        )
+    checked: Values = values.ravel()
+    check_consistent_length(rows, checked)
+    return checked
+
+
+def with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+    """Return the table with more columns."""
+    for name, values in columns.items():
+        table = table.append_column(name, pa.array(values))
+    return table
+
+
+def renamed(table: pa.Table, names: Sequence[str], argument: str) -> pa.Table:
+    """Return the table with other names of columns.
+
+    Raises:
+        ValueError: the number of names isn't that of the columns.
+    """
+    if len(names) != table.num_columns:
+        raise ValueError(
+            f"{argument} has {len(names)} names, and X has {table.num_columns} columns"
+        )
+    return table.rename_columns(list(names))

@@ -1,0 +1,60 @@
+"""XGBoost's own estimators: no keyword of theirs is unknown to these."""
+
+from __future__ import annotations
+
+from inspect import signature
+from typing import Any
+
+import pytest
+import xgboost
+
+from polytrain_plugins import InvalidJobError
+from polytrain_xgboost.estimators import (
+    PolytrainXGBClassifier,
+    PolytrainXGBRanker,
+    PolytrainXGBRegressor,
+)
+
+PAIRS = [
+    (PolytrainXGBRegressor, xgboost.XGBRegressor),
+    (PolytrainXGBClassifier, xgboost.XGBClassifier),
+    (PolytrainXGBRanker, xgboost.XGBRanker),
+]
+METHODS = ("fit", "predict", "predict_proba", "score", "apply", "save_model", "load_model")
+
+
+def keywords(function: Any) -> set[str]:
+    return {*signature(function).parameters} - {"self", "kwargs"}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_have_every_keyword_of_xgboosts_own(ours: Any, theirs: Any, method: str) -> None:
+    if hasattr(theirs, method):
+        assert keywords(getattr(theirs, method)) <= keywords(getattr(ours, method))
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+def test_constructors_know_every_keyword_of_xgboosts_own(ours: Any, theirs: Any) -> None:
+    wanted = keywords(theirs.__init__) | keywords(xgboost.XGBModel.__init__)
+    known = {*ours._parameter_names, *ours._estimator_names, *ours._refused_names}
+    assert wanted <= known | keywords(ours.__init__)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("class_weight", "compute_sample_weight"),
+        ("missin", "Did you mean 'missing'"),
+        ("no_such_thing", "Leave it out"),
+    ],
+)
+def test_other_names_are_refused(ours: Any, theirs: Any, name: str, remedy: str) -> None:
+    rows = [[0.0], [1.0]]
+    beside = {"qid": [0, 1]} if ours is PolytrainXGBRanker else {}
+    with pytest.raises(InvalidJobError) as told:
+        ours(**{name: 1}).fit(rows, [0, 1], **beside)
+    [problem] = told.value.problems
+    assert problem.field == name
+    assert remedy in problem.remedy
