@@ -101,8 +101,8 @@ _REFUSED_VALUES = {
 
 _UPDATERS = {
     **dict.fromkeys(("refresh", "prune", "sync"), "it makes no trees"),
-    "grow_colmaker": _WITHOUT_BINS["tree_method"]["exact"],
-    "grow_histmaker": _WITHOUT_BINS["tree_method"]["approx"],
+    "grow_colmaker": _REFUSED_VALUES["tree_method"]["exact"],
+    "grow_histmaker": _REFUSED_VALUES["tree_method"]["approx"],
 }
 
 _ALL_ROWS = "it compares all rows with each other, and every worker has only a part of them"
