@@ -440,8 +440,8 @@ def test_what_differs_by_rank_comes_back_to_its_rank(quiet: RunConfig, tmp_path:
     assert killed.restarts == 1
     assert killed.return_values == undisturbed.return_values
     assert [each[0] for each in killed.return_values] == [9, 18]
+    more = {**config, "epochs": 4}
     with pytest.raises(TrainingFailedError, match=r"Normalised: each of the 2 workers"):
-        more = {**config, "epochs": 4}
         fit_with_library(quiet, train_apart, more, workers=3, restore_from=killed.checkpoint)
 
 
