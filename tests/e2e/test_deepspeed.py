@@ -167,3 +167,47 @@ def test_what_can_be_saved_and_not_loaded_fails_at_the_first_report(
         return
     with pytest.raises(TrainingFailedError, match=told):
         fit_with_library(quiet, saves_what_it_cannot_load, config, workers=1)
+
+
+def train_apart(config: dict[str, Any]) -> list[Any]:
+    """Each rank returns what it ends with."""
+    import os
+    import signal
+
+    import torch
+
+    import polytrain
+    from polytrain_torch.deepspeed import initialize, report, restore
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    engine, *_ = initialize(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        config={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}},
+    )
+    context = polytrain.get_context()
+    rank = context.get_world_rank()
+    done = restore(engine)
+    rows = done.get("rows", 0)
+    for epoch in range(done.get("epoch", 0), 4):
+        if rank == 1 and context.get_attempt() == 0 and epoch == config["dies_in"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        engine.backward(engine(torch.rand(4, 3) + rank).square().sum())
+        engine.step()
+        rows += rank + 1
+        report(engine, {"loss": 0.0}, epoch=epoch + 1, rows=rows)
+    return [rows, model[1].running_mean.tolist()]
+
+
+def test_what_differs_by_rank_comes_back_to_its_rank(quiet: RunConfig) -> None:
+    """Progress, and BatchNorm's statistics."""
+    undisturbed = fit_with_library(quiet, train_apart, {"dies_in": -1})
+    killed = fit_with_library(quiet, train_apart, {"dies_in": 2})
+    assert killed.restarts == 1
+    assert killed.return_values == undisturbed.return_values
+    assert [each[0] for each in killed.return_values] == [4, 8]
+    with pytest.raises(TrainingFailedError, match=r"running_mean.*rows: each of the 2 workers"):
+        fit_with_library(
+            quiet, train_apart, {"dies_in": -1}, workers=1, restore_from=killed.checkpoint
+        )

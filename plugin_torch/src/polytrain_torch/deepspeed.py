@@ -31,6 +31,13 @@ from polytrain_torch.checkpoint_parts import checkpoint_of, directory_of_all, pa
 from polytrain_torch.engine import DEEPSPEED
 from polytrain_torch.libraries import needed
 from polytrain_torch.randomness import restore_random_states
+from polytrain_torch.rank_parts import (
+    States,
+    differences,
+    own_states,
+    refuse_other_ranks,
+    write_own,
+)
 from polytrain_torch.rank_states import save_rank_states
 from polytrain_torch.read_back import try_all
 from polytrain_torch.row_weights import weigh_backward
@@ -71,12 +78,17 @@ def restore(engine: Any, checkpoint: Checkpoint | None = None) -> dict[str, Any]
 
     Returns:
         The `progress` that `report` got. Empty if training starts.
+
+    Raises:
+        ValueError: another number of workers saved progress or buffers that differ by rank.
     """
     checkpoint = checkpoint or get_checkpoint()
     if checkpoint is None:
         return {}
     directory = Path(checkpoint.path)
     saved = loaded(directory / _PROGRESS_FILE)
+    found = saved["found"]
+    refuse_other_ranks([name for names in found["names"].values() for name in names], found)
     if saved["workers"] == dist.get_world_size() or not engine.zero_optimization():
         engine.load_checkpoint(directory, tag=DEEPSPEED)
     else:
@@ -85,10 +97,11 @@ def restore(engine: Any, checkpoint: Checkpoint | None = None) -> dict[str, Any]
                 _make_universal(directory / DEEPSPEED, scratch / DEEPSPEED)
             dist.barrier()
             engine.load_checkpoint(scratch, tag=DEEPSPEED)
+    own = own_states({"buffers": {}, "progress": saved["progress"]}, found, directory)
+    engine.module.load_state_dict(own["buffers"], strict=False)
     restore_random_states(directory)
     _tried.add(engine)
-    progress: dict[str, Any] = saved["progress"]
-    return progress
+    return own["progress"]
 
 
 def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
@@ -107,10 +120,15 @@ def report(engine: Any, metrics: Mapping[str, Any], **progress: Any) -> None:
     """
     with directory_of_all() as directory:
         engine.save_checkpoint(directory, tag=DEEPSPEED, save_latest=False)
+        # DeepSpeed saves rank 0's.
+        buffers = dict(engine.module.named_buffers())
+        states: States = {"buffers": buffers, "progress": progress}
+        found = differences(states)
+        write_own(states, found, directory)
         if dist.get_rank() == 0:
             if engine not in _tried:
                 _read_back(engine, directory / DEEPSPEED)
-            saved = {"workers": dist.get_world_size(), "progress": progress}
+            saved = {"workers": dist.get_world_size(), "progress": progress, "found": found}
             save_safely(saved, directory / _PROGRESS_FILE)
         _tried.add(engine)
         with part_of(directory) as part:

@@ -87,6 +87,9 @@ class TrainingState:
             parameters that aren't all in one part.
     """
 
+    _compares_ranks = True
+    """Whether what differs by rank is stored for each rank."""
+
     def __init__(self, **parts: Any) -> None:
         for name, part in parts.items():
             if isinstance(part, torch.Generator):
@@ -248,7 +251,7 @@ class TrainingState:
             },
             "progress": progress,
         }
-        found = differences(compared)
+        found = differences(compared if self._compares_ranks else {})
         save_own({**compared, "parts": whole}, found, directory)
         save_rank_states(directory)
         if dist.get_rank() != 0:

@@ -104,7 +104,13 @@ class TorchState:
         return True
 
     def _training_state(self) -> TrainingState:
-        return TrainingState(**{name: getattr(self, name) for name in self._parts})
+        return _StateOfRank0(**{name: getattr(self, name) for name in self._parts})
+
+
+class _StateOfRank0(TrainingState):
+    """A state that `sync` makes rank 0's on all ranks."""
+
+    _compares_ranks = False
 
 
 def run(function: Callable[..., Any]) -> Callable[..., Any]:
