@@ -73,6 +73,13 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "tensorflow.python.data.ops.shuffle_op": ("_ShuffleDataset",),
         "tensorflow.python.data.ops.shuffle_op._ShuffleDataset": ("_seed", "_seed2"),
     },
+    "tf_keras": {
+        "tf_keras.src.engine.data_adapter.DataHandler": (
+            *("_adapter", "_dataset", "_epochs", "_inferred_steps", "_initial_epoch"),
+            *("_steps_per_epoch", "_truncate_execution_to_epoch"),
+        ),
+        "tf_keras.src.engine.data_adapter.DatasetAdapter": ("_dataset", "_validate_args"),
+    },
     "lightgbm": {
         "lightgbm.Booster": ("_handle",),
         "lightgbm.callback": ("_EarlyStoppingCallback", "_RecordEvaluationCallback"),

@@ -342,12 +342,13 @@ class Journal:
     def concluded(self, conclusion: Conclude) -> None:
         """Note that the run has ended, or that this driver has stopped working on it."""
         self._write_loads()
+        failure = conclusion.validation_failure
         self._write(
             "Concluded",
             succeeded=conclusion.succeeded,
             stopped=None if conclusion.stopped is None else asdict(conclusion.stopped),
             reason=conclusion.reason,
-            validation_failure=conclusion.validation_failure,
+            **({"validation_failure": failure} if failure else {}),
         )
         self.sync()
 
