@@ -7,6 +7,7 @@ A script needs only this import instead of `from lightning import Trainer`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Iterator
@@ -73,12 +74,14 @@ class Trainer(lightning.Trainer):
             `use_distributed_sampler=False` leaves loaders undivided.
 
     Raises:
+        TypeError: for a callback, logger or plugin of the package pytorch_lightning.
         ValueError: if `devices` or `num_nodes` requests a different number.
     """
 
     should_stop: bool
 
     def __init__(self, **options: Any) -> None:
+        _refuse_other_package(*options.values())
         for name in ("devices", "num_nodes"):
             if options.pop(name, "auto") not in ("auto", -1, 1):
                 raise ValueError(
@@ -145,6 +148,16 @@ class Trainer(lightning.Trainer):
         super().fit(*args, **options)
         meet("the end of Lightning's fit")
 
+    def validate(self, *args: Any, **options: Any) -> Any:
+        """Validate as Lightning does."""
+        _refuse_other_package(*args, *options.values())
+        return super().validate(*args, **options)
+
+    def test(self, *args: Any, **options: Any) -> Any:
+        """Test as Lightning does."""
+        _refuse_other_package(*args, *options.values())
+        return super().test(*args, **options)
+
     def save_checkpoint(self, filepath: Any, weights_only: Any = None, **options: Any) -> None:
         """Save as Lightning does; during `fit`, also as a checkpoint of the run."""
         super().save_checkpoint(filepath, weights_only, **options)
@@ -172,6 +185,7 @@ class Trainer(lightning.Trainer):
 
     def predict(self, *args: Any, **options: Any) -> Any:
         """Predict as Lightning does, every row once, on one of the ranks."""
+        _refuse_other_package(*args, *options.values())
         # Lightning's own samplers track the rows of a batch, and repeat none.
         self._accelerator_connector.use_distributed_sampler = self._splits
         try:
@@ -438,7 +452,9 @@ def _wait_for_files(checkpoint_io: Any) -> None:
 
 def _refuse_other_package(*given: Any) -> None:
     """Raise an error for objects of the package `pytorch_lightning`, which has its own classes."""
-    for each in given:
+    for each in itertools.chain.from_iterable(map(_listed, given)):
+        # As torch.compile wraps a module.
+        each = getattr(each, "_orig_mod", each)
         modules = {base.__module__.partition(".")[0] for base in type(each).__mro__}
         if "pytorch_lightning" in modules:
             raise TypeError(
