@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -47,6 +47,7 @@ with needed("lightning"):
     from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
+    from polytrain_torch.lightning_finders import is_search, save_found, take_over_found
     from polytrain_torch.lightning_loggers import KeptLogs, keep_version
     from polytrain_torch.lightning_means import weigh_ranks
 
@@ -56,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 _CHECKPOINT = "lightning.ckpt"
 _FIT_FILE = "fit"
+_SEARCH = 0
+"""In place of its number, for a `fit` in which Lightning's `Tuner` searches."""
 
 _fits = Calls("fit()")
 _trainers = Calls("Trainer()")
@@ -138,6 +141,11 @@ class Trainer(lightning.Trainer):
             ValueError: if a later call saved the checkpoint, which lacks the result of this one.
         """
         _refuse_other_package(*args, *options.values())
+        if is_search(self.callbacks):
+            # A restart searches again: a search neither resumes nor leaves a checkpoint.
+            self._reports.fit = _SEARCH
+            super().fit(*args, **options)
+            return
         number = self._reports.fit = _fits.next()
         checkpoint = _checkpoint_of(number)
         if checkpoint is not None:
@@ -214,7 +222,12 @@ class Trainer(lightning.Trainer):
             self._loaders, self._is_replaced = [], False
         name = f"data loader {len(self._loaders)} of Lightning's fit {self._reports.fit}"
         split = sharded(
-            loader, device=None, name=name, is_split=not self._splits, taken=self._batches_taken
+            loader,
+            device=None,
+            name=name,
+            keeps_place=self._reports.fit != _SEARCH,
+            is_split=not self._splits,
+            taken=self._batches_taken,
         )
         if not split.has_place:
             return split
@@ -307,8 +320,14 @@ class _Reports(Callback):
         """Whether the model has been validated since the last batch."""
         self.loads_anything = False
         """Whether the user trusts checkpoints that hold more than plain data."""
+        self._search_again: Callable[[], None] = lambda: None
         self.logs: KeptLogs | None = None
         """Logs of earlier attempts, until what this one repeats is dropped from them."""
+
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
+        # Here the module has added its own callbacks, and none has searched.
+        if stage == "fit" and self.fit != _SEARCH:
+            self._search_again = take_over_found(trainer.callbacks, _checkpoint_of(self.fit))
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
@@ -337,6 +356,7 @@ class _Reports(Callback):
 
     def teardown(self, trainer: Any, module: Any, stage: str) -> None:
         self.is_training = False
+        self._search_again()
 
     def saved(self, trainer: Any, saved: Path) -> None:
         """Report a checkpoint, if it is the first one of its step."""
@@ -353,6 +373,7 @@ class _Reports(Callback):
             save_rank_states(part)
             if part is not None and dist.get_rank() == 0:
                 (part / _FIT_FILE).write_text(str(self.fit))
+                save_found(trainer.callbacks, part)
             report(_metrics(trainer), checkpoint_of(part))
 
     def _drop_repeated_logs(self, trainer: Any) -> None:
