@@ -42,6 +42,11 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
     "deepspeed": {"deepspeed.DeepSpeedEngine": ("_config",)},
     "lightning": {
         "lightning.Trainer": ("_accelerator_connector",),
+        "lightning.pytorch.callbacks.BatchSizeFinder": ("_batch_arg_name", "_early_exit"),
+        "lightning.pytorch.callbacks.LearningRateFinder": (
+            *("_attr_name", "_early_exit", "_max_lr", "_min_lr", "_mode", "_num_training_steps"),
+            "_update_attr",
+        ),
         "lightning.pytorch.loggers.CSVLogger": ("_experiment", "_version"),
         "lightning.pytorch.loggers.TensorBoardLogger": (
             *("_default_hp_metric", "_experiment", "_version"),
@@ -50,6 +55,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "lightning.pytorch.loops._TrainingEpochLoop": ("_batches_that_stepped", "_results"),
         "lightning.pytorch.loops.fit_loop._FitLoop": ("_combined_loader",),
         "lightning.pytorch.plugins.io.AsyncCheckpointIO": ("_error",),
+        "lightning.pytorch.tuner.lr_finder": ("_LRFinder", "_determine_lr_attr_name"),
     },
     "transformers": {
         "transformers.Trainer": ("_maybe_log_save_evaluate",),

@@ -247,24 +247,54 @@ def test_an_epoch_is_over_when_its_rows_are(quiet: RunConfig) -> None:
     assert fit_keras(quiet, asks_for_too_many_steps).metrics["steps"] == 8
 
 
-def gives_a_module_of_the_other_package(config: dict[str, Any]) -> None:
-    """As `import pytorch_lightning as pl` has it, whose classes aren't those of `lightning`."""
+def gives_objects_of_the_other_package(config: dict[str, Any]) -> None:
+    """As `import pytorch_lightning as pl` has them, whose classes aren't those of `lightning`."""
     import torch
 
+    import polytrain
     from polytrain_torch.lightning import Trainer
 
-    base = type("LightningModule", (torch.nn.Module,), {"__module__": "pytorch_lightning.core"})
-    Trainer(max_epochs=1, logger=False).fit(type("Mine", (base,), {})())
+    def of_other_package(name: str, *bases: type) -> Any:
+        base = type(name, bases, {"__module__": "pytorch_lightning.core"})
+        return type("Mine", (base,), {})()
+
+    def usual() -> Any:
+        return Trainer(max_epochs=1, logger=False)
+
+    module = of_other_package("LightningModule", torch.nn.Module)
+    data = of_other_package("LightningDataModule")
+    callback = of_other_package("Callback")
+    calls = {
+        "fit": lambda: usual().fit(module),
+        "fit, compiled": lambda: usual().fit(torch.compile(module)),
+        "fit, data": lambda: usual().fit(torch.nn.Linear(1, 1), datamodule=data),
+        "validate": lambda: usual().validate(module),
+        "test": lambda: usual().test(model=module),
+        "predict": lambda: usual().predict(module),
+        "callback": lambda: Trainer(callbacks=callback),
+        "callbacks": lambda: Trainer(callbacks=[callback]),
+        "logger": lambda: Trainer(logger=of_other_package("Logger")),
+        "strategy": lambda: Trainer(strategy=of_other_package("Strategy")),
+    }
+    errors = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except Exception as error:
+            errors[name] = str(error)
+    polytrain.report({"errors": errors, "calls": len(calls)})
 
 
-def test_modules_of_pytorch_lightning_are_refused_with_the_import_that_works(
+def test_objects_of_pytorch_lightning_are_refused_with_the_import_that_works(
     quiet: RunConfig,
 ) -> None:
-    trainer = make_trainer(
+    result = make_trainer(
         "torch",
-        gives_a_module_of_the_other_package,
+        gives_objects_of_the_other_package,
         scaling_config=ScalingConfig(num_workers=2),
         run_config=quiet,
-    )
-    with pytest.raises(TrainingFailedError, match=r"by `import lightning\.pytorch as pl`"):
-        trainer.fit()
+    ).fit()
+    errors = result.metrics["errors"]
+    assert len(errors) == result.metrics["calls"]
+    for name, error in errors.items():
+        assert "by `import lightning.pytorch as pl`" in error, name

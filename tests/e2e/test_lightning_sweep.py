@@ -57,6 +57,14 @@ FLAGS: dict[str, dict[str, Any]] = {
     "strategy": {"strategy": "ddp_find_unused_parameters_true"},
     "use_distributed_sampler": {"use_distributed_sampler": False},
     "val_check_interval": {"val_check_interval": 2},
+    "callbacks(EMAWeightAveraging)": {"callback": ("EMAWeightAveraging", {"decay": 0.5})},
+    "callbacks(GradientAccumulationScheduler)": {
+        "callback": ("GradientAccumulationScheduler", {"scheduling": {0: 2, 1: 1}})
+    },
+    "callbacks(ModelPruning)": {
+        "callback": ("ModelPruning", {"pruning_fn": "l1_unstructured", "amount": 0.3})
+    },
+    "callbacks(Timer)": {"callback": ("Timer", {"duration": "00:01:00:00"})},
 }
 
 OTHERS = {
@@ -112,6 +120,9 @@ def train(config: dict[str, Any]) -> None:
     lightning.seed_everything(1, verbose=False)
     options = {"max_epochs": 3, **config["options"]}
     callbacks: list[Any] = []
+    if callback := options.pop("callback", None):
+        name, arguments = callback
+        callbacks.append(getattr(lightning.pytorch.callbacks, name)(**arguments))
     saves_every = options.pop("saves_every", 2)
     if options.get("enable_checkpointing", not options.get("barebones")):
         callbacks.append(ModelCheckpoint(every_n_train_steps=saves_every))
@@ -144,7 +155,7 @@ def trained(quiet: RunConfig, output: Path, flag: str, *, dies: bool) -> Result:
 
 TABLE = table("lightning.md", "flag of Lightning's `Trainer`")
 
-IN_TEST = ("reload_dataloaders_every_n_epochs",)
+IN_TEST = ("reload_dataloaders_every_n_epochs", "callbacks(EMAWeightAveraging)")
 """Flags that `make test` tries too."""
 
 
@@ -200,7 +211,12 @@ def in_order(options: Mapping[str, Any], trainer: Any, output: Path, workers: in
     lightning.seed_everything(1, verbose=False)
     options = {"max_epochs": 3, **options}
     options.pop("saves_every", None)
-    callbacks = [EarlyStopping("error", patience=1)] if options.pop("early_stopping", False) else []
+    callbacks: list[Any] = (
+        [EarlyStopping("error", patience=1)] if options.pop("early_stopping", False) else []
+    )
+    if callback := options.pop("callback", None):
+        name, arguments = callback
+        callbacks.append(getattr(lightning.pytorch.callbacks, name)(**arguments))
     if options.pop("saves_in_a_thread", False):
         options["plugins"] = [AsyncCheckpointIO()]
     if workers == 1 and "strategy" in options:

@@ -7,9 +7,10 @@ A script needs only this import instead of `from lightning import Trainer`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
@@ -46,6 +47,7 @@ with needed("lightning"):
     from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
+    from polytrain_torch.lightning_finders import is_search, save_found, take_over_found
     from polytrain_torch.lightning_loggers import KeptLogs, keep_version
     from polytrain_torch.lightning_means import weigh_ranks
     from polytrain_torch.lightning_rank_parts import restore_rank_parts, save_rank_parts
@@ -56,6 +58,8 @@ logger = logging.getLogger(__name__)
 
 _CHECKPOINT = "lightning.ckpt"
 _FIT_FILE = "fit"
+_SEARCH = 0
+"""In place of its number, for a `fit` in which Lightning's `Tuner` searches."""
 
 _fits = Calls("fit()")
 _trainers = Calls("Trainer()")
@@ -74,12 +78,14 @@ class Trainer(lightning.Trainer):
             `use_distributed_sampler=False` leaves loaders undivided.
 
     Raises:
+        TypeError: for a callback, logger or plugin of the package pytorch_lightning.
         ValueError: if `devices` or `num_nodes` requests a different number.
     """
 
     should_stop: bool
 
     def __init__(self, **options: Any) -> None:
+        _refuse_other_package(*options.values())
         for name in ("devices", "num_nodes"):
             if options.pop(name, "auto") not in ("auto", -1, 1):
                 raise ValueError(
@@ -136,6 +142,11 @@ class Trainer(lightning.Trainer):
             ValueError: if a later call saved the checkpoint, which lacks the result of this one.
         """
         _refuse_other_package(*args, *options.values())
+        if is_search(self.callbacks):
+            # A restart searches again: a search neither resumes nor leaves a checkpoint.
+            self._reports.fit = _SEARCH
+            super().fit(*args, **options)
+            return
         number = self._reports.fit = _fits.next()
         checkpoint = _checkpoint_of(number)
         if checkpoint is not None:
@@ -145,6 +156,16 @@ class Trainer(lightning.Trainer):
             self._keep_logs(is_fresh=options.get("ckpt_path") is None)
         super().fit(*args, **options)
         meet("the end of Lightning's fit")
+
+    def validate(self, *args: Any, **options: Any) -> Any:
+        """Validate as Lightning does."""
+        _refuse_other_package(*args, *options.values())
+        return super().validate(*args, **options)
+
+    def test(self, *args: Any, **options: Any) -> Any:
+        """Test as Lightning does."""
+        _refuse_other_package(*args, *options.values())
+        return super().test(*args, **options)
 
     def save_checkpoint(self, filepath: Any, weights_only: Any = None, **options: Any) -> None:
         """Save as Lightning does; during `fit`, also as a checkpoint of the run."""
@@ -173,6 +194,7 @@ class Trainer(lightning.Trainer):
 
     def predict(self, *args: Any, **options: Any) -> Any:
         """Predict as Lightning does, every row once, on one of the ranks."""
+        _refuse_other_package(*args, *options.values())
         # Lightning's own samplers track the rows of a batch, and repeat none.
         self._accelerator_connector.use_distributed_sampler = self._splits
         try:
@@ -201,7 +223,12 @@ class Trainer(lightning.Trainer):
             self._loaders, self._is_replaced = [], False
         name = f"data loader {len(self._loaders)} of Lightning's fit {self._reports.fit}"
         split = sharded(
-            loader, device=None, name=name, is_split=not self._splits, taken=self._batches_taken
+            loader,
+            device=None,
+            name=name,
+            keeps_place=self._reports.fit != _SEARCH,
+            is_split=not self._splits,
+            taken=self._batches_taken,
         )
         if not split.has_place:
             return split
@@ -294,8 +321,14 @@ class _Reports(Callback):
         """Whether the model has been validated since the last batch."""
         self.loads_anything = False
         """Whether the user trusts checkpoints that hold more than plain data."""
+        self._search_again: Callable[[], None] = lambda: None
         self.logs: KeptLogs | None = None
         """Logs of earlier attempts, until what this one repeats is dropped from them."""
+
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
+        # Here the module has added its own callbacks, and none has searched.
+        if stage == "fit" and self.fit != _SEARCH:
+            self._search_again = take_over_found(trainer.callbacks, _checkpoint_of(self.fit))
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.is_training = True
@@ -325,6 +358,7 @@ class _Reports(Callback):
 
     def teardown(self, trainer: Any, module: Any, stage: str) -> None:
         self.is_training = False
+        self._search_again()
 
     def saved(self, trainer: Any, saved: Path) -> None:
         """Report a checkpoint, if it is the first one of its step."""
@@ -342,6 +376,7 @@ class _Reports(Callback):
             save_rank_parts(trainer, part)
             if part is not None and dist.get_rank() == 0:
                 (part / _FIT_FILE).write_text(str(self.fit))
+                save_found(trainer.callbacks, part)
             report(_metrics(trainer), checkpoint_of(part))
 
     def _drop_repeated_logs(self, trainer: Any) -> None:
@@ -441,7 +476,9 @@ def _wait_for_files(checkpoint_io: Any) -> None:
 
 def _refuse_other_package(*given: Any) -> None:
     """Raise an error for objects of the package `pytorch_lightning`, which has its own classes."""
-    for each in given:
+    for each in itertools.chain.from_iterable(map(_listed, given)):
+        # As torch.compile wraps a module.
+        each = getattr(each, "_orig_mod", each)
         modules = {base.__module__.partition(".")[0] for base in type(each).__mro__}
         if "pytorch_lightning" in modules:
             raise TypeError(

@@ -1,0 +1,107 @@
+"""Results of Lightning's finders of a learning rate and of a batch size, for restarts.
+
+A search starts from the weights that a run begins with. A restart has trained ones, and it has the
+places of loaders, which a search would move: it takes over the result from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from polytrain_torch.libraries import needed
+
+with needed("lightning"):
+    from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
+    from lightning.pytorch.tuner.lr_finder import _determine_lr_attr_name, _LRFinder
+    from lightning.pytorch.utilities.parsing import lightning_setattr
+
+_FILE = "found.json"
+
+
+def is_search(callbacks: Iterable[Any]) -> bool:
+    """Whether a `fit` is one of `Tuner`, which ends when its search does."""
+    return any(each._early_exit for each in _finders(callbacks))
+
+
+def save_found(callbacks: Iterable[Any], directory: Path) -> None:
+    """Write the results of a trainer's finders beside its checkpoint."""
+    found = {type(each).__name__: _result(each) for each in _finders(callbacks)}
+    if found:
+        (directory / _FILE).write_text(json.dumps(found))
+
+
+def take_over_found(callbacks: Iterable[Any], checkpoint: Path | None) -> Callable[[], None]:
+    """Let finders take over the results in a checkpoint, if there is one, instead of searching.
+
+    Returns:
+        Lets them search again.
+
+    Raises:
+        ValueError: a finder searches during training, or the checkpoint has no result of it.
+    """
+    finders = _finders(callbacks)
+    for each in finders:
+        _refuse_during_training(each)
+    if checkpoint is None:
+        return lambda: None
+    file = checkpoint / _FILE
+    found = json.loads(file.read_text()) if file.exists() else {}
+    for each in finders:
+        name = type(each).__name__
+        if name not in found:
+            raise ValueError(
+                f"{name}: the checkpoint from which this fit resumes has no result of it, and it "
+                f"can't search from trained weights. Leave {name} out."
+            )
+        if isinstance(each, LearningRateFinder):
+            each.lr_find = partial(_take_over_rate, each, found[name])
+        else:
+            each.scale_batch_size = partial(_take_over_size, each, found[name])
+
+    def search_again() -> None:
+        for each in finders:
+            vars(each).pop("lr_find", None)
+            vars(each).pop("scale_batch_size", None)
+
+    return search_again
+
+
+def _finders(callbacks: Iterable[Any]) -> list[Any]:
+    return [each for each in callbacks if isinstance(each, LearningRateFinder | BatchSizeFinder)]
+
+
+def _refuse_during_training(finder: Any) -> None:
+    hooks = [name for name in dir(Callback) if name.startswith("on_train_")]
+    for hook in hooks:
+        if getattr(type(finder), hook) is not getattr(Callback, hook):
+            name = type(finder).__name__
+            raise ValueError(
+                f"{name}.{hook}: a restart couldn't repeat a search during training. Let {name} "
+                "search in on_fit_start, as Lightning's finders do, or give each search its own "
+                "run."
+            )
+
+
+def _result(finder: Any) -> Any:
+    if isinstance(finder, BatchSizeFinder):
+        return finder.optimal_batch_size
+    return None if finder.optimal_lr is None else finder.optimal_lr.results
+
+
+def _take_over_rate(finder: Any, results: Any, trainer: Any, module: Any) -> None:
+    """Set the attribute. The optimizer's rate is in its own state."""
+    found = _LRFinder(finder._mode, finder._min_lr, finder._max_lr, finder._num_training_steps)
+    found.results = results
+    finder.optimal_lr = found
+    rate = found.suggestion() if finder._update_attr else None
+    if rate is not None:
+        lightning_setattr(module, _determine_lr_attr_name(module, finder._attr_name), rate)
+
+
+def _take_over_size(finder: Any, size: int, trainer: Any, module: Any) -> None:
+    finder.optimal_batch_size = size
+    lightning_setattr(module, finder._batch_arg_name, size)
