@@ -166,10 +166,9 @@ LIGHTGBM: list[Case] = [
 ]
 
 BY_WORKER = {
-    "xgboost": ("reg:quantileerror", "lambdarank_pair_method", "lambdarank_unbiased"),
+    "xgboost": ("lambdarank_pair_method", "lambdarank_unbiased"),
     "lightgbm": (
-        *("quantile", "rf", "goss", "rank_xendcg", "use_quantized_grad"),
-        "cegb_penalty_feature_lazy",
+        *("rf", "goss", "rank_xendcg", "use_quantized_grad", "cegb_penalty_feature_lazy"),
     ),
 }
 """Parameters, or values, with which the docs say that another number of workers trains another
@@ -263,9 +262,10 @@ def is_named(names: Iterable[str], params: dict[str, Any]) -> bool:
 NOT_SWEPT: dict[str, dict[str, tuple[str, ...]]] = {
     "xgboost": {
         "of the booster gblinear, which is refused": ("feature_selector", "tolerance", "top_k"),
-        "of objectives that are refused": (
-            *("aft_loss_distribution", "aft_loss_distribution_scale", "expectile_alpha"),
+        "of labels with bounds, which have tests of their own": (
+            *("aft_loss_distribution", "aft_loss_distribution_scale"),
         ),
+        "of an objective that is refused": ("expectile_alpha",),
         "of GPUs": (
             *("debug_synchronize", "device", "extmem_single_page", "fail_on_invalid_gpu_id"),
             *("gpu_id", "use_rmm"),
