@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from polytrain_torch.rank_parts import comparable, digest
 
@@ -56,3 +58,19 @@ def test_other_states_are_not(name: str, other: Any) -> None:
 def test_what_is_of_a_module_without_ddp_counts_whole() -> None:
     module = torch.nn.BatchNorm1d(2)
     assert comparable(module, module.state_dict()).keys() == module.state_dict().keys()
+
+
+@pytest.mark.parametrize("broadcasts", [True, False])
+def test_a_model_that_the_user_has_wrapped_is_known_by_the_module_inside(
+    broadcasts: bool,
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        wrapped = DistributedDataParallel(module, broadcast_buffers=broadcasts)
+        for part in (module, wrapped):
+            names = comparable(part, module.state_dict()).keys()
+            assert ("1.running_mean" in names) is not broadcasts
+            assert "0.weight" in names
+    finally:
+        dist.destroy_process_group()

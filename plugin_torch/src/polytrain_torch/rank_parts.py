@@ -6,6 +6,7 @@ differs; every other rank has a file of its own for that.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import zlib
@@ -61,18 +62,24 @@ def differences(states: States) -> Differences:
 
 def comparable(part: Any, state: Mapping[str, Any]) -> Mapping[str, Any]:
     """A part's state, without the buffers that DDP sends from rank 0 before each step."""
-    if not isinstance(part, torch.nn.Module):
+    if not isinstance(part, torch.nn.Module) or next(part.buffers(), None) is None:
         return state
-    senders = [
-        each
-        for each in part.modules()
-        if each in models_in_ddp
-        or (isinstance(each, DistributedDataParallel) and each.broadcast_buffers)
-    ]
+    inside = set(part.modules())
+    senders = {each for each in inside if each in models_in_ddp} or {
+        each.module
+        for each in _models_of_users()
+        if each.broadcast_buffers and (each in inside or each.module in inside)
+    }
     sent = {id(buffer) for each in senders for buffer in each.buffers()}
     buffers = unwrapped(part).named_buffers(remove_duplicate=False)
     left_out = {name for name, buffer in buffers if id(buffer) in sent}
     return {name: each for name, each in state.items() if name not in left_out}
+
+
+def _models_of_users() -> Iterable[DistributedDataParallel]:
+    """All models in DDP. One that the user has wrapped isn't known by the module inside."""
+    # By type: asking some objects for their class imports modules.
+    return (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel))
 
 
 def save_own(states: States, found: Differences, directory: Path | None) -> None:
