@@ -106,6 +106,14 @@ def started(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
         driver.communicate()
 
 
+@pytest.fixture(autouse=True)
+def _not_under_nohup() -> Iterator[None]:
+    """Drivers take SIGHUP, also if these tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def is_stopped_by(directory: Path, reason: str) -> bool:
     result = Result.from_path(directory / "runs" / "run")
     assert result.stopped is not None
