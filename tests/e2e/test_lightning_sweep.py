@@ -59,11 +59,19 @@ FLAGS: dict[str, dict[str, Any]] = {
     "val_check_interval": {"val_check_interval": 2},
     "callbacks(EMAWeightAveraging)": {"callback": ("EMAWeightAveraging", {"decay": 0.5})},
     "callbacks(GradientAccumulationScheduler)": {
-        "callback": ("GradientAccumulationScheduler", {"scheduling": {0: 2, 1: 1}})
+        "callback": ("GradientAccumulationScheduler", {"scheduling": {0: 1, 1: 2}})
     },
     "callbacks(ModelPruning)": {
         "callback": ("ModelPruning", {"pruning_fn": "l1_unstructured", "amount": 0.3})
     },
+    "callbacks(SpikeDetection)": {"callback": ("SpikeDetection", {"rtol": 1e9})},
+    "callbacks(StochasticWeightAveraging)": {
+        "callback": (
+            "StochasticWeightAveraging",
+            {"swa_lrs": 0.05, "swa_epoch_start": 2, "annealing_epochs": 3},
+        )
+    },
+    "callbacks(WeightAveraging)": {"callback": ("WeightAveraging", {})},
     "callbacks(Timer)": {"callback": ("Timer", {"duration": "00:01:00:00"})},
 }
 
@@ -155,6 +163,35 @@ def trained(quiet: RunConfig, output: Path, flag: str, *, dies: bool) -> Result:
 
 TABLE = table("lightning.md", "flag of Lightning's `Trainer`")
 
+CALLBACKS = table("lightning.md", "callback of Lightning")
+
+NOTHING_TO_KEEP = {
+    "BasePredictionWriter": "writes predictions",
+    "Callback": "the base of all",
+    "Checkpoint": "the base of those that save",
+    "DeviceStatsMonitor": "logs",
+    "LambdaCallback": "calls the user's functions",
+    "LearningRateMonitor": "logs",
+    "ModelSummary": "prints",
+    "ProgressBar": "prints",
+    "RichModelSummary": "prints",
+    "RichProgressBar": "prints",
+    "TQDMProgressBar": "prints",
+    "ThroughputMonitor": "logs",
+}
+"""Callbacks of which a restart needs nothing, and what they do."""
+
+IN_OTHER_TESTS = {
+    "BackboneFinetuning": "plugin_torch/test_lightning_callbacks.py",
+    "BaseFinetuning": "plugin_torch/test_lightning_callbacks.py",
+    "BatchSizeFinder": "e2e/test_lightning_finders.py",
+    "LearningRateFinder": "e2e/test_lightning_finders.py",
+    "OnExceptionCheckpoint": "plugin_torch/test_lightning_callbacks.py",
+}
+"""Callbacks that one worker tries, or that need a module of their own."""
+
+IN_EACH_FLAG = {"EarlyStopping", "ModelCheckpoint"}
+
 IN_TEST = ("reload_dataloaders_every_n_epochs", "callbacks(EMAWeightAveraging)")
 """Flags that `make test` tries too."""
 
@@ -172,7 +209,9 @@ def test_flags_are_what_the_table_says(quiet: RunConfig, tmp_path: Path, flag: s
         for name in ("undisturbed", "killed")
     ]
     found = "exact" if equal(*weights) else "differs"
-    assert ("no checkpoint" if killed.checkpoint is None else found) == TABLE[flag]
+    name = flag.removeprefix("callbacks(").removesuffix(")")
+    expected = CALLBACKS[name] if name in CALLBACKS else TABLE[flag]
+    assert ("no checkpoint" if killed.checkpoint is None else found) == expected.partition(",")[0]
 
 
 def in_order(options: Mapping[str, Any], trainer: Any, output: Path, workers: int) -> list[float]:
@@ -269,5 +308,19 @@ def test_two_workers_end_where_plain_lightning_ends(
 
 def test_the_table_has_every_flag() -> None:
     flags = inspect.signature(lightning.Trainer.__init__).parameters.keys() - {"self"}
-    assert TABLE.keys() == FLAGS.keys()
+    assert TABLE.keys() | {f"callbacks({name})" for name in CALLBACKS} >= FLAGS.keys()
+    assert TABLE.keys() <= FLAGS.keys()
     assert flags - OTHERS == {name.partition("(")[0] for name in TABLE}
+
+
+def test_the_table_has_every_callback() -> None:
+    """A callback that Lightning adds needs a row, and a test or a reason why it needs none."""
+    shipped = set(lightning.pytorch.callbacks.__all__)
+    tried = {name for name in shipped if f"callbacks({name})" in FLAGS}
+    assert CALLBACKS.keys() == shipped
+    assert shipped == tried | NOTHING_TO_KEEP.keys() | IN_OTHER_TESTS.keys() | IN_EACH_FLAG
+    without = {name for name, found in CALLBACKS.items() if found == "nothing to keep"}
+    assert without == NOTHING_TO_KEEP.keys()
+    tests = Path(__file__).parents[1]
+    for name, file in IN_OTHER_TESTS.items():
+        assert name in (tests / file).read_text()

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 from tests.plugin_torch.conftest import Run
-from tests.sweeps import Selected
+from tests.sweeps import Selected, only_in_sweep
 
 BATCHES = 4
 """Of an epoch."""
 
-STEPS = range(1, 3 * BATCHES)
-"""After which a fit of three epochs stops."""
+STEPS = range(3 * BATCHES - 1, 2, -1)
+"""After which a fit of three epochs stops, the last ones first."""
 
 CALLBACKS = (
-    "BackboneFinetuning",
+    "BackboneFinetuning",  # Which is a BaseFinetuning
     "GradientAccumulationScheduler",
+    "OnExceptionCheckpoint",
     "SpikeDetection",
     "StochasticWeightAveraging",
     "WeightAveraging",
@@ -44,6 +45,8 @@ def weights(run: Run, output: Path, callback: str, *, stop_after: int | None) ->
             "GradientAccumulationScheduler": lambda: callbacks.GradientAccumulationScheduler(
                 {0: 1, 1: 2}
             ),
+            "ModelPruning": lambda: callbacks.ModelPruning("l1_unstructured", amount=0.3),
+            "OnExceptionCheckpoint": lambda: callbacks.OnExceptionCheckpoint(output),
             "SpikeDetection": lambda: callbacks.SpikeDetection(rtol=1e9),
             "StochasticWeightAveraging": lambda: callbacks.StochasticWeightAveraging(
                 swa_lrs=0.05, swa_epoch_start=2, annealing_epochs=3
@@ -69,6 +72,8 @@ def weights(run: Run, output: Path, callback: str, *, stop_after: int | None) ->
                 trained = [each for each in self.parameters() if each.requires_grad]
                 return torch.optim.Adam(trained, lr=0.02)
 
+        # More often, the exception would come where a checkpoint is.
+        saves_every = 2 if callback == "OnExceptionCheckpoint" else 1
         torch.manual_seed(1)
         x = torch.randn(8, 3)
         module = Regression()
@@ -77,7 +82,10 @@ def weights(run: Run, output: Path, callback: str, *, stop_after: int | None) ->
             default_root_dir=str(output),
             logger=False,
             enable_model_summary=False,
-            callbacks=[made[callback](), callbacks.ModelCheckpoint(every_n_train_steps=1)],
+            callbacks=[
+                made[callback](),
+                callbacks.ModelCheckpoint(every_n_train_steps=saves_every),
+            ],
         )
         try:
             trainer.fit(module, DataLoader(TensorDataset(x, x.sum(1)), batch_size=2, shuffle=True))
@@ -94,7 +102,7 @@ def weights(run: Run, output: Path, callback: str, *, stop_after: int | None) ->
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("callback", CALLBACKS)
+@pytest.mark.parametrize("callback", [*CALLBACKS[:2], *map(only_in_sweep, CALLBACKS[2:])])
 def test_a_fit_that_resumes_ends_with_the_same_weights(
     run: Run, tmp_path: Path, selected: Selected, callback: str
 ) -> None:
@@ -107,3 +115,10 @@ def test_a_fit_that_resumes_ends_with_the_same_weights(
         if not all(torch.equal(ours[name], expected[name]) for name in expected)
     ]
     assert not differing
+
+
+def test_pruning_is_warned_of(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A restart trains again what was pruned, as with Lightning alone."""
+    weights(run, tmp_path / "pruned", "ModelPruning", stop_after=None)
+    [warning] = [each.message for each in caplog.records if "ModelPruning" in each.message]
+    assert "differ after a restart" in warning

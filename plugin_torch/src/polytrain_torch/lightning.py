@@ -47,7 +47,7 @@ with needed("lightning"):
     from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
-    from polytrain_torch.lightning_epochs import make_loadable, resume_epoch, save_trained
+    from polytrain_torch.lightning_epochs import prepare_callbacks, resume_epoch, save_trained
     from polytrain_torch.lightning_finders import is_search, save_found, take_over_found
     from polytrain_torch.lightning_loggers import KeptLogs, keep_version
     from polytrain_torch.lightning_means import weigh_ranks
@@ -337,7 +337,7 @@ class _Reports(Callback):
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
         # Here the module has added its own callbacks, and none has searched.
         if stage == "fit" and self.fit != _SEARCH:
-            make_loadable(trainer.callbacks)
+            prepare_callbacks(trainer.callbacks)
             self._search_again = take_over_found(trainer.callbacks, _checkpoint_of(self.fit))
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
@@ -365,6 +365,10 @@ class _Reports(Callback):
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self._drop_repeated_logs(trainer)
         self._report_epoch(trainer)
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        # What callbacks save now lacks a batch that was taken, and other ranks may not save.
+        self.is_training = False
 
     def teardown(self, trainer: Any, module: Any, stage: str) -> None:
         self.is_training = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from polytrain_torch.libraries import needed
 with needed("lightning"):
     from lightning.pytorch.callbacks import (
         GradientAccumulationScheduler,
+        ModelPruning,
         SpikeDetection,
         StochasticWeightAveraging,
     )
+
+logger = logging.getLogger(__name__)
 
 _FILE = "trained.json"
 """File with the names of the parameters that are trained, and of those that are frozen."""
@@ -26,9 +30,16 @@ def save_trained(trainer: Any, directory: Path) -> None:
     (directory / _FILE).write_text(json.dumps(is_trained))
 
 
-def make_loadable(callbacks: list[Any]) -> None:
-    """Let `SpikeDetection` load its state: it looks for its running mean by another name."""
+def prepare_callbacks(callbacks: list[Any]) -> None:
+    """Let callbacks load their states, and warn of one whose state isn't saved."""
     for each in callbacks:
+        if isinstance(each, ModelPruning):
+            logger.warning(
+                "ModelPruning: Lightning doesn't save which weights are pruned, and trains them "
+                "again after a restart until it prunes next. The weights at the end differ after a "
+                "restart. If they may not, set FailureConfig(max_failures=0)."
+            )
+        # It looks for its running mean by another name.
         if isinstance(each, SpikeDetection) and not hasattr(each, "running"):
             each.running = each.running_mean
 
