@@ -100,8 +100,7 @@ def train(config: dict[str, Any]) -> None:
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
             context = polytrain.get_context()
             self.batches += 1
-            is_time = self.batches == (5 if trainer.fast_dev_run else 8)
-            if config["dies"] and is_time and context.get_attempt() == 0:
+            if self.batches == config["dies_at"] and context.get_attempt() == 0:
                 if context.get_world_rank() == 0:
                     polytrain.get_checkpoint()  # It waits for the commit
                 torch.distributed.barrier()
@@ -147,9 +146,9 @@ def train(config: dict[str, Any]) -> None:
         torch.save(module.state_dict(), Path(config["output"], "weights.pt"))
 
 
-def trained(quiet: RunConfig, output: Path, flag: str, *, dies: bool) -> Result:
+def trained(quiet: RunConfig, output: Path, flag: str, *, dies_at: int = -1) -> Result:
     output.mkdir()
-    config = {"output": str(output), "options": FLAGS[flag], "dies": dies}
+    config = {"output": str(output), "options": FLAGS[flag], "dies_at": dies_at}
     return fit_with_library(quiet, train, config)
 
 
@@ -164,8 +163,10 @@ IN_TEST = ("reload_dataloaders_every_n_epochs", "callbacks(EMAWeightAveraging)")
     "flag", [flag if flag in IN_TEST else only_in_sweep(flag, id=flag) for flag in FLAGS]
 )
 def test_flags_are_what_the_table_says(quiet: RunConfig, tmp_path: Path, flag: str) -> None:
-    trained(quiet, tmp_path / "undisturbed", flag, dies=False)
-    killed = trained(quiet, tmp_path / "killed", flag, dies=True)
+    trained(quiet, tmp_path / "undisturbed", flag)
+    killed = trained(
+        quiet, tmp_path / "killed", flag, dies_at=5 if "fast_dev_run" in FLAGS[flag] else 8
+    )
     assert killed.restarts == 1
     weights = [
         torch.load(tmp_path / name / "weights.pt", weights_only=True)
