@@ -49,8 +49,6 @@ def train(config: dict[str, Any]) -> None:
     done = restore(accelerator)
     steps = 0
     for epoch in range(done.get("epoch", 0), 4):
-        if dies and epoch == config["dies_in"]:
-            os.kill(os.getpid(), signal.SIGKILL)
         loader.set_epoch(epoch)
         rows = 0
         for x, y in loader:
@@ -60,12 +58,14 @@ def train(config: dict[str, Any]) -> None:
             optimizer.step()
             rows += len(x)
             steps += 1
+            if dies and steps == config["dies_at"]:
+                os.kill(os.getpid(), signal.SIGKILL)
         metrics = {"rows": rows, "steps": steps, "workers": accelerator.num_processes}
         report(accelerator, {"loss": loss, **metrics}, epoch=epoch + 1)
 
 
-def fit(quiet: RunConfig, *, dies_in: int = -1, **changes: Any) -> Result:
-    return fit_with_library(quiet, train, {"dies_in": dies_in}, **changes)
+def fit(quiet: RunConfig, *, dies_at: int = -1, **changes: Any) -> Result:
+    return fit_with_library(quiet, train, {"dies_at": dies_at}, **changes)
 
 
 def weights(result: Result) -> dict[str, torch.Tensor]:
@@ -77,7 +77,7 @@ def weights(result: Result) -> dict[str, torch.Tensor]:
 def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig, written_by: Any) -> None:
     config = CheckpointConfig(written_by=written_by)
     undisturbed = fit(quiet, checkpoint_config=config)
-    killed = fit(quiet, dies_in=2, checkpoint_config=config)
+    killed = fit(quiet, dies_at=13, checkpoint_config=config)
     assert killed.restarts == 1
     assert (killed.metrics["workers"], killed.metrics["rows"]) == (2, 24)
     # The last attempt has done a part of the 24 steps.

@@ -215,7 +215,7 @@ def test_ranks_that_make_different_calls(tmp_path: Path, function: Any, words: s
 
 
 def elastic(config: dict[str, Any]) -> None:
-    """The elastic example of Horovod's documentation; rank 1 is killed in the second epoch."""
+    """The elastic example of Horovod's documentation; rank 1 may be killed at a step."""
     import os
     import signal
 
@@ -248,8 +248,9 @@ def elastic(config: dict[str, Any]) -> None:
                 sampler.record_batch(number, len(items))
                 if number == 2:
                     state.commit()
-                kills = state.epoch == 1 and number == 3 and hvd.rank() == 1
-                if kills and get_context().get_attempt() == 0 and config["kills"]:
+                step = 6 * state.epoch + number + 1
+                dies = hvd.rank() == 1 and get_context().get_attempt() == 0
+                if dies and step == config["dies_at"]:
                     os.kill(os.getpid(), signal.SIGKILL)
             state.epoch += 1
             sampler.set_epoch(state.epoch)
@@ -272,7 +273,7 @@ def elastic_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Any]:
             tmp_path_factory.mktemp("runs"),
             elastic,
             workers=2,
-            config={"log": str(log), "kills": kills},
+            config={"log": str(log), "dies_at": 10 if kills else -1},
             max_failures=1,
         )
         runs[kills] = result, [(log / str(rank)).read_text().splitlines() for rank in range(2)]

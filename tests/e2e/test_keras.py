@@ -48,10 +48,13 @@ def train(config: dict[str, Any]) -> None:
         return model
 
     class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # it is Any here
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        steps = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.steps += 1
             context = polytrain.get_context()
             dies = context.get_world_rank() == 1 and context.get_attempt() == 0
-            if dies and epoch == config["dies_in"]:
+            if dies and self.steps == config["dies_at"]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     with polytrain_tf.strategy().scope():
@@ -94,8 +97,11 @@ def train_on_torch(config: dict[str, Any]) -> None:
         return model
 
     class Dies(keras.callbacks.Callback):  # type: ignore[misc]  # it is Any here
-        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-            if rank == 1 and context.get_attempt() == 0 and epoch == config["dies_in"]:
+        steps = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.steps += 1
+            if rank == 1 and context.get_attempt() == 0 and self.steps == config["dies_at"]:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     part = 8 // size
@@ -119,11 +125,11 @@ def train_on_torch(config: dict[str, Any]) -> None:
     polytrain.report({"weights": weights, "epochs": fitted.epoch})
 
 
-def fit(quiet: RunConfig, *, dies_in: int = -1, workers: int = 2) -> Result:
+def fit(quiet: RunConfig, *, dies_at: int = -1, workers: int = 2) -> Result:
     return make_trainer(
         "tensorflow",
         train,
-        train_loop_config={"dies_in": dies_in},
+        train_loop_config={"dies_at": dies_at},
         datasets={"train": DATA},
         scaling_config=ScalingConfig(num_workers=workers),
         run_config=dataclasses.replace(quiet, failure_config=FailureConfig(max_failures=1)),
@@ -135,7 +141,7 @@ def weights(result: Result) -> np.ndarray[Any, Any]:
 
 
 def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig) -> None:
-    undisturbed, killed = fit(quiet), fit(quiet, dies_in=3)
+    undisturbed, killed = fit(quiet), fit(quiet, dies_at=13)
     assert killed.restarts == 1
     np.testing.assert_allclose(weights(killed), weights(undisturbed), atol=1e-6)
     assert [report["epoch"] for report in killed.history] == [1, 2, 3, 4, 5]
@@ -214,11 +220,11 @@ def test_one_worker_is_enough(quiet: RunConfig) -> None:
 def test_keras_on_torch(quiet: RunConfig) -> None:
     """Two workers end in the weights of one; and so they do if one of them was killed."""
 
-    def fitted(workers: int, dies_in: int = -1) -> Result:
-        config = {**DATA, "dies_in": dies_in}
+    def fitted(workers: int, dies_at: int = -1) -> Result:
+        config = {**DATA, "dies_at": dies_at}
         return torch_runs.fit(quiet, train_on_torch, config, workers=workers)
 
-    one, two, killed = fitted(1), fitted(2), fitted(2, dies_in=2)
+    one, two, killed = fitted(1), fitted(2), fitted(2, dies_at=17)
     assert killed.restarts == 1
     np.testing.assert_allclose(two.metrics["weights"], one.metrics["weights"], atol=1e-6)
     np.testing.assert_allclose(killed.metrics["weights"], one.metrics["weights"], atol=1e-6)

@@ -59,11 +59,19 @@ FLAGS: dict[str, dict[str, Any]] = {
     "val_check_interval": {"val_check_interval": 2},
     "callbacks(EMAWeightAveraging)": {"callback": ("EMAWeightAveraging", {"decay": 0.5})},
     "callbacks(GradientAccumulationScheduler)": {
-        "callback": ("GradientAccumulationScheduler", {"scheduling": {0: 2, 1: 1}})
+        "callback": ("GradientAccumulationScheduler", {"scheduling": {0: 1, 1: 2}})
     },
     "callbacks(ModelPruning)": {
         "callback": ("ModelPruning", {"pruning_fn": "l1_unstructured", "amount": 0.3})
     },
+    "callbacks(SpikeDetection)": {"callback": ("SpikeDetection", {"rtol": 1e9})},
+    "callbacks(StochasticWeightAveraging)": {
+        "callback": (
+            "StochasticWeightAveraging",
+            {"swa_lrs": 0.05, "swa_epoch_start": 2, "annealing_epochs": 3},
+        )
+    },
+    "callbacks(WeightAveraging)": {"callback": ("WeightAveraging", {})},
     "callbacks(Timer)": {"callback": ("Timer", {"duration": "00:01:00:00"})},
 }
 
@@ -100,8 +108,7 @@ def train(config: dict[str, Any]) -> None:
         def training_step(self, batch: Any, index: int) -> torch.Tensor:
             context = polytrain.get_context()
             self.batches += 1
-            is_time = self.batches == (5 if trainer.fast_dev_run else 8)
-            if config["dies"] and is_time and context.get_attempt() == 0:
+            if self.batches == config["dies_at"] and context.get_attempt() == 0:
                 if context.get_world_rank() == 0:
                     polytrain.get_checkpoint()  # It waits for the commit
                 torch.distributed.barrier()
@@ -147,13 +154,42 @@ def train(config: dict[str, Any]) -> None:
         torch.save(module.state_dict(), Path(config["output"], "weights.pt"))
 
 
-def trained(quiet: RunConfig, output: Path, flag: str, *, dies: bool) -> Result:
+def trained(quiet: RunConfig, output: Path, flag: str, *, dies_at: int = -1) -> Result:
     output.mkdir()
-    config = {"output": str(output), "options": FLAGS[flag], "dies": dies}
+    config = {"output": str(output), "options": FLAGS[flag], "dies_at": dies_at}
     return fit_with_library(quiet, train, config)
 
 
 TABLE = table("lightning.md", "flag of Lightning's `Trainer`")
+
+CALLBACKS = table("lightning.md", "callback of Lightning")
+
+NOTHING_TO_KEEP = {
+    "BasePredictionWriter": "writes predictions",
+    "Callback": "the base of all",
+    "Checkpoint": "the base of those that save",
+    "DeviceStatsMonitor": "logs",
+    "LambdaCallback": "calls the user's functions",
+    "LearningRateMonitor": "logs",
+    "ModelSummary": "prints",
+    "ProgressBar": "prints",
+    "RichModelSummary": "prints",
+    "RichProgressBar": "prints",
+    "TQDMProgressBar": "prints",
+    "ThroughputMonitor": "logs",
+}
+"""Callbacks of which a restart needs nothing, and what they do."""
+
+IN_OTHER_TESTS = {
+    "BackboneFinetuning": "plugin_torch/test_lightning_callbacks.py",
+    "BaseFinetuning": "plugin_torch/test_lightning_callbacks.py",
+    "BatchSizeFinder": "e2e/test_lightning_finders.py",
+    "LearningRateFinder": "e2e/test_lightning_finders.py",
+    "OnExceptionCheckpoint": "plugin_torch/test_lightning_callbacks.py",
+}
+"""Callbacks that one worker tries, or that need a module of their own."""
+
+IN_EACH_FLAG = {"EarlyStopping", "ModelCheckpoint"}
 
 IN_TEST = ("reload_dataloaders_every_n_epochs", "callbacks(EMAWeightAveraging)")
 """Flags that `make test` tries too."""
@@ -164,15 +200,19 @@ IN_TEST = ("reload_dataloaders_every_n_epochs", "callbacks(EMAWeightAveraging)")
     "flag", [flag if flag in IN_TEST else only_in_sweep(flag, id=flag) for flag in FLAGS]
 )
 def test_flags_are_what_the_table_says(quiet: RunConfig, tmp_path: Path, flag: str) -> None:
-    trained(quiet, tmp_path / "undisturbed", flag, dies=False)
-    killed = trained(quiet, tmp_path / "killed", flag, dies=True)
+    trained(quiet, tmp_path / "undisturbed", flag)
+    killed = trained(
+        quiet, tmp_path / "killed", flag, dies_at=5 if "fast_dev_run" in FLAGS[flag] else 8
+    )
     assert killed.restarts == 1
     weights = [
         torch.load(tmp_path / name / "weights.pt", weights_only=True)
         for name in ("undisturbed", "killed")
     ]
     found = "exact" if equal(*weights) else "differs"
-    assert ("no checkpoint" if killed.checkpoint is None else found) == TABLE[flag]
+    name = flag.removeprefix("callbacks(").removesuffix(")")
+    expected = CALLBACKS[name] if name in CALLBACKS else TABLE[flag]
+    assert ("no checkpoint" if killed.checkpoint is None else found) == expected.partition(",")[0]
 
 
 def in_order(options: Mapping[str, Any], trainer: Any, output: Path, workers: int) -> list[float]:
@@ -269,5 +309,19 @@ def test_two_workers_end_where_plain_lightning_ends(
 
 def test_the_table_has_every_flag() -> None:
     flags = inspect.signature(lightning.Trainer.__init__).parameters.keys() - {"self"}
-    assert TABLE.keys() == FLAGS.keys()
+    assert TABLE.keys() | {f"callbacks({name})" for name in CALLBACKS} >= FLAGS.keys()
+    assert TABLE.keys() <= FLAGS.keys()
     assert flags - OTHERS == {name.partition("(")[0] for name in TABLE}
+
+
+def test_the_table_has_every_callback() -> None:
+    """A callback that Lightning adds needs a row, and a test or a reason why it needs none."""
+    shipped = set(lightning.pytorch.callbacks.__all__)
+    tried = {name for name in shipped if f"callbacks({name})" in FLAGS}
+    assert CALLBACKS.keys() == shipped
+    assert shipped == tried | NOTHING_TO_KEEP.keys() | IN_OTHER_TESTS.keys() | IN_EACH_FLAG
+    without = {name for name, found in CALLBACKS.items() if found == "nothing to keep"}
+    assert without == NOTHING_TO_KEEP.keys()
+    tests = Path(__file__).parents[1]
+    for name, file in IN_OTHER_TESTS.items():
+        assert name in (tests / file).read_text()

@@ -49,6 +49,8 @@ def train(config: dict[str, Any]) -> None:
     state = polytrain_torch.TrainingState(model=model, optimizer=optimizer, scheduler=scheduler)
     done = state.restore()
     context = polytrain.get_context()
+    dies = context.get_world_rank() == 1 and context.get_attempt() == 0
+    steps = 0
     for epoch in range(done.get("epoch", 0), config["epochs"]):
         for x, y in loader:
             noise = random.random() + np.random.random()
@@ -56,15 +58,15 @@ def train(config: dict[str, Any]) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            steps += 1
+            if dies and steps == config["dies_at"]:
+                os.kill(os.getpid(), signal.SIGKILL)
         scheduler.step()
-        dies = context.get_world_rank() == 1 and context.get_attempt() == 0
-        if epoch == config["dies_in"] and dies:
-            os.kill(os.getpid(), signal.SIGKILL)
         state.report({"loss": loss.item()}, epoch=epoch + 1)
 
 
-def fit(quiet: RunConfig, *, strategy: str = "ddp", dies_in: int = -1, **changes: Any) -> Result:
-    config = {"strategy": strategy, "rows": ROWS, "epochs": EPOCHS, "dies_in": dies_in}
+def fit(quiet: RunConfig, *, strategy: str = "ddp", dies_at: int = -1, **changes: Any) -> Result:
+    config = {"strategy": strategy, "rows": ROWS, "epochs": EPOCHS, "dies_at": dies_at}
     return torch_runs.fit(quiet, train, config, **changes)
 
 
@@ -83,14 +85,14 @@ def test_a_killed_sharded_run_ends_in_the_same_weights(
 ) -> None:
     """To the last bit. The parts that the ranks wrote make one model."""
     undisturbed = fit(quiet, strategy="fsdp", checkpoint_config=config)
-    killed = fit(quiet, strategy="fsdp", dies_in=2, checkpoint_config=config)
+    killed = fit(quiet, strategy="fsdp", dies_at=18, checkpoint_config=config)
     assert killed.restarts == 1
     assert equal(weights(killed), weights(undisturbed))
 
 
 def test_a_killed_run_ends_in_the_same_weights(quiet: RunConfig) -> None:
     """To the last bit."""
-    undisturbed, killed = fit(quiet), fit(quiet, dies_in=2)
+    undisturbed, killed = fit(quiet), fit(quiet, dies_at=18)
     assert killed.restarts == 1
     assert equal(weights(killed), weights(undisturbed))
     assert killed.history == undisturbed.history

@@ -109,7 +109,7 @@ def train(config: dict[str, Any]) -> None:
     class Dies(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **options: Any) -> None:
             context = polytrain.get_context()
-            if not config["dies"] or context.get_attempt() or state.global_step != 9:
+            if context.get_attempt() or state.global_step != config["dies_at"]:
                 return
             if context.get_world_rank() == 0:
                 polytrain.get_checkpoint()  # It waits for the commit
@@ -151,9 +151,9 @@ def train(config: dict[str, Any]) -> None:
         torch.save(trainer.model.state_dict(), Path(config["output"], "weights.pt"))
 
 
-def trained(quiet: RunConfig, output: Path, field: str, *, dies: bool) -> Result:
+def trained(quiet: RunConfig, output: Path, field: str, *, dies_at: int = -1) -> Result:
     output.mkdir()
-    config = {"output": str(output), "options": FIELDS[field], "dies": dies}
+    config = {"output": str(output), "options": FIELDS[field], "dies_at": dies_at}
     return fit_with_library(quiet, train, config)
 
 
@@ -168,8 +168,8 @@ IN_TEST = ("gradient_accumulation_steps",)
     "field", [field if field in IN_TEST else only_in_sweep(field, id=field) for field in FIELDS]
 )
 def test_fields_are_what_the_table_says(quiet: RunConfig, tmp_path: Path, field: str) -> None:
-    trained(quiet, tmp_path / "undisturbed", field, dies=False)
-    killed = trained(quiet, tmp_path / "killed", field, dies=True)
+    trained(quiet, tmp_path / "undisturbed", field)
+    killed = trained(quiet, tmp_path / "killed", field, dies_at=9)
     assert killed.restarts == 1
     weights = [
         torch.load(tmp_path / name / "weights.pt", weights_only=True)

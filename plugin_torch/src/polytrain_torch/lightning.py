@@ -47,6 +47,7 @@ with needed("lightning"):
     from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
     from lightning.pytorch.strategies import DDPStrategy
 
+    from polytrain_torch.lightning_epochs import prepare_callbacks, resume_epoch, save_trained
     from polytrain_torch.lightning_finders import is_search, save_found, take_over_found
     from polytrain_torch.lightning_loggers import KeptLogs, keep_version
     from polytrain_torch.lightning_means import weigh_ranks
@@ -124,6 +125,7 @@ class Trainer(lightning.Trainer):
         batches = self.fit_loop.epoch_loop
         batches.on_advance_end = partial(self._end_batch, batches.on_advance_end)
         self.fit_loop.on_advance_end = partial(self._end_pass, self.fit_loop.on_advance_end)
+        self.fit_loop.on_run_start = partial(self._start, self.fit_loop.on_run_start)
         if isinstance(self.strategy, DDPStrategy):
             self.strategy.setup = partial(self._set_up, self.strategy.setup)
 
@@ -236,6 +238,13 @@ class Trainer(lightning.Trainer):
         self._loaders.append(_PlacedLoader(split) if is_stream else _Loader(split, self))
         return self._loaders[-1]
 
+    def _start(self, own_start: Any) -> None:
+        own_start()
+        checkpoint = None if self._reports.fit == _SEARCH else _checkpoint_of(self._reports.fit)
+        if checkpoint is not None:
+            # After the user's hooks, which may freeze what was unfrozen since.
+            resume_epoch(self, checkpoint)
+
     def _end_batch(self, own_end: Any, *args: Any) -> None:
         # Lightning validates before an early stop.
         self._agree_on_stop()
@@ -328,6 +337,7 @@ class _Reports(Callback):
     def setup(self, trainer: Any, module: Any, stage: str) -> None:
         # Here the module has added its own callbacks, and none has searched.
         if stage == "fit" and self.fit != _SEARCH:
+            prepare_callbacks(trainer.callbacks)
             self._search_again = take_over_found(trainer.callbacks, _checkpoint_of(self.fit))
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
@@ -356,6 +366,10 @@ class _Reports(Callback):
         self._drop_repeated_logs(trainer)
         self._report_epoch(trainer)
 
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        # What callbacks save now lacks a batch that was taken, and other ranks may not save.
+        self.is_training = False
+
     def teardown(self, trainer: Any, module: Any, stage: str) -> None:
         self.is_training = False
         self._search_again()
@@ -377,6 +391,7 @@ class _Reports(Callback):
             if part is not None and dist.get_rank() == 0:
                 (part / _FIT_FILE).write_text(str(self.fit))
                 save_found(trainer.callbacks, part)
+                save_trained(trainer, part)
             report(_metrics(trainer), checkpoint_of(part))
 
     def _drop_repeated_logs(self, trainer: Any) -> None:
