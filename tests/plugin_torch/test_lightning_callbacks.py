@@ -72,8 +72,10 @@ def weights(run: Run, output: Path, callback: str, *, stop_after: int | None) ->
                 trained = [each for each in self.parameters() if each.requires_grad]
                 return torch.optim.Adam(trained, lr=0.02)
 
-        # More often, the exception would come where a checkpoint is.
-        saves_every = 2 if callback == "OnExceptionCheckpoint" else 1
+        # More often, the exception would come where a checkpoint is; and the first checkpoint is
+        # to come after weights are pruned.
+        often = {"OnExceptionCheckpoint": 2, "ModelPruning": BATCHES + 1}
+        saves_every = often.get(callback, 1)
         torch.manual_seed(1)
         x = torch.randn(8, 3)
         module = Regression()
@@ -118,7 +120,7 @@ def test_a_fit_that_resumes_ends_with_the_same_weights(
 
 
 def test_pruning_is_warned_of(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A restart trains again what was pruned, as with Lightning alone."""
+    """A restart trains again what was pruned, as with Lightning alone; it loads the checkpoint."""
     weights(run, tmp_path / "pruned", "ModelPruning", stop_after=None)
     [warning] = [each.message for each in caplog.records if "ModelPruning" in each.message]
     assert "differ after a restart" in warning

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.utils import prune
 
 from polytrain_torch.read_back import Load, has_shards, try_all, try_shards
 
@@ -54,7 +55,17 @@ def _file_of(saved: Path) -> Path:
 
 
 def _load_module(state: Any, copied: Any, *, strict: bool) -> None:
+    _restore_pruned(copied)
     copied.load_state_dict(state, strict=strict)
+
+
+def _restore_pruned(module: torch.nn.Module) -> None:
+    """Give pruned parameters their names back: a restart loads into a module without masks."""
+    for each in module.modules():
+        for mask, _ in [*each.named_buffers(recurse=False)]:
+            name = mask.removesuffix("_mask")
+            if name != mask and f"{name}_orig" in each._parameters:
+                prune.remove(each, name)
 
 
 def _load_state(state: Any) -> Load:
