@@ -1,8 +1,8 @@
 """A worker killed at the first and the last step of epochs, through every front end.
 
 Nothing of the epoch is saved yet, or all of it is trained and its checkpoint isn't written: places
-where rows are easily trained twice or not at all. The final weights and the reported history are
-those of a run that nobody disturbed.
+where rows are easily trained twice or not at all. The final weights are those of a run that nobody
+disturbed, and so is the reported history, where the front end's own metrics allow it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,12 @@ IN_TEST = {
 }
 """What `make test` tries too."""
 
-OF_AN_ATTEMPT = {"steps", "epochs"}
+WHOLE_HISTORY = {"torch", "Accelerate", "Keras", "XGBoost", "LightGBM"}
+"""What reports the same after a kill. Lightning forgets the last validation's metrics, Transformers
+reports its attempt's times and mean loss, and Horovod's function commits by batches of an attempt.
+"""
+
+OF_AN_ATTEMPT = {"steps"}
 """Metrics by which the training functions count what one attempt did."""
 
 
@@ -178,12 +183,12 @@ def test_a_kill_at_an_edge_changes_nothing(
     if "Keras" in front_end:
         # Keras adds up gradients in an order that may differ by run.
         np.testing.assert_allclose(found, expected, atol=1e-6)
+    else:
+        assert found == expected
+    if front_end in WHOLE_HISTORY:
         assert reported(killed) == [
             pytest.approx(metrics, abs=1e-5) for metrics in reported(undisturbed)
         ]
-    else:
-        assert found == expected
-        assert reported(killed) == reported(undisturbed)
 
 
 def reported(result: Result) -> list[dict[str, Any]]:
