@@ -25,6 +25,8 @@ def test_the_store_listens_at_the_offered_address_only(nodes: int, address: str)
         cpus=1,
         gpus=0,
     )
+    # Stores of other tests listen until they are collected.
+    gc.collect()
     engine, before = TorchEngine(Torch()), listeners()
     with engine.offering(rank_0) as offer:
         assert offer.host == address

@@ -164,7 +164,9 @@ def bound_problems(options: Any) -> Iterator[Problem]:
     Args:
         options: the backend.
     """
-    if str(options.params.get("objective")) != "survival:aft":
+    # What isn't a mapping is a problem of its own.
+    params = options.params if isinstance(options.params, Mapping) else {}
+    if str(params.get("objective")) != "survival:aft":
         yield from needed_without_function(options, label="Name the column to predict")
         for option in ("label_lower_bound", "label_upper_bound"):
             if getattr(options, option) is not None:
