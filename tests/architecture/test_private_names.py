@@ -99,7 +99,7 @@ NAMES: dict[str, dict[str, tuple[str, ...]]] = {
 
 OF_PYTHON = {"_current_frames", "_exit", "_fields", "_getframe", "_replace", "_run_exitfuncs"}
 
-OTHER_TEXTS = {"_bagging_fraction", "_bynode", "_parallel"}
+OTHER_TEXTS = {"_bagging_fraction", "_bynode", "_mask", "_orig", "_parallel"}
 """Texts in the plugins that look like a private name: ends of parameters' names."""
 
 UNDOCUMENTED = {"keras.src", "tensorflow.python", "tf_keras.src"}

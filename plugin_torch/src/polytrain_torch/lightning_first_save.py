@@ -62,9 +62,10 @@ def _load_module(state: Any, copied: Any, *, strict: bool) -> None:
 def _restore_pruned(module: torch.nn.Module) -> None:
     """Give pruned parameters their names back: a restart loads into a module without masks."""
     for each in module.modules():
+        parameters = dict(each.named_parameters(recurse=False))
         for mask, _ in [*each.named_buffers(recurse=False)]:
             name = mask.removesuffix("_mask")
-            if name != mask and f"{name}_orig" in each._parameters:
+            if name != mask and f"{name}_orig" in parameters:
                 prune.remove(each, name)
 
 
