@@ -71,10 +71,10 @@ def refusal(result: Result, data: Any = ROWS, **options: Any) -> str:
 
 
 def test_rows_as_they_are_reach_no_model_that_was_trained_on_others(result: Result) -> None:
-    told = refusal(result)
-    assert told.startswith("transform: ")
-    assert "transform=…" in told
-    assert "transformed=True" in told
+    problem = refusal(result)
+    assert problem.startswith("transform: ")
+    assert "transform=…" in problem
+    assert "transformed=True" in problem
 
 
 def test_the_transform_of_the_training_is_applied(result: Result) -> None:
@@ -160,14 +160,14 @@ def test_the_command_line_takes_the_name_of_the_transform(
         from their_scaling import scaled  # type: ignore[import-not-found]  # written above
     run = trained(tmp_path, scaled)
 
-    def told(*options: str) -> str:
+    def output(*options: str) -> str:
         given = [run.path, "rows.parquet", "-o", "out", "-w", "0", *options]
         return CliRunner().invoke(command, given).output
 
-    assert "transformed=True" in told()
-    assert "its code differs" in told("--transform", "their_scaling:other")
-    assert "has no nothing" in told("--transform", "their_scaling:nothing")
-    assert "The predictions are in out" in told("--transform", "their_scaling:scaled")
+    assert "transformed=True" in output()
+    assert "its code differs" in output("--transform", "their_scaling:other")
+    assert "has no nothing" in output("--transform", "their_scaling:nothing")
+    assert "The predictions are in out" in output("--transform", "their_scaling:scaled")
     assert pq.read_table("out")["prediction"].to_pylist() == predicted(run, transform=scaled)
     given = [run.path, "rows.parquet", "-o", "raw", "-w", "0", "--transformed"]
     assert CliRunner().invoke(command, given).exit_code == 0

@@ -684,9 +684,9 @@ def test_what_is_left_out_is_told_once(caplog: pytest.LogCaptureFixture) -> None
     configs = {"train": DataConfig(), "valid": DataConfig()}
     data = {"train": NAMED, "valid": pd.DataFrame({"Unnamed: 0": [0], "x": [1]})}
     described(data, configs, needs_train=True, num_workers=1)
-    [told] = caplog.messages
-    assert "'key' of 'train'; 'Unnamed: 0' of 'valid'" in told
-    assert "DataConfig(columns=[…])" in told
+    [message] = caplog.messages
+    assert "'key' of 'train'; 'Unnamed: 0' of 'valid'" in message
+    assert "DataConfig(columns=[…])" in message
 
 
 def test_the_home_of_nobody() -> None:
