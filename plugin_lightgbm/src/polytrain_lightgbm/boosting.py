@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from lightgbm.callback import CallbackEnv, EarlyStopException, _RecordEvaluationCallback
 
+from polytrain.boosting.numbers import one_after_another
 from polytrain.boosting.row_draws import Objective
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
@@ -174,10 +175,7 @@ class Boosting:
         everybodys = self.collective.gather((rows.labels, rows.weights, rows.query_sizes))
         if everybodys is None:
             return FirstScore(self.collective.broadcast(None))
-        columns = zip(*everybodys, strict=True)
-        labels, weights, sizes = (
-            None if column[0] is None else np.concatenate(column) for column in columns
-        )
+        labels, weights, sizes = map(one_after_another, zip(*everybodys, strict=True))
         # A network belongs to a thread: on another, this rank is by itself.
         score = by_itself(estimated, labels, weights, sizes, params)
         self.collective.broadcast(score.scores)

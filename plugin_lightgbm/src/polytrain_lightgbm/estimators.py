@@ -60,8 +60,10 @@ class _LGBMEstimator(BackendEstimator):
         "missing": "Replace the value by NaN in X; zero_as_missing=True does it for 0",
     }
 
-    _default_metric = "l2"
-    """The metric of a function as objective."""
+    @property
+    def _default_metric(self) -> str:
+        """The metric of a function as objective."""
+        return "l2"
 
     def fit(
         self,
@@ -309,7 +311,7 @@ class PolytrainLGBMClassifier(_LGBMEstimator, BackendClassifier):
         return {"objective": "multiclass", "num_class": classes}
 
     @property
-    def _default_metric(self) -> str:  # type: ignore[override]
+    def _default_metric(self) -> str:
         return "multi_logloss" if self.n_classes_ > 2 else "binary_logloss"
 
     def _metric(self, name: str) -> str:
@@ -498,7 +500,9 @@ class PolytrainLGBMClassifier(_LGBMEstimator, BackendClassifier):
 class PolytrainLGBMRanker(_LGBMEstimator, BackendRanker):
     """Predicts an order within queries, by LambdaMART unless `objective` says otherwise."""
 
-    _default_metric = "ndcg"
+    @property
+    def _default_metric(self) -> str:
+        return "ndcg"
 
     def ranking_params(self) -> Mapping[str, Any]:
         """LambdaMART."""

@@ -11,14 +11,15 @@ leaves negated. It grows at a learning rate that doesn't change a score.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import lightgbm
 import numpy as np
 from lightgbm.basic import _LIB, _safe_call
 
-from polytrain.boosting.numbers import Numbers
+from polytrain.boosting.leaf_rows import rows_by_leaf
+from polytrain.boosting.numbers import Numbers, one_after_another
 from polytrain.boosting.row_draws import Mask
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
@@ -117,11 +118,9 @@ class Leaves:
         everybodys = self._collective.gather((leaves[used], residuals[used], weights))
         found = None
         if everybodys is not None:
-            leaves, residuals, weights = map(_joined, zip(*everybodys, strict=True))
+            leaves, residuals, weights = map(one_after_another, zip(*everybodys, strict=True))
             found = grown.copy()
-            order = np.argsort(leaves, kind="stable")
-            kinds, starts = np.unique(leaves[order], return_index=True)
-            for leaf, rows in zip(kinds, np.split(order, starts[1:]), strict=True):
+            for leaf, rows in rows_by_leaf(leaves):
                 its_weights = None if weights is None else weights[rows]
                 found[leaf] = percentile(residuals[rows], its_weights, self._alpha)
         values: Numbers = self._collective.broadcast(found)
@@ -170,10 +169,6 @@ def percentile(values: Numbers, weights: Numbers | None, alpha: float) -> float:
     if step < 1:
         return float(low)
     return float((threshold - sums[place - 1]) / step * (high - low) + low)
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    return None if parts[0] is None else np.concatenate(parts)
 
 
 def merge(booster: lightgbm.Booster, other: lightgbm.Booster) -> None:

@@ -15,7 +15,7 @@ import lightgbm
 import numpy as np
 from lightgbm.basic import EvalResult
 
-from polytrain.boosting.numbers import Numbers
+from polytrain.boosting.numbers import Numbers, one_after_another
 from polytrain_lightgbm.backend import LightGBM
 from polytrain_lightgbm.collective import Collective
 from polytrain_lightgbm.datasets import Rows
@@ -119,11 +119,8 @@ class _Everybody:
         parts = collective.gather((rows.labels[rows.counting], weights))
         if parts is None:
             return None
-        every_label, every_weight = zip(*parts, strict=True)
-        return cls(
-            labels=np.concatenate(every_label),
-            weights=None if rows.weights is None else np.concatenate(every_weight),
-        )
+        labels, weights = map(one_after_another, zip(*parts, strict=True))
+        return cls(labels=labels, weights=weights)
 
     def evaluated(
         self, predictions: Numbers, metrics: Sequence[str], options: LightGBM

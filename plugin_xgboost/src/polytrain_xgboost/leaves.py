@@ -12,12 +12,14 @@ from the scores so far, and `GrowingBooster` appends its trees when the whole mo
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import xgboost
 
+from polytrain.boosting.leaf_rows import rows_by_leaf
+from polytrain.boosting.numbers import one_after_another
 from polytrain.boosting.row_draws import Mask
 from polytrain_xgboost.backend import XGBoost
 from polytrain_xgboost.callbacks import TunableBooster
@@ -161,11 +163,11 @@ class Leaves:
         nodes = one.predict(train, pred_leaf=True).reshape(train.num_row(), -1).astype(np.int32)
         residuals = train.get_label()[:, np.newaxis] - scores
         mine = nodes[used], residuals[used], weights[used] if len(weights) else None
-        nodes, residuals, weights = map(_joined, zip(*self._ranks.gathered(mine), strict=True))
+        nodes, residuals, weights = map(
+            one_after_another, zip(*self._ranks.gathered(mine), strict=True)
+        )
         for index, group in enumerate(trees["tree_info"]):
-            order = np.argsort(nodes[:, index], kind="stable")
-            leaves, starts = np.unique(nodes[order, index], return_index=True)
-            for leaf, rows in zip(leaves, np.split(order, starts[1:]), strict=True):
+            for leaf, rows in rows_by_leaf(nodes[:, index]):
                 its_weights = None if weights is None else weights[rows]
                 value = quantile(residuals[rows, group], its_weights, alphas[group])
                 trees["trees"][index]["split_conditions"][leaf] = float(value * rate)
@@ -194,10 +196,6 @@ def quantile(values: Floats, weights: Floats | None, alpha: float) -> np.float32
     place = int(position) - 1
     low, high = values[place], values[place + 1]
     return np.float32(float(low) + (position - 1 - place) * float(high - low))
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    return None if parts[0] is None else np.concatenate(parts)
 
 
 def _load(booster: xgboost.Booster, model: bytes) -> None:

@@ -154,13 +154,6 @@ def scores_of(scores: Any, rows: Any, name: str) -> Values:
     return checked
 
 
-def with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
-    """Return the table with more columns."""
-    for name, values in columns.items():
-        table = table.append_column(name, pa.array(values))
-    return table
-
-
 def renamed(table: pa.Table, names: Sequence[str], argument: str) -> pa.Table:
     """Return the table with other names of columns.
 

@@ -44,9 +44,9 @@ from polytrain.boosting.estimator_rows import (
     scores_of,
     table_of,
     weights_of,
-    with_columns,
     without,
 )
+from polytrain.boosting.numbers import with_columns
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
 from polytrain.prediction.parts import PART_ROWS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,15 +47,27 @@ def without_categories(table: pa.Table, columns: Collection[str]) -> pa.Table:
     )
 
 
-def with_columns(table: pa.Table, columns: Mapping[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
-    """Return the table with these columns in place of those of the same names.
+def with_columns(table: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+    """Return the table with these columns, in place of those of the same names or after all.
 
     In one step: each `pa.Table.set_column` copies the list of all columns.
+
+    Args:
+        table: the table.
+        columns: name → arrays of Arrow or NumPy.
     """
     if not columns:
         return table
-    old = zip(table.column_names, table.columns, strict=True)
-    return pa.table({name: columns.get(name, column) for name, column in old})
+    names = table.column_names
+    kept = (columns.get(name, column) for name, column in zip(names, table.columns, strict=True))
+    there = set(names)
+    more = {name: column for name, column in columns.items() if name not in there}
+    return pa.table([*kept, *more.values()], names=[*names, *more])
+
+
+def one_after_another(parts: Sequence[Any]) -> Any:
+    """Return the ranks' arrays, by rank, as one; None if they have none."""
+    return None if parts[0] is None else np.concatenate(parts)
 
 
 def _known(kind: pa.DataType) -> pa.DataType | None:
