@@ -51,13 +51,13 @@ def described(
             problems.append(_problem(name, error))
         else:
             known.append(RunDataset(source=source, config=config))
-    _tell_index_columns(known)
+    _warn_of_index_columns(known)
     problems += _train_problems(datasets, known, needs_train=needs_train, num_workers=num_workers)
     return tuple(known), tuple(problems)
 
 
-def _tell_index_columns(datasets: Iterable[RunDataset]) -> None:
-    """Say once which columns are left out because they hold a DataFrame's index."""
+def _warn_of_index_columns(datasets: Iterable[RunDataset]) -> None:
+    """Name once the columns that are left out because they hold a DataFrame's index."""
     left_out = [
         f"{', '.join(map(repr, dataset.source.index))} of {dataset.name!r}"
         for dataset in datasets
