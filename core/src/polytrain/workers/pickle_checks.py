@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from types import CodeType, FunctionType, MethodType
@@ -54,6 +55,9 @@ def reference_problems(field: str, value: Any, *, process: str, remedy: str) -> 
         process: what is to get the value.
         remedy: how else the data get there.
     """
+    if "ray" not in sys.modules:
+        # Then nothing is in its memory, and a large value takes a while to pickle.
+        return
     _, references = pickled_for_ray(*code_in(value), value=value)
     if references:
         yield Problem(
