@@ -14,20 +14,16 @@ from polytrain_torch.libraries import needed
 from polytrain_torch.rank_parts import (
     States,
     comparable,
-    differences,
+    found_beside,
     own_states,
     refuse_other_ranks,
-    save_own,
+    save_beside,
 )
-from polytrain_torch.safe_serialization import loaded, save_safely
 
 with needed("lightning"):
     from lightning.pytorch.strategies import DDPStrategy
 
 logger = logging.getLogger(__name__)
-
-_FILE = "differs.pt"
-"""File with the names of what differs."""
 
 _CALLBACKS = "callbacks"
 
@@ -46,10 +42,7 @@ def save_rank_parts(trainer: Any, part: Path | None) -> None:
     model = {
         name: comparable(trainer.model, state) for name, state in states.get("model", {}).items()
     }
-    found = differences({**states, "model": model})
-    save_own(states, found, part)
-    if found["names"] and dist.get_rank() == 0 and part is not None:
-        save_safely(found, part / _FILE)
+    save_beside(states, {**states, "model": model}, part)
 
 
 def restore_rank_parts(trainer: Any, directory: Path) -> None:
@@ -58,9 +51,9 @@ def restore_rank_parts(trainer: Any, directory: Path) -> None:
     Raises:
         ValueError: another number of ranks has saved them. Callbacks keep rank 0's then.
     """
-    if not (directory / _FILE).exists():
+    found = found_beside(directory)
+    if found is None:
         return
-    found = loaded(directory / _FILE)
     names: Mapping[str, list[str]] = found["names"]
     refuse_other_ranks(
         [name for kind, differ in names.items() if kind != _CALLBACKS for name in differ], found

@@ -31,6 +31,8 @@ States = dict[str, dict[str, Any]]
 Differences = dict[str, Any]
 """Number of ranks that saved, and kind → names of what differed between them."""
 
+_FOUND_FILE = "differs.pt"
+
 
 def file_of(rank: int) -> str:
     """The file of a rank's own states in a checkpoint."""
@@ -124,6 +126,27 @@ def write_own(states: States, found: Differences, directory: Path) -> None:
     rank = dist.get_rank()
     if found["names"] and rank:
         save_safely(_chosen(states, found), directory / file_of(rank))
+
+
+def save_beside(states: States, compared: States, directory: Path | None) -> None:
+    """Write what differs beside the checkpoint of a library. All ranks call this.
+
+    Args:
+        states: this rank's.
+        compared: the same, without what may differ.
+        directory: of this rank's part of the checkpoint; None if it has none.
+    """
+    found = differences(compared)
+    save_own(states, found, directory)
+    if found["names"] and dist.get_rank() == 0 and directory is not None:
+        save_safely(found, directory / _FOUND_FILE)
+
+
+def found_beside(directory: Path) -> Differences | None:
+    """What differed when `save_beside` wrote a checkpoint; None if nothing did."""
+    file = directory / _FOUND_FILE
+    found: Differences | None = loaded(file) if file.exists() else None
+    return found
 
 
 def own_states(states: States, found: Differences, directory: Path) -> States:

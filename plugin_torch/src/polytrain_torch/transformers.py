@@ -22,13 +22,13 @@ from polytrain_torch.parallel import models_in_ddp
 from polytrain_torch.rank_parts import (
     States,
     comparable,
-    differences,
+    found_beside,
     own_states,
     refuse_other_ranks,
-    save_own,
+    save_beside,
 )
 from polytrain_torch.read_back import Load, try_all
-from polytrain_torch.safe_serialization import loaded, refuse_unsafe_file, save_safely
+from polytrain_torch.safe_serialization import loaded, refuse_unsafe_file
 from polytrain_torch.stopping import any_rank_stops
 from polytrain_torch.transformers_shards import check_epoch, epoch_of, take_batches
 
@@ -44,8 +44,6 @@ __all__ = ["RayTrainReportCallback", "ReportCallback", "prepare_trainer"]
 _FILE = "trained_by.json"
 """File in a checkpoint, beside the trainer's: which call saved it, and with which steps."""
 
-_DIFFERS_FILE = "differs.pt"
-"""File in a checkpoint with the names of what differs by rank, if anything does."""
 
 _calls = Calls("train()")
 
@@ -272,10 +270,7 @@ def _save_own(part: Path | None, objects: Mapping[str, Any], *, only_model: bool
     parts = {name: objects[name] for name in names if objects.get(name) is not None}
     states: States = {"parts": {name: unwrapped(each).state_dict() for name, each in parts.items()}}
     compared = {name: comparable(parts[name], state) for name, state in states["parts"].items()}
-    found = differences({"parts": compared})
-    save_own(states, found, part)
-    if found["names"] and dist.get_rank() == 0 and part is not None:
-        save_safely(found, part / _DIFFERS_FILE)
+    save_beside(states, {"parts": compared}, part)
 
 
 def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
@@ -284,9 +279,9 @@ def _restore_own(directory: Path, objects: Mapping[str, Any]) -> None:
     Raises:
         ValueError: another number of ranks has saved it.
     """
-    if not (directory / _DIFFERS_FILE).exists():
+    found = found_beside(directory)
+    if found is None:
         return
-    found = loaded(directory / _DIFFERS_FILE)
     refuse_other_ranks(found["names"]["parts"], found)
     for name, state in own_states({"parts": {}}, found, directory)["parts"].items():
         unwrapped(objects[name]).load_state_dict(state)
