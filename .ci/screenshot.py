@@ -26,7 +26,7 @@ IMAGES = ROOT / "docs" / "images"
 PICTURE = "report.png"
 DRAWN_BY = "report.sha256"
 
-ASSETS = Path("core/src/polytrain/page/assets")
+ASSETS = Path("core/src/polytrain/view/page/assets")
 SHOWN = ("base.html", "ledger.html", "page.css", "page.html", "timeline.html")
 """What draws the part that the picture has."""
 

@@ -11,17 +11,17 @@ SOURCES = Path(__file__).parents[2] / "core" / "src" / "polytrain"
 _STREAMS = {"stdout", "stderr", "__stdout__", "__stderr__"}
 
 _PRINT = {
-    "ui/echo.py": "is the place",
+    "output/echo.py": "is the place",
     "workers/worker_process.py": "prints in a worker process, whose output the driver shows",
 }
 _NAME_STREAMS = {
     **_PRINT,
-    "cli/following.py": "gives it to the progress display",
-    "cli/logs.py": "gives it to write_line",
-    "common/output.py": "flushes it",
+    "view/cli/following.py": "gives it to the progress display",
+    "view/cli/logs.py": "gives it to write_line",
+    "events/output.py": "flushes it",
     "prediction/worker_process.py": "flushes it",
-    "run/progress_display.py": "gives it to write_line, and to the lines at the bottom",
-    "ui/worker_output.py": "gives it to write_line",
+    "view/progress/display.py": "gives it to write_line, and to the lines at the bottom",
+    "output/worker_output.py": "gives it to write_line",
     "workers/processes/forked.py": "makes those of a worker process",
 }
 """Files that may name a standard stream, and what they do with it; none of them writes to it."""
@@ -29,7 +29,7 @@ _NAME_STREAMS = {
 
 def test_nothing_but_one_place_prints() -> None:
     found = {place: what for place, what in _places(_prints) if place not in _PRINT}
-    assert not found, "use polytrain.ui.echo"
+    assert not found, "use polytrain.output.echo"
 
 
 def test_standard_streams_are_named_where_it_is_known_why() -> None:
@@ -43,7 +43,7 @@ def test_who_names_a_stream_leaves_writing_to_the_one_place() -> None:
         for place, what in _places(_writes)
         if place in _NAME_STREAMS and place not in _PRINT
     }
-    assert not found, "use write_line of polytrain.ui.echo"
+    assert not found, "use write_line of polytrain.output.echo"
 
 
 def _places(find: object) -> Iterator[tuple[str, str]]:

@@ -15,10 +15,11 @@ ROOT = Path(polytrain.__file__).parent
 
 OTHER_ROOMS = {
     "boosting": "model files that the user names",
-    "common": "files of the system",
     "data": "the user's data",
-    "doctor": "a directory of its own, which it makes and deletes",
+    "view/doctor": "a directory of its own, which it makes and deletes",
     "testing": "runs of tests, and what they leave",
+    "linux": "/proc and /sys",
+    "backends": "files that a report is made of, as a user would",
 }
 """Rooms that touch no run → which files they touch."""
 
@@ -28,11 +29,11 @@ OTHER_FILES = {
     "checkpoint/scratch.py": "the node's own directory, which others can't write to",
     "checkpoint/snapshot.py": "the user's files, and a directory that is given by its descriptor",
     "checkpoint/staging.py": "the user's files: on which device they are",
-    "cli/conformance.py": "a temporary directory",
-    "cli/found.py": "the directory that the user keeps runs in, each of which may be a link",
-    "cli/report.py": "the page that the user names",
-    "cli/run.py": "the job file that the user names",
-    "page/rendering.py": "files of the package",
+    "view/cli/conformance.py": "a temporary directory",
+    "view/cli/found.py": "the directory that the user keeps runs in, each of which may be a link",
+    "view/cli/report.py": "the page that the user names",
+    "view/cli/run.py": "the job file that the user names",
+    "view/page/rendering.py": "files of the package",
     "prediction/model_files.py": "a directory that was checked, and a temporary one",
     "trackers/wandb.py": "the directory that W&B itself writes to",
     "trackers/wandb_file.py": "W&B's own file",
@@ -40,8 +41,8 @@ OTHER_FILES = {
     "workers/machine_resources.py": "/dev, which its tests replace",
     "workers/processes/client.py": "/proc of a zygote",
     "workers/processes/warm.py": "modules that are imported",
-    "workers/ray_address.py": "Ray's own file",
-    "workers/ray_cluster.py": "memory that Ray has mapped",
+    "workers/ray/address.py": "Ray's own file",
+    "workers/ray/cluster.py": "memory that Ray has mapped",
     "workers/session.py": "the directory that the user wants to have deleted",
 }
 """Modules in the other rooms → which files of nobody's run they touch."""
@@ -119,7 +120,7 @@ def last_name(node: ast.expr) -> str:
 MODULES = {
     path.relative_to(ROOT).as_posix(): path
     for path in sorted(ROOT.rglob("*.py"))
-    if path.relative_to(ROOT).parts[0] not in OTHER_ROOMS
+    if not path.relative_to(ROOT).as_posix().startswith(tuple(f"{room}/" for room in OTHER_ROOMS))
 }
 
 

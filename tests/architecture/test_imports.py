@@ -59,7 +59,7 @@ class Unimported(Backend):
     capabilities = Capabilities()
 
     def engine(self):
-        from polytrain.testing.reference import Reference, ReferenceEngine
+        from polytrain.backends.reference import Reference, ReferenceEngine
 
         return ReferenceEngine(Reference())
 
@@ -88,12 +88,12 @@ NOT_NEEDED = (
     "jinja2",
     "numpy",
     "pandas",
-    "polytrain.cli",
+    "polytrain.view.cli",
     "polytrain.data.checks",
     "polytrain.data.plan",
     "polytrain.data.sources",
-    "polytrain.doctor",
-    "polytrain.page.rendering",
+    "polytrain.view.doctor",
+    "polytrain.view.page.rendering",
     "polytrain.prediction",
     "polytrain.storage.remote",
     "polytrain.testing",

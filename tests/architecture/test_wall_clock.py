@@ -9,14 +9,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 READERS = {
-    "common/clock.py": "what a driver's own time begins with, and how far the two differ",
+    "linux/clock.py": "what a driver's own time begins with, and how far the two differ",
     "api/request.py": "a date in the name of a run",
     "run/lease.py": "how long ago a driver on another machine gave a sign of life",
-    "cli/following.py": "a run that no lease is known of",
-    "page/reading.py": "the date on a page",
+    "view/cli/following.py": "a run that no lease is known of",
+    "view/page/reading.py": "the date on a page",
     "trackers/tensorboard.py": "dates in headers of event files, which TensorBoard wants",
-    "doctor/nodes.py": "how far the nodes' clocks differ is the question",
-    "doctor/stored.py": "how far the storage's clock differs is the question",
+    "view/doctor/nodes.py": "how far the nodes' clocks differ is the question",
+    "view/doctor/stored.py": "how far the storage's clock differs is the question",
 }
 """Module → what it reads the wall clock for."""
 
@@ -51,7 +51,7 @@ def test_only_those_who_mean_the_wall_clock_read_it() -> None:
     }
     readers = {name: lines for name, lines in found.items() if lines}
     assert readers.keys() - READERS.keys() == set(), (
-        f"{readers}: use polytrain.common.clock.Clock for what is recorded, time.monotonic() for "
+        f"{readers}: use polytrain.linux.clock.Clock for what is recorded, time.monotonic() for "
         "what is measured"
     )
     assert READERS.keys() - readers.keys() == set(), "they don't read it any more"

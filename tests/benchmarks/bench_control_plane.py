@@ -16,8 +16,8 @@ from operator import methodcaller
 
 from harness import OURS, Bound, Figure, conclude, durations, event_rates, parse, take_turns
 
-from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import (
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import (
     AgentsPlaced,
     Done,
     Event,

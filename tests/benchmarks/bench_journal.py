@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from harness import OURS, Bound, Figure, conclude, parse, sizes
 
-from polytrain.common.events import Reported
-from polytrain.run.journal import Journal
-from polytrain.run.ledger import Ledger
+from polytrain.events.attempt import Reported
+from polytrain.record.journal import Journal
+from polytrain.record.ledger import Ledger
 from polytrain.run.resume import previous_run
 from polytrain.storage.location import Location
 

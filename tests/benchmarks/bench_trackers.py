@@ -14,11 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polytrain.common.clock import Clock
-from polytrain.run.exposed_figures import exposed_figures
-from polytrain.run.ledger import Ledger
-from polytrain.run.tracker_delivery import TrackedFacts
-from polytrain.run.tracking import Tracking
+from polytrain.linux.clock import Clock
+from polytrain.record.ledger import Ledger
 from polytrain.storage.location import Location
 from polytrain.trackers import (
     CSV,
@@ -29,7 +26,10 @@ from polytrain.trackers import (
     TensorBoard,
     WandB,
 )
+from polytrain.trackers.delivery import TrackedFacts
+from polytrain.trackers.exposed_figures import exposed_figures
 from polytrain.trackers.tracker import Tracker
+from polytrain.trackers.tracking import Tracking
 from polytrain_plugins import Report, RunInfo
 
 _RUN = RunInfo(name="run", backend="reference", num_workers=1, path="")

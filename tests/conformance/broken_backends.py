@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from polytrain.backends.reference import Reference, ReferenceEngine, Vector
 from polytrain.testing import ChaosTier, ContractTier, TrainerTier
 from polytrain.testing.contract import kit_table
-from polytrain.testing.reference import Reference, ReferenceEngine, Vector
 from polytrain_plugins import Session, Shard, World
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from polytrain.backends.reference import Reference
 from polytrain.testing import BackendConformance, KnownFailure
-from polytrain.testing.reference import Reference
 
 IN_CHAOS = {"test_chaos_in_training", "test_chaos_by_chance"}
 INTENDED = {
@@ -77,8 +77,9 @@ def test_known_failure_that_passes_fails(pytester: pytest.Pytester) -> None:
     """Strict, and for one class only: the mark doesn't reach the other's test."""
     pytester.makepyfile(
         """
-        from polytrain.testing import BackendConformance, KnownFailure
-        from polytrain.testing.reference import Reference
+        from polytrain.testing import BackendConformance
+        from polytrain.testing import KnownFailure
+        from polytrain.backends.reference import Reference
 
         class TestPessimist(BackendConformance):
             backend = Reference(label="label")
@@ -99,7 +100,7 @@ def test_flag_and_method_must_agree(pytester: pytest.Pytester, declared: bool) -
         f"""
         from dataclasses import dataclass
         from polytrain.testing import BackendConformance
-        from polytrain.testing.reference import Reference, ReferenceEngine
+        from polytrain.backends.reference import Reference, ReferenceEngine
         from polytrain_plugins import Capabilities, Engine
 
         class WithoutTrain(ReferenceEngine):

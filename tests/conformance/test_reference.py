@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
+from polytrain.backends.reference import Reference, ShardedReference
 from polytrain.testing import BackendConformance, KnownFailure
-from polytrain.testing.reference import Reference, ShardedReference
 
 
 class TestReference(BackendConformance):

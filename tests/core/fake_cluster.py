@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from polytrain.common.config import ScalingConfig
-from polytrain.common.errors import FailureKind
-from polytrain.common.events import AgentLost, AgentsPlaced, DrainWanted, Event, PlacementFailed
-from polytrain.common.placement import NodeAddress
+from polytrain.config.configs import ScalingConfig
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import AgentLost, AgentsPlaced, DrainWanted, Event, PlacementFailed
 from polytrain.policy.autoscaling import Outlook
 from polytrain.workers.agent_handle import AgentHandle, Gone
+from polytrain.workers.placement import NodeAddress
 from polytrain.workers.worker_pool import WorkerPool
 
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from polytrain.cli import main
-from polytrain.doctor import machine, nodes, stored, worlds
-from polytrain.doctor.finding import Finding, Verdict, checked
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
+from polytrain.view.cli import main
+from polytrain.view.doctor import machine, nodes, stored, worlds
+from polytrain.view.doctor.finding import Finding, Verdict, checked
 
 
 def test_nothing_is_found_where_nothing_is_wrong() -> None:

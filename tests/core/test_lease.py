@@ -41,7 +41,7 @@ from polytrain.storage.protocol import Storage
 DRIVER = """
 import pickle, sys
 from pathlib import Path
-from polytrain.common.errors import RunOwnedError
+from polytrain.errors import RunOwnedError
 from polytrain.run import lease as leases
 
 location, machine, beat = pickle.loads(bytes.fromhex(sys.argv[1]))

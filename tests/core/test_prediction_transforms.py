@@ -21,8 +21,8 @@ from polytrain import (
     ScalingConfig,
     make_trainer,
 )
-from polytrain.cli.job_file import modules_beside_you
-from polytrain.cli.predict import command
+from polytrain.view.cli.job_file import modules_beside_you
+from polytrain.view.cli.predict import command
 
 ROWS = {"x": np.arange(40.0), "y": np.arange(40.0) / 39, "id": np.arange(40)}
 BY = 39.0

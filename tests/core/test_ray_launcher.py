@@ -14,14 +14,14 @@ import psutil
 import pytest
 from tests.unit.core.agent_specs import agent_spec
 
-from polytrain.common.errors import FailureKind
-from polytrain.common.ray_state import free_resources
+from polytrain.errors import FailureKind
+from polytrain.ray_api.state import free_resources
 from polytrain.testing.processes import eventually, title
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
 
 if TYPE_CHECKING:
-    from polytrain.workers.ray_launcher import RayAgentLauncher
+    from polytrain.workers.ray.launcher import RayAgentLauncher
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def hosts() -> list[psutil.Process]:
 def launcher_of(
     spec: AgentSpec, resources: dict[str, float], mailbox: queue.SimpleQueue[Delivery]
 ) -> RayAgentLauncher:
-    from polytrain.workers.ray_launcher import RayAgentLauncher
+    from polytrain.workers.ray.launcher import RayAgentLauncher
 
     return RayAgentLauncher(
         spec=spec, resources=resources, spread=False, shares_hosts=True, mailbox=mailbox

@@ -18,7 +18,6 @@ import pytest
 import ray
 import ray.data
 
-from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.sources.describe import describe
@@ -31,6 +30,7 @@ from polytrain.data.streams.ray_stream import (
     read_part,
     start_stream,
 )
+from polytrain.data_errors import ReadError, SourceError
 
 ROWS = 103
 """A prime number: no world size divides it."""

@@ -23,7 +23,6 @@ import pytest
 
 from polytrain import DataConfig
 from polytrain.boosting.categories import codes_of
-from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.checks import described
 from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.shards.groups import group_starts
@@ -31,6 +30,7 @@ from polytrain.data.sources.arrays import tensors_of
 from polytrain.data.sources.describe import describe
 from polytrain.data.sources.parquet_files import RowGroupPiece
 from polytrain.data.sources.pieces import TablePiece
+from polytrain.data_errors import ReadError, SourceError
 from polytrain.testing.shards import shard_of
 from polytrain_plugins import is_category
 

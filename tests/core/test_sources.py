@@ -18,8 +18,8 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.describe import Source, describe
+from polytrain.data_errors import SourceError
 
 ROWS = 23
 """A prime number: nothing divides it."""

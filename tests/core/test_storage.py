@@ -19,7 +19,7 @@ from tests.faulty_storage import ERROR, FaultyFileSystem, FromThenOn, Short, nev
 from tests.object_storage import Bucket
 
 from polytrain.checkpoint.starting_point import fetch
-from polytrain.common.errors import CheckpointError
+from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
 

@@ -20,7 +20,7 @@ from tests.faulty_storage import ERROR, Call, FaultyFileSystem, FromThenOn, Once
 from polytrain import Result, RunOwnedError
 from polytrain.checkpoint.manifest import AttemptId, Manifest, StoredFile, directory_name
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.common.errors import CheckpointError
+from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 
 FILES = {"model": b"weights" * 1000, "deep/state": b"momenta" * 10}

@@ -19,9 +19,9 @@ from polytrain import (
     Trainer,
     make_trainer,
 )
-from polytrain.api.validation import missing_options
+from polytrain.api.problems import missing_options
+from polytrain.backends.reference import Reference
 from polytrain.boosting.categories import selected
-from polytrain.testing.reference import Reference
 
 TREES = ["xgboost", "lightgbm"]
 DATA = {name: [float(row) for row in range(8)] for name in ("x0", "x1", "label")}

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from tests.core.fake_cluster import FakeCluster
 
-from polytrain.common.errors import FailureKind
-from polytrain.common.events import AgentsPlaced, DrainWanted, PlacementFailed, Purpose
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import AgentsPlaced, DrainWanted, PlacementFailed, Purpose
 from polytrain.policy.autoscaling import Outlook
 from polytrain.workers.worker_pool import WorkerPool
 

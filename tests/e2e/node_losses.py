@@ -31,7 +31,7 @@ from polytrain import (
     ScalingConfig,
     make_trainer,
 )
-from polytrain.common.ray_state import free_resources, living_nodes
+from polytrain.ray_api.state import free_resources, living_nodes
 from polytrain.testing.processes import eventually, title
 from polytrain_plugins import hookimpl
 

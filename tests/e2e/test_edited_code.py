@@ -10,7 +10,7 @@ from tests.e2e.driver import run_driver
 
 BACKEND = """
 from dataclasses import dataclass, replace
-from polytrain.testing.reference import Reference
+from polytrain.backends.reference import Reference
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Reference):

@@ -32,7 +32,7 @@ from polytrain import (
     make_trainer,
 )
 from polytrain.api.trainer import Trainer
-from polytrain.testing.reference import Reference, ReferenceEngine
+from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain.workers import agent_group
 from polytrain_plugins import Member, Offer, World
 

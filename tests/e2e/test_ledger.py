@@ -23,7 +23,7 @@ from polytrain import (
     make_trainer,
 )
 from polytrain.api.trainer import Trainer
-from polytrain.run.ledger import ACCOUNTS
+from polytrain.record.ledger import ACCOUNTS
 from polytrain.testing.contract import kit_table
 from polytrain_plugins import Report, hookimpl
 

@@ -14,9 +14,9 @@ import pytest
 
 import polytrain
 from polytrain import FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
-from polytrain.page.reading import read_facts
-from polytrain.page.rendering import comparison_page
 from polytrain.storage.location import Location
+from polytrain.view.page.reading import read_facts
+from polytrain.view.page.rendering import comparison_page
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 

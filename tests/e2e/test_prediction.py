@@ -14,7 +14,7 @@ from tests.e2e.boosters import BACKENDS, ROWS, a_table, fit
 
 import polytrain.prediction.predict
 from polytrain import DataConfig, InvalidJobError, Result, RunConfig, Trainer
-from polytrain.testing.reference import Reference
+from polytrain.backends.reference import Reference
 from polytrain_plugins import Capabilities, UnsupportedCapabilityError
 
 both = pytest.mark.parametrize("backend", BACKENDS)

@@ -22,12 +22,12 @@ from tests.object_storage import S3Server, s3_server
 
 import polytrain
 from polytrain import InvalidJobError, PredictionFailedError, Result, RunConfig, make_trainer
+from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain.data.sources.pieces import SCAN_ROWS
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.run.lease import leased
 from polytrain.storage.filesystems import find
 from polytrain.storage.location import Location
-from polytrain.testing.reference import Reference, ReferenceEngine
 
 ROWS, PART_ROWS = 2000, 250
 

@@ -12,10 +12,10 @@ import pytest
 
 import polytrain
 from polytrain import Checkpoint, RunConfig, ScalingConfig, load, make_trainer
-from polytrain.cli import main
-from polytrain.page.ending import write_at_end
 from polytrain.run.remote_requests import NoAnswerError, RequestKind, ask
 from polytrain.storage.location import Location
+from polytrain.view.cli import main
+from polytrain.view.page.ending import write_at_end
 
 LARGE = 1 << 17
 """Bytes of a file that a snapshot links."""

@@ -27,7 +27,7 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
-from polytrain.testing.reference import Reference, ReferenceEngine
+from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain_plugins import World
 
 AGAIN = "not retried, because the attempt before had the same error at step 0: it would come again"

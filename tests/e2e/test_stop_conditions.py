@@ -335,7 +335,7 @@ def test_a_driver_that_dies_before_it_concludes_trains_no_step_more(tmp_path: Pa
     script = """
     import pathlib, tempfile
     from polytrain import Checkpoint
-    from polytrain.run.journal import Journal
+    from polytrain.record.journal import Journal
 
     def train():
         step = 0

@@ -19,8 +19,8 @@ import pytest
 
 import polytrain
 from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, UserCallback, make_trainer
+from polytrain.output.rank_log import RankLog
 from polytrain.testing.processes import eventually
-from polytrain.ui.rank_log import RankLog
 from polytrain_plugins import hookimpl
 
 SCRIPT = """

@@ -21,9 +21,9 @@ from polytrain import (
     Trainer,
     make_trainer,
 )
+from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain.testing.contract import kit_table
 from polytrain.testing.processes import eventually
-from polytrain.testing.reference import Reference, ReferenceEngine
 from polytrain_plugins import Report, hookimpl
 
 ROUNDS = 4000

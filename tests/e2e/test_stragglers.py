@@ -15,12 +15,12 @@ from tests.e2e.test_elastic import At, agents
 
 import polytrain
 from polytrain import Checkpoint, FailureConfig, Result, RunConfig, ScalingConfig, make_trainer
-from polytrain.monitoring.health_events import Load
-from polytrain.monitoring.straggler_detector import StragglerDetector
-from polytrain.monitoring.straggler_policy import Straggler
-from polytrain.page.reading import read_facts
+from polytrain.events.health import Load
+from polytrain.policy.straggler_detector import StragglerDetector
+from polytrain.policy.straggler_policy import Straggler
 from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually
+from polytrain.view.page.reading import read_facts
 
 # Which rank is busy is what they measure.
 pytestmark = pytest.mark.alone

@@ -19,11 +19,11 @@ from click.testing import CliRunner
 from tests.e2e.driver import start_driver
 from tests.offline_wandb import closed_records
 
-from polytrain.cli.sync import command
-from polytrain.run.history import read_history
-from polytrain.run.journal import JOURNAL
+from polytrain.record.history import read_history
+from polytrain.record.journal import JOURNAL
 from polytrain.storage.location import Location
 from polytrain.trackers.tracker import flat
+from polytrain.view.cli.sync import command
 
 STEPS, SAVES_EVERY = 40, 4
 
@@ -32,10 +32,10 @@ import json, random, tempfile
 from pathlib import Path
 from polytrain import Checkpoint
 from polytrain_plugins import hookimpl
-import polytrain.run.tracking
+import polytrain.trackers.tracking
 
 # As often as it can: what it is about is what was sent when a process dies.
-polytrain.run.tracking._SEND_EVERY_S = 0.001
+polytrain.trackers.tracking._SEND_EVERY_S = 0.001
 os.environ["WANDB_MODE"] = "offline"
 plan = json.loads(Path("plan.json").read_text())
 

@@ -8,7 +8,7 @@ from tests.e2e.driver import run_driver
 
 BACKEND = """
 from dataclasses import dataclass
-from polytrain.testing.reference import Reference
+from polytrain.backends.reference import Reference
 from polytrain_plugins import Demand
 
 @dataclass(frozen=True, kw_only=True)

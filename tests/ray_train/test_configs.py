@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import polytrain as train
-from polytrain.common.call_forms import Absent
-from polytrain.common.ray_arguments import CHECKPOINT, DATA, FAILURE, RUN, SCALING
+from polytrain.config.call_forms import Absent
+from polytrain.config.ray_arguments import CHECKPOINT, DATA, FAILURE, RUN, SCALING
 
 CONFIGS: dict[Any, dict[str, Any]] = {
     train.ScalingConfig: SCALING,

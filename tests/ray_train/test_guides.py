@@ -27,9 +27,9 @@ RECORDED: dict[str, Any] = json.loads((GUIDES / "recorded.json").read_text())
 """The one change that the porting page names."""
 
 REPORT = "polytrain.workers.worker_api.report"
-SCALING = "polytrain.common.config.ScalingConfig"
-TRAINER = "polytrain.api.framework_trainers.TorchTrainer"
-PARALLEL = "polytrain.api.framework_trainers.DataParallelTrainer"
+SCALING = "polytrain.config.configs.ScalingConfig"
+TRAINER = "polytrain.ray_names.trainers.TorchTrainer"
+PARALLEL = "polytrain.ray_names.trainers.DataParallelTrainer"
 
 # Each form in which scripts import Ray Train: the text, what it uses, and what that is here.
 FORMS = {
@@ -92,7 +92,7 @@ FORMS = {
         "from ray.train.torch.config import TorchConfig\n"
         "from ray.train.tensorflow.keras import ReportCheckpointCallback as callback",
         "TorchConfig",
-        "polytrain.api.framework_configs.TorchConfig",
+        "polytrain.ray_names.configs.TorchConfig",
     ),
     "air": ("from ray import air", "air.ScalingConfig", SCALING),
     "air and session": (

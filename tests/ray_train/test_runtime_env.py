@@ -63,7 +63,7 @@ MODULE = "import os\nNAME = os.environ.get('POLYTRAIN_TEST_VARIABLE')\n"
 
 IMPORTED_EARLY = """
 import polytrain as train
-from polytrain.testing.reference import Reference, ReferenceEngine
+from polytrain.backends.reference import Reference, ReferenceEngine
 from polytrain_plugins import Demand
 
 class Early(Reference):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import polytrain
-from polytrain.common.ray_arguments import (
+from polytrain.config.ray_arguments import (
     CHECKPOINT,
     DATA,
     FAILURE,
@@ -22,7 +22,7 @@ from polytrain.common.ray_arguments import (
     VALIDATION,
     VALIDATION_TASK,
 )
-from polytrain.common.ray_train import ABSENT
+from polytrain.ray_names.missing import ABSENT
 from polytrain_plugins import Shard
 from polytrain_plugins.shard import ABSENT_IN_SHARDS
 

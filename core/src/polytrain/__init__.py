@@ -10,20 +10,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from polytrain.api.framework_trainers import DataParallelTrainer
     from polytrain.api.loading import load
     from polytrain.api.result import Result
     from polytrain.api.run_handle import RunHandle, RunStatus
     from polytrain.api.trainer import Trainer, make_trainer
     from polytrain.checkpoint.checkpoint import Checkpoint
-    from polytrain.common.config import (
+    from polytrain.config.configs import (
         CheckpointConfig,
         DataConfig,
         FailureConfig,
         RunConfig,
         ScalingConfig,
     )
-    from polytrain.common.errors import (
+    from polytrain.config.validation_config import (
+        ValidationConfig,
+        ValidationFn,
+        ValidationTaskConfig,
+    )
+    from polytrain.errors import (
         BadDataError,
         CheckpointError,
         DamagedFileError,
@@ -37,13 +41,9 @@ if TYPE_CHECKING:
         RunOwnedError,
         TrainingFailedError,
     )
-    from polytrain.common.validation_config import (
-        ValidationConfig,
-        ValidationFn,
-        ValidationTaskConfig,
-    )
     from polytrain.prediction.predict import PredictionOutput
-    from polytrain.run.user_callbacks import TrainRunContext, UserCallback
+    from polytrain.ray_names.callbacks import TrainRunContext, UserCallback
+    from polytrain.ray_names.trainers import DataParallelTrainer
     from polytrain.workers.checkpoint_handling import CheckpointUploadMode
     from polytrain.workers.context import Context, TrainContext
     from polytrain.workers.reported_checkpoints import (
@@ -115,14 +115,14 @@ __all__ = [
 
 _HOMES = {
     "polytrain.checkpoint.checkpoint": ("Checkpoint",),
-    "polytrain.common.config": (
+    "polytrain.config.configs": (
         "CheckpointConfig",
         "DataConfig",
         "FailureConfig",
         "RunConfig",
         "ScalingConfig",
     ),
-    "polytrain.common.errors": (
+    "polytrain.errors": (
         "BadDataError",
         "CheckpointError",
         "DamagedFileError",
@@ -136,18 +136,18 @@ _HOMES = {
         "RunOwnedError",
         "TrainingFailedError",
     ),
-    "polytrain.common.validation_config": (
+    "polytrain.config.validation_config": (
         "ValidationConfig",
         "ValidationFn",
         "ValidationTaskConfig",
     ),
-    "polytrain.api.framework_trainers": ("DataParallelTrainer",),
+    "polytrain.ray_names.trainers": ("DataParallelTrainer",),
     "polytrain.api.loading": ("load",),
     "polytrain.api.result": ("Result",),
     "polytrain.api.run_handle": ("RunHandle", "RunStatus"),
     "polytrain.api.trainer": ("Trainer", "make_trainer"),
     "polytrain.prediction.predict": ("PredictionOutput",),
-    "polytrain.run.user_callbacks": ("TrainRunContext", "UserCallback"),
+    "polytrain.ray_names.callbacks": ("TrainRunContext", "UserCallback"),
     "polytrain.workers.checkpoint_handling": ("CheckpointUploadMode",),
     "polytrain.workers.context": ("Context", "TrainContext"),
     "polytrain.workers.reported_checkpoints": (
@@ -186,7 +186,7 @@ def __getattr__(name: str) -> Any:
     if name in _DOORS:
         return import_module(f"{__name__}.{name}")
     if name not in _HOME_OF:
-        from polytrain.common.doors import missing
+        from polytrain.ray_names.doors import missing
 
         raise missing(__name__, name)
     value = getattr(import_module(_HOME_OF[name]), name)

@@ -2,6 +2,6 @@
 
 import sys
 
-from polytrain.cli import main
+from polytrain.view.cli import main
 
 sys.exit(main())

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polytrain.common.doors import Door
+from polytrain.ray_names.doors import Door
 
 if TYPE_CHECKING:
-    from polytrain.common.adapted_layers import adapted_digests, unequal_layers
-    from polytrain.common.errors import BadDataError
+    from polytrain.adapted_layers import adapted_digests, unequal_layers
     from polytrain.data.plan.cursor import Cursor, Epoch
     from polytrain.data.plan.position import DataPosition
     from polytrain.data.plan.row_plan import Plan
     from polytrain.data.shards.formats import empty_table, to_format
     from polytrain.data.shards.groups import group_sizes
     from polytrain.data.shards.tensor_shapes import TensorShapes, check_named, check_range
+    from polytrain.errors import BadDataError
     from polytrain.workers.call_counter import Calls
     from polytrain.workers.context import Context
     from polytrain.workers.worker_api import open_cursor, scratch_directory, starting_checkpoint
@@ -46,7 +46,7 @@ __all__ = [
 _DOOR = Door(
     module=__name__,
     homes={
-        "BadDataError": "polytrain.common.errors",
+        "BadDataError": "polytrain.errors",
         "Calls": "polytrain.workers.call_counter",
         "Context": "polytrain.workers.context",
         "Cursor": "polytrain.data.plan.cursor",
@@ -54,7 +54,7 @@ _DOOR = Door(
         "Epoch": "polytrain.data.plan.cursor",
         "Plan": "polytrain.data.plan.row_plan",
         "TensorShapes": "polytrain.data.shards.tensor_shapes",
-        "adapted_digests": "polytrain.common.adapted_layers",
+        "adapted_digests": "polytrain.adapted_layers",
         "check_named": "polytrain.data.shards.tensor_shapes",
         "check_range": "polytrain.data.shards.tensor_shapes",
         "empty_table": "polytrain.data.shards.formats",
@@ -63,7 +63,7 @@ _DOOR = Door(
         "scratch_directory": "polytrain.workers.worker_api",
         "starting_checkpoint": "polytrain.workers.worker_api",
         "to_format": "polytrain.data.shards.formats",
-        "unequal_layers": "polytrain.common.adapted_layers",
+        "unequal_layers": "polytrain.adapted_layers",
     },
 )
 

@@ -8,7 +8,7 @@
     │   └── ContractVersionError      written for another version of the contract
     ├── InvalidJobError               (ValueError) the job can't run; lists every problem
     ├── UnsupportedCapabilityError    the backend doesn't promise this
-    └── …                             `polytrain.common.errors` has those of a run
+    └── …                             `polytrain.errors` has those of a run
 
 All of them survive pickling.
 """

@@ -16,32 +16,32 @@ from polytrain.checkpoint.events import PartStaged, PartStored
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.common.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from polytrain.common.errors import RunOwnedError
-from polytrain.common.events import AgentsPlaced, Done, Exited, Joined, Offered, Reported
-from polytrain.common.placement import NodeAddress, members
-from polytrain.common.validation_config import ValidationConfig
-from polytrain.monitoring.health_events import Stacks, Started
+from polytrain.config.configs import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from polytrain.config.validation_config import ValidationConfig
+from polytrain.errors import RunOwnedError
+from polytrain.events.attempt import AgentsPlaced, Done, Exited, Joined, Offered, Reported
+from polytrain.events.health import Stacks, Started
+from polytrain.output.observers import Observers
+from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.failure import FailurePolicy
+from polytrain.ray_names.callbacks import TrainRunContext, UserCallbacks
+from polytrain.record.journal import Journal
+from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
-from polytrain.run.journal import Journal
-from polytrain.run.ledger import Ledger
 from polytrain.run.publisher import Publisher
 from polytrain.run.remote_requests import RemoteRequests
 from polytrain.run.states import State
 from polytrain.run.stop_requests import StopRequests
-from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
-from polytrain.run.validation_coordinator import ValidationCoordinator
 from polytrain.storage.location import Location
-from polytrain.ui.observers import Observers
-from polytrain.ui.worker_output import WorkerOutput
+from polytrain.validation.coordinator import ValidationCoordinator
+from polytrain.validation.validator import NotValidated, Validated, ValidationTask
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder
-from polytrain.workers.validator import NotValidated, Validated, ValidationTask
+from polytrain.workers.placement import NodeAddress, members
 from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo
 
 BEGAN = 100.0

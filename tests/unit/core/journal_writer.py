@@ -7,12 +7,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from polytrain.common.events import Reported
+from polytrain.events.attempt import Reported
 from polytrain.policy.validation import Validation, ValidationStatus
+from polytrain.record.history import RunHistory, entries, read_history
+from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
-from polytrain.run.history import RunHistory, entries, read_history
-from polytrain.run.journal import JOURNAL, Journal
-from polytrain.run.ledger import Ledger
 from polytrain.storage.location import Location
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from polytrain.checkpoint.events import CheckpointEvent
-from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import (
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import (
     AgentsPlaced,
     Done,
     Event,

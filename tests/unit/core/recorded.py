@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from polytrain.common import strict_json
-from polytrain.page.facts import Facts, Source, facts_of
-from polytrain.page.record import RunRecord
-from polytrain.run.history import read_as
-from polytrain.run.journal_entries import FORMAT
-from polytrain.run.overview import RunState
+from polytrain.record.entries import FORMAT
+from polytrain.record.history import read_as
+from polytrain.record.overview import RunState
+from polytrain.text import strict_json
+from polytrain.view.page.facts import Facts, Source, facts_of
+from polytrain.view.page.record import RunRecord
 
 Line = dict[str, Any]
 

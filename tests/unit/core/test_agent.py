@@ -16,14 +16,14 @@ from tests.unit.core.agent_specs import agent_spec
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.common.events import Exited, Failed
-from polytrain.common.placement import NodeAddress, members
-from polytrain.monitoring.health_events import Stacks, Started, Unkillable
+from polytrain.events.attempt import Exited, Failed
+from polytrain.events.health import Stacks, Started, Unkillable
 from polytrain.workers.agent import Agent, AgentSpec
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.job_memory import JobMemory
 from polytrain.workers.messages import SocketChannel
+from polytrain.workers.placement import NodeAddress, members
 from polytrain.workers.processes.agent_side import Listener
 from polytrain.workers.processes.client import ZygoteSpec
 from polytrain.workers.shard_cache import ShardCache

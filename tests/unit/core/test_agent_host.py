@@ -10,8 +10,8 @@ import psutil
 import pytest
 from tests.unit.core.agent_specs import agent_spec
 
-from polytrain.common.placement import NodeAddress
 from polytrain.workers.agent_host import AgentHost, Mail, Ready
+from polytrain.workers.placement import NodeAddress
 
 HERE = NodeAddress(node_id="node", host="127.0.0.1")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from polytrain.common.errors import FailureKind
-from polytrain.common.events import AgentLost, Event, Failed
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import AgentLost, Event, Failed
 from polytrain.run.background_tasks import BackgroundTask, BackgroundTasks
 
 SECONDS = 30

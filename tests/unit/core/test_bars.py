@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from polytrain.common.bars import BarStates
-from polytrain.ui.lines import LineBuffer
+from polytrain.output.lines import LineBuffer
+from polytrain.text.bars import BarStates
 
 
 def passed(pieces: Sequence[str]) -> str:

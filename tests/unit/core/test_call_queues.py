@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from polytrain.output.call_queues import CallQueue, CallQueues
+from polytrain.output.queued_records import queued_records
 from polytrain.testing.processes import eventually
-from polytrain.ui.call_queues import CallQueue, CallQueues
-from polytrain.ui.queued_records import queued_records
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 
 from polytrain import Checkpoint
 from polytrain.checkpoint.snapshot import Snapshots
-from polytrain.common.errors import CheckpointError
+from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.workers.checkpoint_files import directory_to_delete, files_of
 from polytrain.workers.run_storage import RunStorage

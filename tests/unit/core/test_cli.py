@@ -27,10 +27,10 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
-from polytrain.cli import group, main
-from polytrain.run.journal_entries import FORMAT
+from polytrain.record.entries import FORMAT
 from polytrain.run.lease import leased
 from polytrain.storage.location import Location
+from polytrain.view.cli import group, main
 
 DIES = """
 import os, sys
@@ -450,8 +450,8 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 IMPORTS_OF_HELP = """
 import sys
-from polytrain.cli import main
-from polytrain.cli.group import COMMANDS
+from polytrain.view.cli import main
+from polytrain.view.cli.group import COMMANDS
 
 slow = {"cloudpickle", "importlib.metadata", "numpy", "polytrain_plugins", "pyarrow", "ray"}
 wrong = {command: [command, "--no-such-option"] for command in COMMANDS}
@@ -551,7 +551,7 @@ def test_shells_complete_commands_and_runs(tmp_path: Path) -> None:
             "COMP_WORDS": words,
             "COMP_CWORD": str(len(words.split())),
         }
-        program = "from polytrain.cli import main; main()"
+        program = "from polytrain.view.cli import main; main()"
         return subprocess.run(
             [sys.executable, "-c", program],
             env=environment,

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from polytrain.common.clock import Clock
-from polytrain.run.history import entries, read_history
-from polytrain.run.journal import JOURNAL, Journal
-from polytrain.run.ledger import Ledger
+from polytrain.linux.clock import Clock
+from polytrain.record.history import entries, read_history
+from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.ledger import Ledger
 from polytrain.storage.location import Location
 
 

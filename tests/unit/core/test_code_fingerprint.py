@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from polytrain.run.code_fingerprint import code_fingerprint
+from polytrain.functions.code_fingerprint import code_fingerprint
 
 SCRIPT = """
 import math
@@ -35,7 +35,7 @@ def train(config, rate=0.1):
 def of(script: str) -> str:
     """The fingerprint that a script's function has in a process of its own."""
     code = f"""{script}
-from polytrain.run.code_fingerprint import code_fingerprint
+from polytrain.functions.code_fingerprint import code_fingerprint
 print(code_fingerprint(train))
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from polytrain.policy.stop_rule import Limit, StopRule
+from polytrain.record.history import RunHistory
+from polytrain.record.reports import Reports
 from polytrain.run.conditions import already_met, function_fingerprint, unreported
-from polytrain.run.history import RunHistory
-from polytrain.run.reports import Reports
 from polytrain_plugins import Report, Stopped
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from polytrain import FailureConfig, RunConfig, ScalingConfig, ValidationConfig
-from polytrain.run.configuration import (
+from polytrain.record.configuration import (
     Configuration,
     chosen,
     configuration_in,

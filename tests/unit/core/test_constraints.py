@@ -8,14 +8,14 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from polytrain.common.config import (
+from polytrain.config.configs import (
     CheckpointConfig,
     DataConfig,
     FailureConfig,
     RunConfig,
     ScalingConfig,
 )
-from polytrain.common.constraints import field_problems
+from polytrain.config.constraints import field_problems
 
 CONFIGS = (ScalingConfig(), RunConfig(), FailureConfig(), CheckpointConfig(), DataConfig())
 

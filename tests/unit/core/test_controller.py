@@ -12,9 +12,9 @@ from tests.unit.core.driver import BEGAN, Driver, FakeGroup
 
 from polytrain.checkpoint.events import PartVoid
 from polytrain.checkpoint.manager import CheckpointManager
-from polytrain.common.config import CheckpointConfig, FailureConfig
-from polytrain.common.errors import Failure, FailureKind, RunOwnedError
-from polytrain.common.events import (
+from polytrain.config.configs import CheckpointConfig, FailureConfig
+from polytrain.errors import Failure, FailureKind, RunOwnedError
+from polytrain.events.attempt import (
     AgentLost,
     Done,
     Drained,
@@ -22,10 +22,10 @@ from polytrain.common.events import (
     Failed,
     Joined,
 )
-from polytrain.common.output import Output
-from polytrain.monitoring.health_events import Load, Started
-from polytrain.run.journal import Journal
-from polytrain.ui.observers import Observers
+from polytrain.events.health import Load, Started
+from polytrain.events.output import Output
+from polytrain.output.observers import Observers
+from polytrain.record.journal import Journal
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain_plugins import CheckpointKind, Stopped

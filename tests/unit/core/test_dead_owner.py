@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polytrain.common.errors import RunOwnedError
+from polytrain.errors import RunOwnedError
 from polytrain.run.lease import leased
 from polytrain.storage.local import LocalStorage
 

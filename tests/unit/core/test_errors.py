@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-import polytrain.common.errors
+import polytrain.errors
 import polytrain_plugins.errors
 from polytrain.api.result import Result
-from polytrain.common.errors import (
+from polytrain.backends.reference import Reference
+from polytrain.errors import (
     BadDataError,
     DamagedFileError,
     Failure,
@@ -20,7 +21,6 @@ from polytrain.common.errors import (
     RunFormatError,
     TrainingFailedError,
 )
-from polytrain.testing.reference import Reference
 from polytrain_plugins import InvalidJobError, PolytrainError, Problem
 
 PROBLEMS = (
@@ -47,7 +47,7 @@ ARGUMENTS = {
 def every_error() -> list[type[Exception]]:
     found = {
         cls
-        for module in (polytrain.common.errors, polytrain_plugins.errors)
+        for module in (polytrain.errors, polytrain_plugins.errors)
         for _, cls in inspect.getmembers(module, inspect.isclass)
         if issubclass(cls, Exception)
     }

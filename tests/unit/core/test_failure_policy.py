@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.common.errors import Failure, FailureKind
+from polytrain.errors import Failure, FailureKind
 from polytrain.policy.failure import (
     FailedAttempt,
     FailurePolicy,
@@ -57,9 +57,7 @@ def test_a_bug_that_repeats_itself_is_not_retried() -> None:
 
 
 def test_data_that_are_refused_are_not_tried_again() -> None:
-    root = failure(
-        FailureKind.USER_ERROR, message="polytrain.common.errors.BadDataError: label: no"
-    )
+    root = failure(FailureKind.USER_ERROR, message="polytrain.errors.BadDataError: label: no")
     decision = FailurePolicy(max_failures=-1).decide([attempt_of(root)])
     assert not decision.restart
     assert "the data would be the same" in decision.reason

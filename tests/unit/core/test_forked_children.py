@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from polytrain.common.forked_children import OwnDescriptor
+from polytrain.linux.forked_children import OwnDescriptor
 from polytrain.workers.process_ends import ProcessEnds
 
 

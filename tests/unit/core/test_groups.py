@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polytrain import DataConfig, InvalidJobError, ScalingConfig, Trainer
-from polytrain.common.data_errors import SourceError
+from polytrain.backends.reference import Reference
 from polytrain.data.shards.groups import group_sizes, group_starts
 from polytrain.data.sources.describe import describe
-from polytrain.testing.reference import Reference
+from polytrain.data_errors import SourceError
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=40), words=st.booleans())

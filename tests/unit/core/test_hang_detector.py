@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.play import Play, exited, offered, reported
 
-from polytrain.common.config import FailureConfig
-from polytrain.common.errors import FailureKind
-from polytrain.common.events import Done, Joined
-from polytrain.monitoring.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
-from polytrain.monitoring.health_events import Stacks, Started, Vitals
-from polytrain.monitoring.progress_page import Stage
+from polytrain.config.configs import FailureConfig
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import Done, Joined
+from polytrain.events.health import Stacks, Started, Vitals
+from polytrain.linux.progress_page import Stage
+from polytrain.policy.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
 
 LIMIT = 300.0
 

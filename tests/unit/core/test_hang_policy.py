@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.common.config import FailureConfig
-from polytrain.monitoring.hang_policy import Hung, Suspicious, judge
-from polytrain.monitoring.health_events import Vitals
-from polytrain.monitoring.progress_page import Stage
+from polytrain.config.configs import FailureConfig
+from polytrain.events.health import Vitals
+from polytrain.linux.progress_page import Stage
+from polytrain.policy.hang_policy import Hung, Suspicious, judge
 
 LIMIT = 300.0
 

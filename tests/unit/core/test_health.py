@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.core.play import Play, exited, placed
 
-from polytrain.common.events import Exited, Joined, Offered
+from polytrain.events.attempt import Exited, Joined, Offered
 from polytrain.policy.health import Loss, avoided
 from polytrain.run.actions import AcquireWorkers, Launch
 from polytrain.run.machine import step

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from polytrain.common.errors import RunFormatError
-from polytrain.common.events import Reported
+from polytrain.errors import RunFormatError
+from polytrain.events.attempt import Reported
+from polytrain.record.history import RunHistory, read_history
+from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
-from polytrain.run.history import RunHistory, read_history
-from polytrain.run.journal import JOURNAL, Journal
-from polytrain.run.ledger import Ledger
 from polytrain.run.resume import previous_run
 from polytrain.storage.location import Location
 

@@ -18,12 +18,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from polytrain.common.events import AgentsPlaced, Reported
+from polytrain.events.attempt import AgentsPlaced, Reported
 from polytrain.policy.failure import FailurePolicy
+from polytrain.record.history import RunHistory, read_history
+from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
-from polytrain.run.history import RunHistory, read_history
-from polytrain.run.journal import JOURNAL, Journal
-from polytrain.run.ledger import Ledger
 from polytrain.run.states import State, Training
 from polytrain.run.transition import Transition
 from polytrain.storage.location import Location

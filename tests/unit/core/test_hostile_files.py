@@ -25,43 +25,43 @@ from tests.unit.core.test_prediction_record import RECORD
 import polytrain
 from polytrain import CheckpointConfig, PolytrainError
 from polytrain.api.result import recorded
+from polytrain.backends.reference import Reference
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manifest import FORMAT as MANIFEST_FORMAT
 from polytrain.checkpoint.manifest import differences as file_differences
 from polytrain.checkpoint.manifest import parse_manifest
-from polytrain.cli.found import FoundRun
-from polytrain.cli.job_file import JobFileError, arguments_of, job_of
-from polytrain.cli.run_text import facts as shown_facts
-from polytrain.cli.run_text import run_lines
-from polytrain.common import strict_json
-from polytrain.common.errors import DamagedFileError
-from polytrain.common.return_values import Returned, from_bytes, to_bytes
 from polytrain.data.plan.position import DataPosition, StreamPosition
 from polytrain.data.plan.row_plan import Plan
-from polytrain.page.facts import Source, facts_of
-from polytrain.page.reading import read_facts
-from polytrain.page.record import RunRecord
-from polytrain.page.rendering import page
+from polytrain.errors import DamagedFileError
+from polytrain.functions.return_values import Returned, from_bytes, to_bytes
 from polytrain.policy.retention import ranked
 from polytrain.prediction.record import record_from_json, record_problems
-from polytrain.run.history import RunHistory, entries, read_as
+from polytrain.record.entries import FORMAT
+from polytrain.record.history import RunHistory, entries, read_as
+from polytrain.record.journal import JOURNAL
+from polytrain.record.overview import RunState, attempts
+from polytrain.record.progress import Progress
+from polytrain.record.reports import Reports, encoded
+from polytrain.record.tail import tail_of
 from polytrain.run.identity import content_differences, differences, options_of
-from polytrain.run.journal import JOURNAL
-from polytrain.run.journal_entries import FORMAT
-from polytrain.run.journal_tail import tail_of
 from polytrain.run.lease import holder
-from polytrain.run.overview import RunState, attempts
-from polytrain.run.progress import Progress
 from polytrain.run.remote_requests import NoAnswerError, RemoteRequests, RequestKind, ask
-from polytrain.run.reports import Reports, encoded
-from polytrain.run.tracked_rows import Position, TrackedRows
-from polytrain.run.tracker_lag import lags
-from polytrain.run.tracker_state import TrackerState, kept_state, kept_trackers
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage
-from polytrain.testing.reference import Reference
+from polytrain.text import strict_json
 from polytrain.trackers import CSV, WandB
+from polytrain.trackers.lag import lags
+from polytrain.trackers.rows import Position, TrackedRows
+from polytrain.trackers.state import TrackerState, kept_state, kept_trackers
 from polytrain.trackers.tracker import numbers
+from polytrain.view.cli.found import FoundRun
+from polytrain.view.cli.job_file import JobFileError, arguments_of, job_of
+from polytrain.view.cli.run_text import facts as shown_facts
+from polytrain.view.cli.run_text import run_lines
+from polytrain.view.page.facts import Source, facts_of
+from polytrain.view.page.reading import read_facts
+from polytrain.view.page.record import RunRecord
+from polytrain.view.page.rendering import page
 
 HOSTILE = {
     "a link": '"requests"',
@@ -550,7 +550,7 @@ class Armed:
 
 @pytest.mark.parametrize("kind", ["plain", "pickled", "lost", "other", "", None, 1, [], {}, b"x"])
 def test_return_values_of_any_kind_are_not_unpickled(kind: Any) -> None:
-    from polytrain.common.pickler import dumps
+    from polytrain.functions.pickler import dumps
 
     data = msgpack.packb([[kind, dumps(Armed()), "why"]])
     with contextlib.suppress(ValueError, PolytrainError):

@@ -14,15 +14,15 @@ import pytest
 from tests.unit.core.recorded import RUN, Line, journal, opened
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, Manifest, StoredFile
-from polytrain.cli import main
-from polytrain.cli.found import _run_names
-from polytrain.common.output import Output
+from polytrain.events.output import Output
+from polytrain.output.echo import echo, output_line
+from polytrain.output.line_layout import printable
+from polytrain.output.worker_output import WorkerOutput
 from polytrain.run.lease import leased
 from polytrain.run.remote_requests import RemoteRequests
 from polytrain.storage.location import Location
-from polytrain.ui.echo import echo, output_line
-from polytrain.ui.line_layout import printable
-from polytrain.ui.worker_output import WorkerOutput
+from polytrain.view.cli import main
+from polytrain.view.cli.found import _run_names
 from polytrain_plugins import Stopped
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\u202e\x9b31m\ntwice"

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from polytrain import DataConfig
+from polytrain.backends.reference import Reference
 from polytrain.run.identity import content_differences, differences, identity_of, options_of
-from polytrain.testing.reference import Reference
 from polytrain_plugins import Backend, Problem
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from polytrain import DataConfig, FailureConfig, RunConfig, ScalingConfig
-from polytrain.cli.job_file import JobFileError, arguments_of, job_of
+from polytrain.view.cli.job_file import JobFileError, arguments_of, job_of
 
 JOB = """
 backend = "lightgbm"

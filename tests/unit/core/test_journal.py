@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import AgentsPlaced, Event, Exited, Failed, Joined, Offered, Reported
-from polytrain.common.placement import NodeAddress, members
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Joined, Offered, Reported
 from polytrain.policy.failure import FailurePolicy
+from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
-from polytrain.run.journal import JOURNAL, Journal
-from polytrain.run.ledger import Ledger
 from polytrain.run.machine import begin, step
 from polytrain.run.states import State
 from polytrain.run.transition import Transition
 from polytrain.storage.location import Location
+from polytrain.workers.placement import NodeAddress, members
 from polytrain_plugins import Offer
 
 

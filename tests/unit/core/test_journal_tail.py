@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.core.journal_writer import JournalWriter
 from tests.unit.core.recorded import RUN, Line, opened
 
-from polytrain.run.journal_tail import tail_of
+from polytrain.record.tail import tail_of
 
 
 @given(st.lists(st.integers(0, len(RUN)), max_size=6))

@@ -9,8 +9,8 @@ import pytest
 
 from polytrain import ScalingConfig
 from polytrain.api.cluster_validation import cluster_problems, label_problems
-from polytrain.common.config import RunConfig
-from polytrain.common.config_checks import config_problems
+from polytrain.config.checks import config_problems
+from polytrain.config.configs import RunConfig
 from polytrain.policy.labels import NODE_ID, allowed, meets, without
 
 NODES = {

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import AgentsPlaced, Done, Exited, Failed, Offered, PlacementFailed
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import AgentsPlaced, Done, Exited, Failed, Offered, PlacementFailed
 from polytrain.policy.failure import FailurePolicy
-from polytrain.run.history import read_history
-from polytrain.run.journal import JOURNAL, Journal
-from polytrain.run.ledger import Ledger
+from polytrain.record.history import read_history
+from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.ledger import Ledger
+from polytrain.record.timeline import Timeline
 from polytrain.run.machine import begin, step
 from polytrain.run.states import State
-from polytrain.run.timeline import Timeline
 from polytrain.storage.location import Location
 from polytrain_plugins import Offer
 

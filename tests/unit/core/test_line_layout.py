@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wcwidth import wcswidth
 
-from polytrain.ui.line_layout import Part, columns, cut, fitted, printable
+from polytrain.output.line_layout import Part, columns, cut, fitted, printable
 
 
 @pytest.mark.parametrize(

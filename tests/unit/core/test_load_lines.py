@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.unit.core.test_clock import Machine
 
+from polytrain.record.history import entries
+from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.ledger import Ledger
+from polytrain.record.rank_overview import ranks_of
 from polytrain.run.actions import Conclude
-from polytrain.run.history import entries
-from polytrain.run.journal import JOURNAL, Journal
-from polytrain.run.ledger import Ledger
-from polytrain.run.rank_overview import ranks_of
 from polytrain.storage.location import Location
 
 HOURS, WINDOW_S = 6, 30

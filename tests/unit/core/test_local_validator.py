@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.common.output import Output
-from polytrain.common.pickler import dumps
+from polytrain.events.output import Output
+from polytrain.functions.pickler import dumps
 from polytrain.testing.processes import eventually
-from polytrain.workers import local_validator
-from polytrain.workers.local_validator import LocalValidator, ValidationProcessSpec
+from polytrain.validation import local_validator
+from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
+from polytrain.validation.validator import NotValidated, Validated, ValidationTask
 from polytrain.workers.processes import client
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
-from polytrain.workers.validator import NotValidated, Validated, ValidationTask
 
 OF_A_ZYGOTE = "polytrain.workers.processes.zygote"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polytrain.common.control_groups import ControlGroups
+from polytrain.linux.control_groups import ControlGroups
 from polytrain.workers.machine_resources import machine_resources
 from polytrain_plugins import InvalidJobError
 

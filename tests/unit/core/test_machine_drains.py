@@ -8,8 +8,8 @@ import pytest
 from tests.unit.core.play import Play, exited, offered, placed, raised, reported, storage_failure
 
 from polytrain.checkpoint.events import PartStaged
-from polytrain.common.errors import FailureKind
-from polytrain.common.events import (
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import (
     AgentLost,
     AgentsPlaced,
     ConditionMet,

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import (
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import (
     AgentLost,
     AgentsPlaced,
     Done,

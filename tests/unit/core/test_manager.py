@@ -16,7 +16,7 @@ from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, directory_name
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.common.config import CheckpointConfig
+from polytrain.config.configs import CheckpointConfig
 from polytrain.storage.location import Location
 from polytrain_plugins import CheckpointInfo, CheckpointKind
 

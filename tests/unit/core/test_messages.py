@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from polytrain.checkpoint.events import PartStaged
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.common.errors import FailureKind
-from polytrain.common.events import Done, Drained, Event, Failed, Joined, Offered, Reported
-from polytrain.common.placement import NodeAddress, members
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import Done, Drained, Event, Failed, Joined, Offered, Reported
 from polytrain.workers.messages import (
     FrameBuffer,
     Message,
@@ -35,6 +34,7 @@ from polytrain.workers.messages import (
     to_part,
     world_from,
 )
+from polytrain.workers.placement import NodeAddress, members
 from polytrain.workers.report_ring import Ring
 from polytrain_plugins import Offer
 

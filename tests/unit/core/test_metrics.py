@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import polytrain
-from polytrain.common.errors import NotInWorkerError
+from polytrain.errors import NotInWorkerError
 from polytrain.workers.messages import FrameBuffer, pack
 from polytrain.workers.metrics import plain_metrics
 

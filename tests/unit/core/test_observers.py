@@ -9,8 +9,8 @@ from typing import Any
 import pluggy
 import pytest
 
-from polytrain.ui.call_queues import CallQueues
-from polytrain.ui.observers import Observers
+from polytrain.output.call_queues import CallQueues
+from polytrain.output.observers import Observers
 from polytrain_plugins import Attempt, CheckpointInfo, Outcome, Report, RunInfo, hookimpl
 
 RUN = RunInfo(name="run", backend="reference", num_workers=2, path="/runs/run")
@@ -165,7 +165,7 @@ def test_nobody_waits_for_an_observer_except_before_processes_start() -> None:
 def test_an_observer_that_takes_too_long_is_named(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("polytrain.ui.observers.END_WITHIN_S", 0.05)
+    monkeypatch.setattr("polytrain.output.observers.END_WITHIN_S", 0.05)
     slow, quick = Slow(), Diary()
     with CallQueues() as queues:
         observers = Observers([slow, quick], queues=queues)

@@ -11,8 +11,8 @@ from typing import Literal
 
 import pytest
 
-from polytrain.common.output import Output
-from polytrain.ui.worker_output import WorkerOutput
+from polytrain.events.output import Output
+from polytrain.output.worker_output import WorkerOutput
 
 Captured = pytest.CaptureFixture[str]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polytrain.run.overview import RunState, attempts, run_state
+from polytrain.record.overview import RunState, attempts, run_state
 
 
 @pytest.mark.parametrize(

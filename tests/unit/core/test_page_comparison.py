@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.unit.core.recorded import RUN, Line, journal, told
 
-from polytrain.cli import main
-from polytrain.page.comparison import Difference, comparison, overlays_of
+from polytrain.view.cli import main
+from polytrain.view.page.comparison import Difference, comparison, overlays_of
 
 
 def with_option(value: object) -> list[Line]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.page.curves import MOST_CURVES, MOST_UNDONE, Metric, decimated, metrics_of
-from polytrain.run.reports import Reports
+from polytrain.record.reports import Reports
+from polytrain.view.page.curves import MOST_CURVES, MOST_UNDONE, Metric, decimated, metrics_of
 
 FLOATS = st.floats(width=32)
 

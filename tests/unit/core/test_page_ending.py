@@ -19,8 +19,8 @@ from polytrain import (
     TrainingFailedError,
     make_trainer,
 )
-from polytrain.page.ending import MOST_REPORTS, NAME, WRITTEN_AFTER_S, write_at_end
 from polytrain.storage.location import Location
+from polytrain.view.page.ending import MOST_REPORTS, NAME, WRITTEN_AFTER_S, write_at_end
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from tests.unit.core.recorded import RUN, SETTINGS, attempt, journal, line, opened, told
 
-from polytrain.page.facts import Facts
-from polytrain.page.failures import folded, ranges
-from polytrain.page.marks import MarkKind
-from polytrain.page.timeline_chart import chart_of, coarse, drawn_marks
-from polytrain.page.verdict import duration, verdict
-from polytrain.run.history import read_history
-from polytrain.run.overview import RunState
-from polytrain.run.timeline import Span
+from polytrain.record.history import read_history
+from polytrain.record.overview import RunState
+from polytrain.record.timeline import Span
+from polytrain.view.page.facts import Facts
+from polytrain.view.page.failures import folded, ranges
+from polytrain.view.page.marks import MarkKind
+from polytrain.view.page.timeline_chart import chart_of, coarse, drawn_marks
+from polytrain.view.page.verdict import duration, verdict
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,13 @@ import pytest
 
 import polytrain
 from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, make_trainer
-from polytrain.cli import main
-from polytrain.common.errors import TrainingFailedError
-from polytrain.page.facts import Facts, Source, facts_of
-from polytrain.page.record import RunRecord
-from polytrain.page.rendering import page
-from polytrain.run.overview import RunState
-from polytrain.run.reports import Reports, encoded
+from polytrain.errors import TrainingFailedError
+from polytrain.record.overview import RunState
+from polytrain.record.reports import Reports, encoded
+from polytrain.view.cli import main
+from polytrain.view.page.facts import Facts, Source, facts_of
+from polytrain.view.page.record import RunRecord
+from polytrain.view.page.rendering import page
 
 HOSTILE = """</script><script>alert("1")</script>'"&amp;/\u2028<!--"""
 
@@ -226,7 +226,7 @@ def test_five_hundred_restarts() -> None:
 
 
 def test_what_is_vendored_is_as_published() -> None:
-    vendored = files("polytrain.page").joinpath("assets", "vendor")
+    vendored = files("polytrain.view.page").joinpath("assets", "vendor")
     found = {
         file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in vendored.iterdir()
     }

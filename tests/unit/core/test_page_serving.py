@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 from tests.unit.core.recorded import RUN, journal
 
-from polytrain.cli import main
-from polytrain.page.serving import PageServer, served
 from polytrain.run.lease import leased
 from polytrain.storage.location import Location
+from polytrain.view.cli import main
+from polytrain.view.page.serving import PageServer, served
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.core.recorded import RUN, told
 
-from polytrain.page.chrome_trace import trace_of
+from polytrain.view.page.chrome_trace import trace_of
 
 
 @pytest.fixture(scope="module")

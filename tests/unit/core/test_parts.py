@@ -9,7 +9,7 @@ import pytest
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.staging import Stagings
-from polytrain.common.errors import FailureKind
+from polytrain.errors import FailureKind
 
 
 def part(staged: Path | str) -> StagedPart:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from polytrain.common.pickler import dumps
-from polytrain.common.return_values import encoded
-from polytrain.workers.pickling import code_of_job, pickled_error, pickled_with
+from polytrain.functions.pickler import dumps
+from polytrain.functions.pickling import code_of_job, pickled_error, pickled_with
+from polytrain.functions.return_values import encoded
 
 
 @pytest.mark.parametrize("function", [dict, len, OrderedDict])
@@ -27,7 +27,7 @@ def test_what_every_python_has_travels_by_name(function: Any) -> None:
 
 BACKEND = """
 from dataclasses import dataclass
-from polytrain.testing.reference import Reference
+from polytrain.backends.reference import Reference
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Reference):

@@ -7,7 +7,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.common.placement import NodeAddress, members, rank_order
+from polytrain.workers.placement import NodeAddress, members, rank_order
 
 
 def place(node: str) -> NodeAddress:

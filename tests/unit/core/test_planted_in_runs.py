@@ -20,9 +20,9 @@ from polytrain import (
     Trainer,
     make_trainer,
 )
-from polytrain.cli import main
 from polytrain.run.lease import leased
 from polytrain.storage.location import Location
+from polytrain.view.cli import main
 
 SECRET = "nobody else's\n"
 
@@ -168,7 +168,7 @@ def test_a_log_that_is_a_link_is_not_printed(
 
 
 def test_a_page_takes_the_place_of_a_link(run: Path, home: Path) -> None:
-    from polytrain.page.ending import NAME, write_at_end
+    from polytrain.view.page.ending import NAME, write_at_end
 
     (run / NAME).symlink_to(home / "secret")
     write_at_end(Location.of(run), wall_s=100, reports=2)

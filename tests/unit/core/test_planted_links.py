@@ -16,7 +16,8 @@ from tests.unit.core.checkpoints import commit, stage, store_in
 from polytrain.checkpoint.manifest import MANIFEST_NAME, AttemptId, directory_name
 from polytrain.checkpoint.snapshot import Snapshots
 from polytrain.checkpoint.staging import Stagings
-from polytrain.common.errors import CheckpointError
+from polytrain.errors import CheckpointError
+from polytrain.output.rank_log import RankLog
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.run.lease import leased
 from polytrain.run.remote_requests import RemoteRequests, RequestKind, ask
@@ -27,7 +28,6 @@ from polytrain.trackers.csv_file import CSV
 from polytrain.trackers.json_lines import JSONLines
 from polytrain.trackers.tensorboard import EventFiles
 from polytrain.trackers.tracker import Row, TrackedRun
-from polytrain.ui.rank_log import RankLog
 
 SECRET = "nobody else's\n"
 
@@ -182,7 +182,7 @@ def test_a_file_that_has_a_name_elsewhere_is_not_appended_to(
     storage: LocalStorage, run: Path, home: Path
 ) -> None:
     (run / "journal").hardlink_to(home / "secret")
-    with pytest.raises(PermissionError, match=r"run/journal.*hard link.*copy"):
+    with pytest.raises(PermissionError, match=r"record/journal.*hard link.*copy"):
         storage.open_log("journal", series="1")
 
 

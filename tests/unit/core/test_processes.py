@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-from polytrain.common.processes import is_running, resident_bytes
+from polytrain.linux.processes import is_running, resident_bytes
 
 CHILD = """
 import os, resource, sys

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from polytrain.run.ledger import Ledger
-from polytrain.run.progress import Progress, Stage
-from polytrain.run.progress_json import ended_line, event_line, progress_line, started_line
-from polytrain.run.progress_text import (
+from polytrain.output.line_layout import columns
+from polytrain.record.ledger import Ledger
+from polytrain.record.progress import Progress, Stage
+from polytrain.view.progress.as_json import ended_line, event_line, progress_line, started_line
+from polytrain.view.progress.text import (
     ASCII,
     UNICODE,
     duration,
@@ -23,7 +24,6 @@ from polytrain.run.progress_text import (
     started,
     state_lines,
 )
-from polytrain.ui.line_layout import columns
 from polytrain_plugins import RunInfo
 
 RUN = RunInfo(name="higgs", backend="xgboost", num_workers=2, path="/runs/higgs", cluster="here")

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from polytrain.run.ledger import Ledger
-from polytrain.run.progress_display import shown_progress
+from polytrain.record.ledger import Ledger
+from polytrain.view.progress.display import shown_progress
 from polytrain_plugins import RunInfo
 
 RUN = RunInfo(name="größe", backend="reference", num_workers=2, path="/runs/r", cluster="here")

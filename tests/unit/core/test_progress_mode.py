@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from polytrain.run.progress_display import mode_of
+from polytrain.view.progress.display import mode_of
 
 
 @pytest.fixture

@@ -10,18 +10,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from polytrain.backends.reference import Reference
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.common.processes import cpu_seconds, is_stopped
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.streams.stream import PartSource, StreamShard, StreamSpec
-from polytrain.monitoring import progress_page
-from polytrain.monitoring.progress_page import Page, Stage
+from polytrain.linux import progress_page
+from polytrain.linux.processes import cpu_seconds, is_stopped
+from polytrain.linux.progress_page import Page, Stage
 from polytrain.storage.location import Location
 from polytrain.testing.processes import eventually
-from polytrain.testing.reference import Reference
 from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.job import LaunchOrder, WorkerJob
@@ -47,7 +47,7 @@ ORDER = LaunchOrder(
 
 WRITER = """
 import sys
-from polytrain.monitoring import progress_page
+from polytrain.linux import progress_page
 
 progress_page.write_to(int(sys.argv[1]))
 progress_page.enter(progress_page.Stage.TRAINING)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.monitoring.health_events import Vitals
-from polytrain.monitoring.progress_page import Stage
-from polytrain.monitoring.progress_probe import Condition, ProgressProbe
+from polytrain.events.health import Vitals
+from polytrain.linux.progress_page import Stage
+from polytrain.observe.progress_probe import Condition, ProgressProbe
 
 LIMIT = 100.0
 

@@ -13,9 +13,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.common.data_errors import SourceError, TransformError
 from polytrain.data.shards.reader import RowsShard
 from polytrain.data.sources.random_transforms import wants_generator
+from polytrain.data_errors import SourceError, TransformError
 from polytrain.testing.shards import shard_of
 
 ROWS = 40

@@ -22,7 +22,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from polytrain import DataConfig, RunConfig, ScalingConfig
-from polytrain.common.config_checks import config_problems
+from polytrain.config.checks import config_problems
 from polytrain.data.checks import tell_excess
 from polytrain.data.shards.assignment import RunDataset, holding
 from polytrain.data.shards.groups import group_starts

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polytrain.monitoring.health_events import Stacks
+from polytrain.events.health import Stacks
 from polytrain.run.remote_requests import NoAnswerError, RemoteRequests, RequestKind, ask
 from polytrain.run.stacks_inquiries import StacksInquiries
 from polytrain.storage.location import Location

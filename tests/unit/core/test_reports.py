@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polytrain.common import strict_json
-from polytrain.run.ledger import Ledger
-from polytrain.run.reports import Reports
+from polytrain.record.ledger import Ledger
+from polytrain.record.reports import Reports
+from polytrain.text import strict_json
 
 VALUES = st.one_of(
     st.floats(allow_nan=False),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.common.config import CheckpointConfig
+from polytrain.config.configs import CheckpointConfig
 from polytrain.policy.retention import expendable, missing_score, ranked
 
 Order = Literal["max", "min"]

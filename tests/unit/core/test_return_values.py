@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.common.errors import ReturnValueError
-from polytrain.common.return_values import Returned, encoded, from_bytes, to_bytes
+from polytrain.errors import ReturnValueError
+from polytrain.functions.return_values import Returned, encoded, from_bytes, to_bytes
 
 MIB = 1 << 20
 

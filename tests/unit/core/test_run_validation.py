@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from tests.unit.core.driver import Driver
 
-from polytrain.common.config import CheckpointConfig
-from polytrain.common.errors import FailureKind, RunOwnedError
-from polytrain.common.validation_config import ValidationConfig, ValidationTaskConfig
+from polytrain.config.configs import CheckpointConfig
+from polytrain.config.validation_config import ValidationConfig, ValidationTaskConfig
+from polytrain.errors import FailureKind, RunOwnedError
+from polytrain.output.observers import Observers
 from polytrain.policy.validation import Validation, Validations, ValidationStatus
-from polytrain.run.history import read_history
-from polytrain.ui.observers import Observers
+from polytrain.record.history import read_history
+from polytrain.validation.validator import NotValidated, Validated, ValidationTask
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
-from polytrain.workers.validator import NotValidated, Validated, ValidationTask
 from polytrain_plugins import CheckpointInfo, Stopped, hookimpl
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from polytrain.common.runtime_env import runtime_env_of_validations
+from polytrain.config.runtime_env import runtime_env_of_validations
 
 MERGED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "nothing": (None, None, {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polytrain.common.runtime_env import cause_of
+from polytrain.config.runtime_env import cause_of
 
 NO_FILE = """Could not create the actor because its associated runtime env failed to be created.
 [Node 192.0.2.2] Traceback (most recent call last):

@@ -12,15 +12,15 @@ import pytest
 
 import polytrain
 from polytrain import InvalidJobError, RunConfig, ScalingConfig, ValidationConfig, make_trainer
-from polytrain.cli import main
-from polytrain.common.runtime_env import runtime_env_problems
-from polytrain.common.validation_config import ValidationTaskConfig, validation_of_report
-from polytrain.run.configuration import options_of
+from polytrain.config.runtime_env import runtime_env_problems
+from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
+from polytrain.record.configuration import options_of
+from polytrain.record.secrecy import digests, shown, without_secrets
 from polytrain.run.identity import salt_of
-from polytrain.run.secrecy import digests, shown, without_secrets
-from polytrain.run.tracker_delivery import TrackedFacts
 from polytrain.storage.location import Location
 from polytrain.trackers import MLflow
+from polytrain.trackers.delivery import TrackedFacts
+from polytrain.view.cli import main
 
 KEY = "hunter-the-2nd"
 OTHER = "another-hunter"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from polytrain import trackers
-from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
-from polytrain.common.secret_names import is_secret
-from polytrain.common.validation_config import ValidationConfig, ValidationTaskConfig
+from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
+from polytrain.config.validation_config import ValidationConfig, ValidationTaskConfig
+from polytrain.text.secret_names import is_secret
 from polytrain_plugins import backend_names, load_backend
 
 

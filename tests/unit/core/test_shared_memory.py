@@ -12,7 +12,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from polytrain.common.data_errors import ReadError
 from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.shards.shared_memory import (
     from_shared_memory,
@@ -20,6 +19,7 @@ from polytrain.data.shards.shared_memory import (
     to_shared_memory,
 )
 from polytrain.data.sources.arrays import tensors_of
+from polytrain.data_errors import ReadError
 
 ROWS = 11
 TABLE = pa.table(

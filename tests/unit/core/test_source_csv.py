@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.csv as pacsv
 import pytest
 
-from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.sources import csv_files
 from polytrain.data.sources.csv_files import CsvPiece
 from polytrain.data.sources.describe import describe
 from polytrain.data.sources.file_version import FileVersion
+from polytrain.data_errors import ReadError, SourceError
 
 
 @pytest.fixture(autouse=True)

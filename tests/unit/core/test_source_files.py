@@ -14,12 +14,12 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.sources import parquet_files
 from polytrain.data.sources.describe import Source, describe
 from polytrain.data.sources.expansion import expand
 from polytrain.data.sources.file_version import FileVersion
 from polytrain.data.sources.parquet_files import RowGroupPiece
+from polytrain.data_errors import ReadError, SourceError
 
 
 def read(source: Source) -> dict[str, list[Any]]:

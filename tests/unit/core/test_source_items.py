@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.shards.formats import column_to_numpy
 from polytrain.data.sources.describe import describe
 from polytrain.data.sources.indexed import IndexedPiece
+from polytrain.data_errors import ReadError, SourceError
 
 
 @dataclass

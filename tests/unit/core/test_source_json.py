@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.common.data_errors import ReadError, SourceError
 from polytrain.data.sources import dicts, json_files
 from polytrain.data.sources.describe import Source, describe
+from polytrain.data_errors import ReadError, SourceError
 from polytrain.testing.shards import shard_of
 
 TENSOR = pa.fixed_shape_tensor(pa.int64(), (2,))

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from polytrain.common.data_errors import SourceError
+from polytrain.data_errors import SourceError
 from polytrain.testing.shards import shard_of
 
 DAY = datetime.date(2024, 1, 1)

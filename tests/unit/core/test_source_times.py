@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.times import in_unit_of_arrow
+from polytrain.data_errors import SourceError
 from polytrain.testing.shards import shard_of
 
 KEPT = ["D", "s", "ms", "us", "ns"]

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from polytrain.common.processes import is_stopped
-from polytrain.monitoring.progress_page import Page
-from polytrain.monitoring.stacks import stacks_of
+from polytrain.linux.processes import is_stopped
+from polytrain.linux.progress_page import Page
+from polytrain.observe.stacks import stacks_of
 from polytrain.testing.processes import eventually
 
 WAITING = """
 import sys, threading
-from polytrain.monitoring.stacks import be_readable
+from polytrain.observe.stacks import be_readable
 
 def waits_for_ever():
     print("waiting", flush=True)

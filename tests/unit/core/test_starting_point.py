@@ -12,7 +12,7 @@ from tests.unit.core.checkpoints import manifest
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manifest import MANIFEST_NAME, StoredFile
 from polytrain.checkpoint.starting_point import StartingPoint, brought_near, starting_point
-from polytrain.common.errors import CheckpointError
+from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 
 HOSTILE = ("../escaped", "inner/../../escaped", "../../../../escaped", "..", "./model", "nul\0")

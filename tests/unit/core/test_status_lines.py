@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pyte
 import pytest
 
-from polytrain.ui.status_lines import StatusLines, can_stay
+from polytrain.view.progress.status_lines import StatusLines, can_stay
 
 
 class Screen:

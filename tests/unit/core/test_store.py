@@ -31,7 +31,7 @@ from polytrain.checkpoint.manifest import (
     parse_manifest,
 )
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.common.errors import CheckpointError
+from polytrain.errors import CheckpointError
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.location import Location
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.monitoring.health_events import Load
-from polytrain.monitoring.straggler_detector import StragglerDetector
-from polytrain.monitoring.straggler_policy import stragglers
+from polytrain.events.health import Load
+from polytrain.policy.straggler_detector import StragglerDetector
+from polytrain.policy.straggler_policy import stragglers
 
 SHARE = st.floats(0, 1)
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.common.data_errors import StreamLostError
-from polytrain.common.errors import BadDataError
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.stream_partitioner import BlockRows, Round, Segment, StreamPartitioner
 from polytrain.data.streams.stream import PartSource, StreamShard, StreamSpec
+from polytrain.data_errors import StreamLostError
+from polytrain.errors import BadDataError
 
 SCHEMA = pa.schema([("id", pa.int64())])
 

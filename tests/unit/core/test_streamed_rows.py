@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from polytrain.common.data_errors import ReadError
 from polytrain.data.sources.streamed_rows import cut
+from polytrain.data_errors import ReadError
 
 
 def parts() -> list[pa.Table]:

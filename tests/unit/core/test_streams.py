@@ -11,9 +11,9 @@ from typing import TextIO
 import pytest
 from tests.unit.core.test_call_queues import held
 
+from polytrain.output.call_queues import KEPT, CallQueues
+from polytrain.output.streams import write_text
 from polytrain.testing.processes import eventually
-from polytrain.ui.call_queues import KEPT, CallQueues
-from polytrain.ui.streams import write_text
 
 
 @pytest.fixture

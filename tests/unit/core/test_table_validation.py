@@ -14,7 +14,7 @@ from tests.unit.core.stumps import Stumps
 from polytrain.boosting.numbers import floats, plainly_typed
 from polytrain.boosting.table_rules import Labels, Rule, finite, required, weights
 from polytrain.boosting.table_validation import is_constant, refuse, validated
-from polytrain.common.errors import BadDataError
+from polytrain.errors import BadDataError
 
 NAN, INF = float("nan"), float("inf")
 

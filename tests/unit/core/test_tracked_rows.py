@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.core.journal_writer import JournalWriter
 
-from polytrain.run.tracked_rows import Position, TrackedRows
+from polytrain.trackers.rows import Position, TrackedRows
 from polytrain.trackers.tracker import Row, flat
 
 EVENTS = st.lists(

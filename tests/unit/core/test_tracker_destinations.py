@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.unit.core.journal_writer import JournalWriter
 
-from polytrain.cli.sync import command
-from polytrain.run.tracker_state import TrackerState
 from polytrain.storage.location import Location
 from polytrain.trackers import CSV, MLflow, TensorBoard, WandB
 from polytrain.trackers.destinations import Destination, chosen, sync_command
+from polytrain.trackers.state import TrackerState
 from polytrain.trackers.tracker import Tracker
+from polytrain.view.cli.sync import command
 
 SERVER = "http://mlflow.invalid:5000"
 

@@ -18,15 +18,15 @@ from click.testing import CliRunner
 from tests.unit.core.journal_writer import JournalWriter
 
 from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
-from polytrain.cli.show import command as show
-from polytrain.cli.sync import command
-from polytrain.run.tracker_delivery import TrackedFacts, send_missing
-from polytrain.run.tracker_state import TrackerState
-from polytrain.run.tracking import Tracking
 from polytrain.storage.location import Location
 from polytrain.trackers import CSV, JSONLines, MLflow, TensorBoard
+from polytrain.trackers.delivery import TrackedFacts, send_missing
+from polytrain.trackers.state import TrackerState
 from polytrain.trackers.text_file import FileTracker
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, flat
+from polytrain.trackers.tracking import Tracking
+from polytrain.view.cli.show import command as show
+from polytrain.view.cli.sync import command
 
 HOSTILE = {"a/b": 1.5, 'q"uote,': 2, "<script>": 0.25, "new\nline": 7, "step": 9, "": 3.0, "ü": -1}
 
@@ -239,7 +239,7 @@ def test_a_tracker_that_hangs_blocks_nothing(
         entered.set()
         released.wait(60)
 
-    monkeypatch.setattr("polytrain.run.tracking._END_WITHIN_S", end_within_s)
+    monkeypatch.setattr("polytrain.trackers.tracking._END_WITHIN_S", end_within_s)
     tracker = Memory(hook=hang)
     try:
         began = time.monotonic()
@@ -271,7 +271,7 @@ def test_a_driver_that_has_lost_the_run_sends_nothing(
 def test_more_than_the_queue_holds_is_sent_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polytrain.run.tracking._QUEUED", 3)
+    monkeypatch.setattr("polytrain.trackers.tracking._QUEUED", 3)
     tracker = Memory()
     with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
         writer = write_run(tmp_path, tracking, ("report",) * 50)
@@ -281,8 +281,8 @@ def test_more_than_the_queue_holds_is_sent_at_the_end(
 def test_a_tracker_that_comes_back_catches_up_while_the_run_lasts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("polytrain.run.tracking._SEND_EVERY_S", 0.001)
-    monkeypatch.setattr("polytrain.run.tracking._RETRY_AFTER_AT_MOST_S", 0.001)
+    monkeypatch.setattr("polytrain.trackers.tracking._SEND_EVERY_S", 0.001)
+    monkeypatch.setattr("polytrain.trackers.tracking._RETRY_AFTER_AT_MOST_S", 0.001)
     is_back, was_asked = threading.Event(), threading.Event()
 
     def unreachable() -> None:
@@ -317,9 +317,9 @@ def test_a_tracker_that_comes_back_catches_up_while_the_run_lasts(
 def test_a_tracker_that_is_slow_gets_every_step_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: int
 ) -> None:
-    monkeypatch.setattr("polytrain.run.tracking._SEND_EVERY_S", 0.001)
-    monkeypatch.setattr("polytrain.run.tracking._RETRY_AFTER_AT_MOST_S", 0.001)
-    monkeypatch.setattr("polytrain.run.tracking._QUEUED", lasting)
+    monkeypatch.setattr("polytrain.trackers.tracking._SEND_EVERY_S", 0.001)
+    monkeypatch.setattr("polytrain.trackers.tracking._RETRY_AFTER_AT_MOST_S", 0.001)
+    monkeypatch.setattr("polytrain.trackers.tracking._QUEUED", lasting)
     tracker = Memory()
     for driver in (1, 2):
         facts = replace(facts_of(tmp_path), since=1)

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.unreadable import refuse_unreadable
+from polytrain.data_errors import SourceError
 from polytrain.testing.shards import shard_of
 
 PERIODS = pd.DataFrame({"bad": pd.period_range("2020-01", periods=3, freq="M"), "x": [1, 2, 3]})

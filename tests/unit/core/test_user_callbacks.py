@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.common.config import RunConfig, ScalingConfig
-from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import Reported
-from polytrain.run.user_callbacks import (
+from polytrain.config.configs import RunConfig, ScalingConfig
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import Reported
+from polytrain.ray_names.callbacks import (
     TrainRunContext,
     UserCallback,
     UserCallbacks,

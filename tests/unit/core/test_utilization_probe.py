@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polytrain.common.processes import busy_seconds, is_held
-from polytrain.monitoring.health_events import Load
-from polytrain.monitoring.utilization_probe import UtilizationProbe
+from polytrain.events.health import Load
+from polytrain.linux.processes import busy_seconds, is_held
+from polytrain.observe.utilization_probe import UtilizationProbe
 from polytrain.testing.processes import eventually
 
 # How busy a process is, is what they measure.

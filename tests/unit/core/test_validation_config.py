@@ -16,7 +16,7 @@ from polytrain import (
     make_trainer,
 )
 from polytrain.api.cluster_validation import cluster_problems
-from polytrain.common.constraints import field_problems
+from polytrain.config.constraints import field_problems
 
 DATA = {"x": [1.0, 2.0], "label": [1.0, 2.0]}
 

@@ -19,8 +19,8 @@ from polytrain import (
     make_trainer,
 )
 from polytrain.api.checkpoint_validation import inline_problems, validation_problems
-from polytrain.common.config import RunConfig
-from polytrain.common.validation_config import task_of, validation_of_report
+from polytrain.config.configs import RunConfig
+from polytrain.config.validation_config import task_of, validation_of_report
 from polytrain.policy.cluster import AvailableClusters, choose_cluster, local_problems
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from polytrain.common.processes import peer_of
+from polytrain.linux.processes import peer_of
 from polytrain.testing.processes import eventually
 from polytrain.workers.processes import cache
 from polytrain.workers.processes.cache import keep, let_go, warm_zygote

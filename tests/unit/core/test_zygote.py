@@ -23,8 +23,8 @@ import psutil
 import pytest
 
 from polytrain import InvalidJobError, ScalingConfig, make_trainer
-from polytrain.common.processes import describe_exit
-from polytrain.monitoring.progress_page import Page
+from polytrain.linux.processes import describe_exit
+from polytrain.linux.progress_page import Page
 from polytrain.testing.processes import eventually
 from polytrain.workers.messages import SocketChannel, pack
 from polytrain.workers.processes import agent_side, zygote

@@ -20,7 +20,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from polytrain.common.processes import peer_of
+from polytrain.linux.processes import peer_of
 from polytrain.workers.messages import SocketChannel, pack
 from polytrain.workers.processes import client, zygote
 from polytrain.workers.processes.agent_side import Zygotes

@@ -91,7 +91,7 @@ def test_what_authors_implement_is_documented(cls: type) -> None:
 
 def test_every_option_of_a_run_is_documented() -> None:
     """A field explains itself by a docstring, unless it is another configuration or a choice."""
-    from polytrain.common.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from polytrain.config.configs import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
     undocumented = {
         field.name

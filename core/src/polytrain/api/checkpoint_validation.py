@@ -7,16 +7,16 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polytrain.common.constraints import field_problems, wrong_type
-from polytrain.common.deferred_calls import PLAIN_INSTEAD, deferred_kind
-from polytrain.common.validation_config import (
+from polytrain.config.constraints import field_problems, wrong_type
+from polytrain.config.validation_config import (
     ValidationConfig,
     ValidationTaskConfig,
     options_of_ray,
     task_problems,
 )
+from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_kind
+from polytrain.functions.pickle_checks import pickle_problems, reference_problems
 from polytrain.storage.location import Location, is_of_one_process
-from polytrain.workers.pickle_checks import pickle_problems, reference_problems
 from polytrain_plugins import Problem
 
 _FN = "ValidationConfig.fn"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from polytrain.common.close_names import close_to
-from polytrain.common.config import ScalingConfig
+from polytrain.config.configs import ScalingConfig
 from polytrain.policy.labels import Labels, allowed
 from polytrain.policy.scaling import Fit, largest_fit
+from polytrain.text.close_names import close_to
 from polytrain_plugins import Problem
 
 _NOT_MEANT = ("node:", "accelerator_type:", "object_store_memory", "bundle_")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from polytrain.common.config import ScalingConfig
+from polytrain.config.configs import ScalingConfig
 from polytrain_plugins import Demand, Problem
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 from polytrain.api.result import Result
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
-from polytrain.common.errors import CheckpointError, RunNotFoundError
+from polytrain.errors import CheckpointError, RunNotFoundError
 from polytrain.storage.location import Location
 from polytrain_plugins import Backend, load_backend
 

@@ -19,8 +19,7 @@ from polytrain.api.checkpoint_validation import (
 )
 from polytrain.api.cluster_validation import cluster_problems, label_problems, refused_by_ray
 from polytrain.api.datasets import described_datasets, grouped_datasets
-from polytrain.api.stop_checks import stop_problems
-from polytrain.api.validation import (
+from polytrain.api.problems import (
     backend_problems,
     config_of,
     frequency_problems,
@@ -28,13 +27,15 @@ from polytrain.api.validation import (
     ray_data_problems,
     unused_gpu_problems,
 )
+from polytrain.api.stop_checks import stop_problems
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import StartingPoint, starting_point, verify
-from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
-from polytrain.common.config_checks import config_problems
-from polytrain.common.constraints import wrong_type
-from polytrain.common.errors import CheckpointError
-from polytrain.common.validation_config import ValidationConfig
+from polytrain.config.checks import config_problems
+from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
+from polytrain.config.constraints import wrong_type
+from polytrain.config.validation_config import ValidationConfig
+from polytrain.errors import CheckpointError
+from polytrain.output.observer_checks import observers_problems
 from polytrain.policy.cluster import (
     AvailableClusters,
     choose_cluster,
@@ -42,15 +43,14 @@ from polytrain.policy.cluster import (
     new_ray_problems,
 )
 from polytrain.policy.labels import allowed
-from polytrain.run.user_callbacks import callback_problems
+from polytrain.ray_names.callbacks import callback_problems
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
 from polytrain.trackers.names import tracker_problems, trackers_of
-from polytrain.ui.observer_checks import observers_problems
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.processes.warm import warm_problems
-from polytrain.workers.ray_address import client_problem
+from polytrain.workers.ray.address import client_problem
 from polytrain.workers.spawned_scripts import guard_problems
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
 
@@ -261,8 +261,8 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
 
 
 def _problems_on_ray(request: Request) -> tuple[Problem, ...]:
-    from polytrain.common.ray_state import autoscaler_totals, living_nodes, node_labels
-    from polytrain.workers.ray_autoscaler import can_add_nodes
+    from polytrain.ray_api.state import autoscaler_totals, living_nodes, node_labels
+    from polytrain.workers.ray.autoscaler import can_add_nodes
 
     scaling, validation = request.scaling, request.validation
     refused = tuple(refused_by_ray(scaling))

@@ -12,15 +12,15 @@ from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manager import with_validations
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.checkpoint.store import CheckpointStore, Found
-from polytrain.common.config import CheckpointConfig
-from polytrain.common.doors import RayTrainClass, missing
-from polytrain.common.errors import CheckpointError, RunNotFoundError, TrainingFailedError
+from polytrain.config.configs import CheckpointConfig
+from polytrain.errors import CheckpointError, RunNotFoundError, TrainingFailedError
 from polytrain.policy.retention import badness, ranked
+from polytrain.ray_names.doors import RayTrainClass, missing
+from polytrain.record.history import RunHistory, read_history
+from polytrain.record.journal import JOURNAL
+from polytrain.record.ledger import Ledger
 from polytrain.run.fit import RunOutcome
-from polytrain.run.history import RunHistory, read_history
 from polytrain.run.identity import options_of
-from polytrain.run.journal import JOURNAL
-from polytrain.run.ledger import Ledger
 from polytrain.run.run import Run
 from polytrain.storage.location import Location
 from polytrain_plugins import Backend, CheckpointInfo, Predictions, Stopped, load_backend
@@ -305,8 +305,8 @@ class Result(metaclass=RayTrainClass):
             RunNotFoundError: the run's directory was deleted.
             OSError: the storage can't be read, or the file can't be written.
         """
-        from polytrain.page.reading import read_facts
-        from polytrain.page.rendering import page
+        from polytrain.view.page.reading import read_facts
+        from polytrain.view.page.rendering import page
 
         facts = read_facts(Location.of(self.path, self.storage_filesystem, retry_s=0))
         path = Path(path).expanduser()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polytrain.common.errors import ReturnValueError
-from polytrain.common.return_values import Returned, from_bytes
+from polytrain.errors import ReturnValueError
+from polytrain.functions.return_values import Returned, from_bytes
 from polytrain.storage.location import Location
 
 

@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from polytrain.common.config import CheckpointConfig, RunConfig
-from polytrain.common.plain_values import is_whole
+from polytrain.config.configs import CheckpointConfig, RunConfig
+from polytrain.functions.pickle_checks import pickle_problems
 from polytrain.policy.stop_rule import STEP, is_good_when_small, limit_of
-from polytrain.workers.pickle_checks import pickle_problems
+from polytrain.text.plain_values import is_whole
 from polytrain_plugins import Problem
 
 _FIELD = "RunConfig.stop"

@@ -16,6 +16,7 @@ from polytrain.api.datasets import (
     ready_datasets,
     start_problems,
 )
+from polytrain.api.problems import missing_options, unknown_options
 from polytrain.api.request import (
     Request,
     checked,
@@ -30,19 +31,16 @@ from polytrain.api.request import (
 )
 from polytrain.api.result import Result, recorded, result_of
 from polytrain.api.run_handle import RunHandle, Watcher
-from polytrain.api.validation import missing_options, unknown_options
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.common.clock import Clock
-from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
-from polytrain.common.errors import TrainingFailedError
-from polytrain.common.plain_values import plain, with_plain_fields
-from polytrain.common.validation_config import ValidationConfig
-from polytrain.page.ending import write_at_end
+from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
+from polytrain.config.validation_config import ValidationConfig
+from polytrain.errors import TrainingFailedError
+from polytrain.linux.clock import Clock
 from polytrain.policy.cluster import choose_cluster
 from polytrain.policy.stop_rule import stop_rule
+from polytrain.record.history import RunHistory
 from polytrain.run.conditions import already_met
 from polytrain.run.fit import run_to_end, storage_needed
-from polytrain.run.history import RunHistory
 from polytrain.run.identity import (
     content_differences,
     differences,
@@ -57,6 +55,8 @@ from polytrain.run.run import Run
 from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location
 from polytrain.storage.retry import no_retries_once
+from polytrain.text.plain_values import plain, with_plain_fields
+from polytrain.view.page.ending import write_at_end
 from polytrain.workers.available_clusters import opened_cluster
 from polytrain_plugins import Backend, InvalidJobError, Problem, Stopped, load_backend
 

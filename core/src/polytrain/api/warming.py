@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from polytrain.common.processes import peer_of
-from polytrain.common.readable import is_readable
-from polytrain.ui.echo import echo, echo_lines
+from polytrain.linux.processes import peer_of
+from polytrain.linux.readable import is_readable
+from polytrain.output.echo import echo, echo_lines
 from polytrain.workers.processes.client import (
     ZygoteConnection,
     ZygoteSpec,

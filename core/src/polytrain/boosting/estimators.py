@@ -48,7 +48,7 @@ from polytrain.boosting.estimator_rows import (
 )
 from polytrain.boosting.numbers import with_columns
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.common.config import DataConfig, RunConfig, ScalingConfig
+from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain.prediction.parts import PART_ROWS
 from polytrain.prediction.predict import PredictionRequest, predict
 from polytrain_plugins import Backend, InvalidJobError, Problem

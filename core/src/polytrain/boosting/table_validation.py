@@ -16,7 +16,7 @@ from polytrain.boosting.categories import Gather
 from polytrain.boosting.numbers import floats, plainly_typed, without_categories
 from polytrain.boosting.table_rules import Labels, Rule, required, weights
 from polytrain.boosting.text_columns import warn_of_numbers_as_text
-from polytrain.common.errors import BadDataError
+from polytrain.errors import BadDataError
 from polytrain_plugins import Problem
 
 logger = logging.getLogger(__name__)

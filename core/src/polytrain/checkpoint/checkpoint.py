@@ -13,7 +13,7 @@ from typing import Any
 
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.starting_point import StartingPoint, fetch, starting_point, verify
-from polytrain.common.errors import CheckpointError
+from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location, without_credentials
 

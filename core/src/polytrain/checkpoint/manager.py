@@ -12,8 +12,8 @@ from polytrain.checkpoint.events import Committed, PartStored
 from polytrain.checkpoint.manifest import AttemptId, Manifest, directory_name, merged
 from polytrain.checkpoint.starting_point import StartingPoint, from_manifest
 from polytrain.checkpoint.store import CheckpointStore, Found
-from polytrain.common.clock import Clock
-from polytrain.common.config import CheckpointConfig
+from polytrain.config.configs import CheckpointConfig
+from polytrain.linux.clock import Clock
 from polytrain.policy.retention import expendable, ranked
 from polytrain.policy.validation import Validations
 from polytrain.storage.failure import storage_errors

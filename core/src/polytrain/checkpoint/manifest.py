@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polytrain.common import strict_json
-from polytrain.common.typed_json import Count, Ranks, fitting
 from polytrain.storage.names import expect_inside
+from polytrain.storage.typed_json import Count, Ranks, fitting
+from polytrain.text import strict_json
 
 MANIFEST_NAME = "polytrain-manifest.json"
 FORMAT = 4

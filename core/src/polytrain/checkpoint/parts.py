@@ -13,8 +13,8 @@ from polytrain.checkpoint.manifest import AttemptId, directory_name
 from polytrain.checkpoint.snapshot import Stamps
 from polytrain.checkpoint.staging import remove, staged_in
 from polytrain.checkpoint.store import CheckpointStore, SnapshotChangedError
-from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import Failed
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import Failed
 from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
 

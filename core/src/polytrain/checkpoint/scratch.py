@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from polytrain.common.forked_children import OwnDescriptor
+from polytrain.linux.forked_children import OwnDescriptor
 
 _LOCK = "in-use"
 """The lock file in a run's directory. It also marks the directory as a run's."""

@@ -17,7 +17,7 @@ from polytrain.checkpoint.manifest import (
     parse_manifest,
 )
 from polytrain.checkpoint.staging import staged_in
-from polytrain.common.errors import CheckpointError
+from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import Location
 from polytrain.storage.names import expect_inside

@@ -33,7 +33,7 @@ from polytrain.checkpoint.manifest import (
 )
 from polytrain.checkpoint.snapshot import Stamps, is_unchanged
 from polytrain.checkpoint.staging import STAGING, beneath, clear
-from polytrain.common.errors import CheckpointError
+from polytrain.errors import CheckpointError
 from polytrain.storage.beneath import Beneath, ForeignFileError
 from polytrain.storage.failure import storage_errors
 from polytrain.storage.location import Location

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from polytrain.common.doors import Door
+from polytrain.ray_names.doors import Door
 
-_DOOR = Door(module=__name__, homes={"DataConfig": "polytrain.common.config"})
+_DOOR = Door(module=__name__, homes={"DataConfig": "polytrain.config.configs"})
 
 
 def __getattr__(name: str) -> Any:

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from polytrain.common.config import DataConfig, ScalingConfig
-from polytrain.common.constraints import field_problems, wrong_type
-from polytrain.common.data_errors import SourceError, too_few
+from polytrain.config.configs import DataConfig, ScalingConfig
+from polytrain.config.constraints import field_problems, wrong_type
 from polytrain.data.plan.position import DataChangedError
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
@@ -18,6 +17,7 @@ from polytrain.data.shards.opening import in_plan, in_stream
 from polytrain.data.shards.spec import ShardSpec
 from polytrain.data.sources.describe import computed, describe
 from polytrain.data.streams.stream import StreamSpec
+from polytrain.data_errors import SourceError, too_few
 from polytrain_plugins import Demand, Problem
 
 logger = logging.getLogger(__name__)
@@ -177,8 +177,8 @@ def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfi
     whole = not dataset.is_split or dataset.name in demand.whole_datasets
     if scaling.num_workers == 0 or demand.reads_tables or whole:
         return ""
-    from polytrain.common.ray_state import living_nodes
     from polytrain.data.streams.ray_pipeline import cpu_shortage
+    from polytrain.ray_api.state import living_nodes
 
     held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
     cpus = sum(totals.get("CPU", 0) for totals in living_nodes().values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polytrain.common.doors import Door
+from polytrain.ray_names.doors import Door
 
 _DOOR = Door(module=__name__, doors=("transformers",))
 

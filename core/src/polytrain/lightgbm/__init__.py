@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polytrain.common.doors import Door
+from polytrain.ray_names.doors import Door
 
 if TYPE_CHECKING:
-    from polytrain.api.framework_configs import LightGBMConfig as LightGBMConfig
-    from polytrain.api.framework_trainers import LightGBMTrainer as LightGBMTrainer
+    from polytrain.ray_names.configs import LightGBMConfig as LightGBMConfig
+    from polytrain.ray_names.trainers import LightGBMTrainer as LightGBMTrainer
     from polytrain_lightgbm import LightGBM as LightGBM
     from polytrain_lightgbm import RayTrainReportCallback as RayTrainReportCallback
     from polytrain_lightgbm import bin_reference as bin_reference
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _DOOR = Door(
     module=__name__,
     homes={
-        "LightGBMConfig": "polytrain.api.framework_configs",
-        "LightGBMTrainer": "polytrain.api.framework_trainers",
+        "LightGBMConfig": "polytrain.ray_names.configs",
+        "LightGBMTrainer": "polytrain.ray_names.trainers",
     },
     plugin="polytrain_lightgbm",
     backend="lightgbm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from polytrain.common.config import ScalingConfig
+from polytrain.config.configs import ScalingConfig
 from polytrain.policy.scaling import largest_fit
 from polytrain_plugins import Problem
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Literal
 
-from polytrain.common.errors import Failure, FailureKind
+from polytrain.errors import Failure, FailureKind
 
 _START_FAILURES = 5
 """Attempts in a row that may end before they train; then the run ends."""

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from polytrain.common.close_names import close_to
-from polytrain.common.config import CheckpointConfig
+from polytrain.config.configs import CheckpointConfig
 from polytrain.policy.named_metrics import named_metric
+from polytrain.text.close_names import close_to
 
 
 class Scored(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from polytrain.common.config import CheckpointConfig, RunConfig
+from polytrain.config.configs import CheckpointConfig, RunConfig
 from polytrain.policy.named_metrics import named_metric
 from polytrain_plugins import Report, Stopped
 

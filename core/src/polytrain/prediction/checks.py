@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from polytrain.common.data_errors import SourceError
-from polytrain.common.plain_values import is_whole
 from polytrain.data.sources.describe import Source, describe
+from polytrain.data_errors import SourceError
+from polytrain.functions.pickle_checks import pickle_problems
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.prediction.record import PredictionRecord, record_problems
-from polytrain.workers.pickle_checks import pickle_problems
+from polytrain.text.plain_values import is_whole
 from polytrain_plugins import Backend, Device, InvalidJobError, Problem, column_remedy
 
 

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
-from polytrain.common.forked_children import keep_from_children
+from polytrain.linux.forked_children import keep_from_children
 from polytrain.prediction.parts import Unit
 from polytrain.prediction.scheduling import (
     Event,

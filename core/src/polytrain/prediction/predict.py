@@ -13,13 +13,15 @@ import pyarrow as pa
 
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.starting_point import manifest_at
-from polytrain.common.config import ScalingConfig
-from polytrain.common.errors import RunOwnedError
-from polytrain.common.installation import installation_problems
+from polytrain.config.configs import ScalingConfig
+from polytrain.config.installation import installation_problems
 from polytrain.data.fingerprint import fingerprint, marks, marks_of_sample
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.sources.describe import Source
 from polytrain.data.sources.schemas import without
+from polytrain.errors import RunOwnedError
+from polytrain.functions.pickle_checks import pickle_problems
+from polytrain.functions.pickling import code_in, pickled_apart
 from polytrain.policy.cluster import choose_cluster, new_ray_problems
 from polytrain.prediction.checks import (
     column_problems,
@@ -47,8 +49,6 @@ from polytrain.storage.checks import writing_problems
 from polytrain.storage.location import Location
 from polytrain.workers.available_clusters import available_clusters
 from polytrain.workers.machine_resources import machine_resources
-from polytrain.workers.pickle_checks import pickle_problems
-from polytrain.workers.pickling import code_in, pickled_apart
 from polytrain_plugins import (
     Backend,
     InvalidJobError,
@@ -328,7 +328,7 @@ def _workers(
         return
     # Importing Ray takes a while.
     from polytrain.prediction.ray_workers import REFERENCES, RayWorkers, free_workers, has_nodes
-    from polytrain.workers.ray_runtime import running_ray
+    from polytrain.workers.ray.runtime import running_ray
 
     with running_ray():
         if has_nodes():

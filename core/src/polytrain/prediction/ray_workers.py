@@ -11,7 +11,7 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from polytrain.common.ray_state import free_resources, living_nodes
+from polytrain.functions.pickling import unpickled
 from polytrain.prediction.parts import Unit
 from polytrain.prediction.predictor import PredictedPart, Predictor
 from polytrain.prediction.scheduling import (
@@ -24,7 +24,7 @@ from polytrain.prediction.scheduling import (
     RowsOf,
     Workers,
 )
-from polytrain.workers.pickling import unpickled
+from polytrain.ray_api.state import free_resources, living_nodes
 
 logger = logging.getLogger(__name__)
 

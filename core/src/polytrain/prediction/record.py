@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polytrain.common import strict_json
-from polytrain.common.typed_json import Count, fitting
-from polytrain.run.code_fingerprint import code_fingerprint, python_version
+from polytrain.functions.code_fingerprint import code_fingerprint, python_version
+from polytrain.record.secrecy import shown
 from polytrain.run.identity import is_full, plain
-from polytrain.run.secrecy import shown
+from polytrain.storage.typed_json import Count, fitting
+from polytrain.text import strict_json
 from polytrain_plugins import Problem
 
 RECORD_FILE = "_predictions.json"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.common.errors import PredictionFailedError
+from polytrain.errors import PredictionFailedError
 from polytrain.prediction.parts import Unit
 from polytrain.prediction.predictor import PredictedPart
 

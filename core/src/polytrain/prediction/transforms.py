@@ -13,7 +13,7 @@ from typing import Any
 
 from polytrain.checkpoint.manifest import Manifest
 from polytrain.data.sources.random_transforms import wants_generator
-from polytrain.run.code_fingerprint import code_fingerprint, python_version
+from polytrain.functions.code_fingerprint import code_fingerprint, python_version
 from polytrain_plugins import Problem
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from polytrain.common.pickler import dumps
+from polytrain.functions.pickler import dumps
 from polytrain.prediction.predictor import Predictor
 
 

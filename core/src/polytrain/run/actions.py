@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polytrain.common.errors import Failure
+from polytrain.errors import Failure
 from polytrain_plugins import Offer, Stopped
 
 

@@ -8,26 +8,26 @@ import sys
 import threading
 from dataclasses import replace
 
-from polytrain.common.runtime_env import variables_of
+from polytrain.config.runtime_env import variables_of
+from polytrain.output.call_queues import CallQueues
+from polytrain.output.observers import Observers
+from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.failure import FailurePolicy
+from polytrain.ray_names.callbacks import TrainRunContext, UserCallbacks
+from polytrain.record.journal import Journal
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
 from polytrain.run.controller import Controller
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
-from polytrain.run.journal import Journal
 from polytrain.run.output import opened_output
 from polytrain.run.publisher import Publisher
 from polytrain.run.remote_requests import RemoteRequests
 from polytrain.run.run import Run
 from polytrain.run.states import State
-from polytrain.run.user_callbacks import TrainRunContext, UserCallbacks
-from polytrain.run.validation_coordinator import ValidationCoordinator
-from polytrain.ui.call_queues import CallQueues
-from polytrain.ui.observers import Observers
-from polytrain.ui.worker_output import WorkerOutput
+from polytrain.validation.available import opened_validator
+from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.workers.agent_group import AgentGroup, AgentGroupSpec
-from polytrain.workers.available_validators import opened_validator
 from polytrain.workers.group import WorkerGroup
 
 

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from polytrain.checkpoint.events import CheckpointEvent
-from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import Event, Failed
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import Event, Failed
 
 logger = logging.getLogger(__name__)
 

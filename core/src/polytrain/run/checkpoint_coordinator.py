@@ -21,15 +21,15 @@ from polytrain.checkpoint.manifest import AttemptId, Manifest
 from polytrain.checkpoint.part_tracker import PartTracker
 from polytrain.checkpoint.parts import storage_message
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.common.errors import CheckpointError, Failure, FailureKind, RunOwnedError
-from polytrain.common.events import Failed
+from polytrain.errors import CheckpointError, Failure, FailureKind, RunOwnedError
+from polytrain.events.attempt import Failed
+from polytrain.output.observers import Observers
 from polytrain.policy.retention import missing_score
 from polytrain.policy.validation import Validation, ValidationStatus
+from polytrain.record.journal import Journal
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.journal import Journal
 from polytrain.run.lease import Lease
-from polytrain.run.validation_coordinator import ValidationCoordinator
-from polytrain.ui.observers import Observers
+from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.workers.group import WorkerGroup
 from polytrain_plugins import RunInfo
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from polytrain.common.close_names import close_to
+from polytrain.functions.code_fingerprint import code_fingerprint
 from polytrain.policy.named_metrics import named_metric
 from polytrain.policy.stop_rule import STEP, StopRule
-from polytrain.run.code_fingerprint import code_fingerprint
-from polytrain.run.history import RunHistory
-from polytrain.run.reports import Reports
+from polytrain.record.history import RunHistory
+from polytrain.record.reports import Reports
+from polytrain.text.close_names import close_to
 from polytrain_plugins import Report, Stopped
 
 

@@ -11,8 +11,8 @@ from typing import assert_never
 
 from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked, Committed
 from polytrain.checkpoint.manifest import AttemptId
-from polytrain.common.errors import FailureKind
-from polytrain.common.events import (
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import (
     AgentLost,
     Done,
     Event,
@@ -22,10 +22,13 @@ from polytrain.common.events import (
     Reported,
     stop_wanted,
 )
-from polytrain.common.output import Output
-from polytrain.common.return_values import Returned
-from polytrain.monitoring.health_events import HealthEvent, Stacks
+from polytrain.events.health import HealthEvent, Stacks
+from polytrain.events.output import Output
+from polytrain.functions.return_values import Returned
+from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.stop_rule import StopRule
+from polytrain.ray_names.callbacks import UserCallbacks
+from polytrain.record.journal import Journal
 from polytrain.run.actions import (
     AcquireWorkers,
     Action,
@@ -41,7 +44,6 @@ from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator, lease_lost
 from polytrain.run.health_monitor import HealthMonitor
 from polytrain.run.interrupts import Interrupts
-from polytrain.run.journal import Journal
 from polytrain.run.lease import Lease
 from polytrain.run.machine import begin, note, step
 from polytrain.run.publisher import Publisher
@@ -50,9 +52,7 @@ from polytrain.run.stacks_inquiries import StacksInquiries
 from polytrain.run.states import Ending, Gathering, Leaving, State, Training
 from polytrain.run.stop_requests import StopRequests
 from polytrain.run.transition import Transition
-from polytrain.run.user_callbacks import UserCallbacks
-from polytrain.run.validation_coordinator import ValidationCoordinator
-from polytrain.ui.worker_output import WorkerOutput
+from polytrain.validation.coordinator import ValidationCoordinator
 from polytrain.workers.group import Happening, WorkerGroup
 from polytrain.workers.job import LaunchOrder
 from polytrain_plugins import Attempt

@@ -11,31 +11,31 @@ from typing import Any
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import storage_message
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.common.errors import Failure, FailureKind, TrainingFailedError
-from polytrain.common.return_values import Returned
+from polytrain.errors import Failure, FailureKind, TrainingFailedError
+from polytrain.functions.return_values import Returned
+from polytrain.output.call_queues import CallQueues
+from polytrain.output.observers import Observers, installed_observers
+from polytrain.output.queued_records import queued_records
+from polytrain.record.configuration import Configuration, datasets_of, options_of
+from polytrain.record.history import RunHistory
+from polytrain.record.journal import Journal
+from polytrain.record.ledger import Ledger
+from polytrain.record.reports import Reports
 from polytrain.run.actions import Conclude
 from polytrain.run.assembly import controller_of
 from polytrain.run.conditions import function_fingerprint, unreported
-from polytrain.run.configuration import Configuration, datasets_of, options_of
 from polytrain.run.controller import Controller
-from polytrain.run.exposed_figures import exposed_figures
-from polytrain.run.history import RunHistory
 from polytrain.run.interrupts import Interrupts
-from polytrain.run.journal import Journal
-from polytrain.run.ledger import Ledger
-from polytrain.run.progress_display import shown_progress
-from polytrain.run.reports import Reports
 from polytrain.run.resume import versions_of
 from polytrain.run.run import Run
-from polytrain.run.tracker_delivery import TrackedFacts
-from polytrain.run.tracking import Tracking
 from polytrain.storage.failure import StorageError
 from polytrain.storage.location import Location
+from polytrain.trackers.delivery import TrackedFacts
+from polytrain.trackers.exposed_figures import exposed_figures
 from polytrain.trackers.names import trackers_of
 from polytrain.trackers.tracker import Tracker
-from polytrain.ui.call_queues import CallQueues
-from polytrain.ui.observers import Observers, installed_observers
-from polytrain.ui.queued_records import queued_records
+from polytrain.trackers.tracking import Tracking
+from polytrain.view.progress.display import shown_progress
 from polytrain_plugins import CheckpointInfo, Outcome, Stopped
 
 logger = logging.getLogger(__name__)

@@ -7,14 +7,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from polytrain.common.config import FailureConfig
-from polytrain.common.errors import Failure, stacks_text
-from polytrain.common.events import DrainWanted, Event, Exited, Failed, Joined, Purpose
-from polytrain.monitoring.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
-from polytrain.monitoring.health_events import HealthEvent, Load, Overstayed, Unkillable
-from polytrain.monitoring.straggler_detector import StragglerDetector
-from polytrain.monitoring.straggler_policy import Straggler
-from polytrain.run.journal import Journal
+from polytrain.config.configs import FailureConfig
+from polytrain.errors import Failure, stacks_text
+from polytrain.events.attempt import DrainWanted, Event, Exited, Failed, Joined, Purpose
+from polytrain.events.health import HealthEvent, Load, Overstayed, Unkillable
+from polytrain.policy.hang_detector import DumpStacks, FailAttempt, HangDetector, WarnUser
+from polytrain.policy.straggler_detector import StragglerDetector
+from polytrain.policy.straggler_policy import Straggler
+from polytrain.record.journal import Journal
 from polytrain.run.states import State
 from polytrain.workers.group import WorkerGroup
 

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from polytrain.common.config import DataConfig
-from polytrain.common.secret_names import HIDDEN
-from polytrain.run.code_fingerprint import code_fingerprint, python_version
-from polytrain.run.secrecy import digests, shown, without_secrets
+from polytrain.config.configs import DataConfig
+from polytrain.functions.code_fingerprint import code_fingerprint, python_version
+from polytrain.record.secrecy import digests, shown, without_secrets
+from polytrain.text.secret_names import HIDDEN
 from polytrain_plugins import Backend, Problem
 
 _ORDERING = ("shuffle", "seed", "shards", "remainder", "group", "window_rows")

@@ -24,11 +24,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from polytrain.common.clock import Clock
-from polytrain.common.errors import DamagedFileError, RunOwnedError
-from polytrain.common.processes import started_at
-from polytrain.common.typed_json import Count, Duration, Seconds, Within, read_json
+from polytrain.errors import DamagedFileError, RunOwnedError
+from polytrain.linux.clock import Clock
+from polytrain.linux.processes import started_at
 from polytrain.storage.protocol import Storage
+from polytrain.storage.typed_json import Count, Duration, Seconds, Within, read_json
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from polytrain.checkpoint.events import (
     PartStored,
     PartVoid,
 )
-from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import (
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import (
     AgentLost,
     AgentsPlaced,
     ConditionMet,

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from polytrain.output.call_queues import CallQueues
+from polytrain.output.worker_output import WorkerOutput
 from polytrain.run.run import Run
 from polytrain.storage.beneath import Beneath
-from polytrain.ui.call_queues import CallQueues
-from polytrain.ui.worker_output import WorkerOutput
 
 logger = logging.getLogger(__name__)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from polytrain.common.errors import Failure
-from polytrain.common.events import Reported
+from polytrain.errors import Failure
+from polytrain.events.attempt import Reported
+from polytrain.output.observers import Observers
+from polytrain.output.worker_output import WorkerOutput
+from polytrain.record.journal import Journal
 from polytrain.run.background_tasks import BackgroundTasks
-from polytrain.run.journal import Journal
-from polytrain.ui.observers import Observers
-from polytrain.ui.worker_output import WorkerOutput
 from polytrain_plugins import Attempt, FailureInfo, Outcome, Report, RunInfo
 
 

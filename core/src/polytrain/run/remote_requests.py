@@ -21,10 +21,10 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, NotRequired, TypedDict
 
-from polytrain.common.errors import DamagedFileError
-from polytrain.common.typed_json import Digits, read_json
+from polytrain.errors import DamagedFileError
+from polytrain.output.call_queues import CallQueue
 from polytrain.storage.protocol import Storage
-from polytrain.ui.call_queues import CallQueue
+from polytrain.storage.typed_json import Digits, read_json
 from polytrain_plugins import Stopped
 
 logger = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from importlib import metadata
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.starting_point import StartingPoint
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.common.config import RunConfig
-from polytrain.run.history import RunHistory, read_history
-from polytrain.run.journal import JOURNAL
+from polytrain.config.configs import RunConfig
+from polytrain.record.history import RunHistory, read_history
+from polytrain.record.journal import JOURNAL
 from polytrain.run.lease import Lease
 from polytrain.storage.location import Location
 from polytrain.storage.protocol import Storage

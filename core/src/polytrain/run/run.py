@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from polytrain.checkpoint.manager import CheckpointManager
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.common.config import RunConfig, ScalingConfig
-from polytrain.common.validation_config import ValidationConfig
+from polytrain.config.configs import RunConfig, ScalingConfig
+from polytrain.config.validation_config import ValidationConfig
 from polytrain.policy.cluster import ClusterChoice
 from polytrain.policy.stop_rule import StopRule, stop_rule
-from polytrain.run.history import RunHistory
+from polytrain.record.history import RunHistory
 from polytrain.run.lease import Lease
 from polytrain.run.stop_requests import StopRequests
 from polytrain.storage.location import Location

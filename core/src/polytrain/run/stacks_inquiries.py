@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from polytrain.monitoring.health_events import Stacks
+from polytrain.events.health import Stacks
 
 _WAIT_S = 12.0
 """How long to wait for stacks. An agent answers within ten seconds."""

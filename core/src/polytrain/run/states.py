@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from rpds import HashTrieMap, HashTrieSet, Queue
 
-from polytrain.common.errors import Failure
-from polytrain.common.events import DrainWanted
-from polytrain.monitoring.hang_detector import AttemptStatus
+from polytrain.errors import Failure
+from polytrain.events.attempt import DrainWanted
 from polytrain.policy.failure import FailedAttempt, FailurePolicy
+from polytrain.policy.hang_detector import AttemptStatus
 from polytrain.policy.health import Loss
 from polytrain_plugins import Offer
 

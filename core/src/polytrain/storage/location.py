@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from polytrain.common.secret_names import is_secret
 from polytrain.storage.local import LocalStorage
 from polytrain.storage.protocol import Storage
+from polytrain.text.secret_names import is_secret
 
 _ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
 
@@ -95,7 +95,7 @@ class Location:
 
         if self.filesystem is not None:
             return arrow_filesystem(self.filesystem), self.address
-        from polytrain.common.data_errors import SourceError
+        from polytrain.data_errors import SourceError
         from polytrain.storage.filesystems import find
 
         try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polytrain.common.doors import Door
+from polytrain.ray_names.doors import Door
 
 if TYPE_CHECKING:
-    from polytrain.api.framework_configs import TensorflowConfig as TensorflowConfig
-    from polytrain.api.framework_trainers import TensorflowTrainer as TensorflowTrainer
+    from polytrain.ray_names.configs import TensorflowConfig as TensorflowConfig
+    from polytrain.ray_names.trainers import TensorflowTrainer as TensorflowTrainer
     from polytrain_tf import TensorFlow as TensorFlow
     from polytrain_tf import TensorFlowShard as TensorFlowShard
     from polytrain_tf import strategy as strategy
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _DOOR = Door(
     module=__name__,
     homes={
-        "TensorflowConfig": "polytrain.api.framework_configs",
-        "TensorflowTrainer": "polytrain.api.framework_trainers",
+        "TensorflowConfig": "polytrain.ray_names.configs",
+        "TensorflowTrainer": "polytrain.ray_names.trainers",
     },
     doors=("keras",),
     plugin="polytrain_tf",

@@ -26,13 +26,13 @@ from polytrain import (
     TrainingFailedError,
 )
 from polytrain.checkpoint.manifest import MANIFEST_NAME
-from polytrain.run.journal import JOURNAL
+from polytrain.functions.pickling import code_of_job, pickled_with
+from polytrain.record.journal import JOURNAL
 from polytrain.testing.chaos_cases import Case
 from polytrain.testing.injection import FaultClock, FaultPlan, Strike, WithFaults
 from polytrain.testing.leftovers import leftovers
 from polytrain.testing.rows import use_rows, wrong_rows
 from polytrain.workers.available_clusters import ray_is_initialized
-from polytrain.workers.pickling import code_of_job, pickled_with
 from polytrain_plugins import Backend, CheckpointKind
 
 Work = Literal["model", "rows"]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.api.validation import backend_problems, function_problems
+from polytrain.api.problems import backend_problems, function_problems
 from polytrain.testing.faults import Fault
 from polytrain.testing.functions import STEPS, broadcast, count_steps
 from polytrain.testing.local_world import WorldRecord, run_world

@@ -57,7 +57,7 @@ def leftovers(run: Path) -> list[str]:
 def _left_on_ray() -> list[str]:
     import ray
 
-    from polytrain.common.ray_state import free_resources
+    from polytrain.ray_api.state import free_resources
 
     groups = ray.util.placement_group_table().values()
     left = [f"the placement group {g['name']}" for g in groups if g["state"] != "REMOVED"]

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import psutil
 
 from polytrain.data.shards.opening import open_shards
-from polytrain.monitoring.progress_page import write_to
+from polytrain.linux.progress_page import write_to
 from polytrain.testing.processes import eventually
 from polytrain.workers.messages import SocketChannel
 from polytrain.workers.worker_process import run_worker

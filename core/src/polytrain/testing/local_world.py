@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
-from polytrain.common.events import Done, Failed, Offered, Reported
-from polytrain.common.placement import NodeAddress, members
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.sources.describe import describe
+from polytrain.events.attempt import Done, Failed, Offered, Reported
+from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.storage.location import Location
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
@@ -32,7 +32,7 @@ from polytrain.workers.messages import (
     roster_message,
     to_event,
 )
-from polytrain.workers.pickling import code_of_job, pickled_with
+from polytrain.workers.placement import NodeAddress, members
 from polytrain.workers.processes.forked_group import ForkedGroup
 from polytrain_plugins import Backend, CheckpointKind, Job
 

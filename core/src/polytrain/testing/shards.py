@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polytrain.common.config import DataConfig
+from polytrain.config.configs import DataConfig
 from polytrain.data.fingerprint import marks
 from polytrain.data.shards.assignment import RunDataset, holding
 from polytrain.data.shards.opening import open_shards

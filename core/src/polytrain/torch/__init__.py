@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polytrain.common.doors import Door
+from polytrain.ray_names.doors import Door
 
 if TYPE_CHECKING:
-    from polytrain.api.framework_configs import TorchConfig as TorchConfig
-    from polytrain.api.framework_trainers import TorchTrainer as TorchTrainer
+    from polytrain.ray_names.configs import TorchConfig as TorchConfig
+    from polytrain.ray_names.trainers import TorchTrainer as TorchTrainer
     from polytrain_torch import PreparedDataLoader as PreparedDataLoader
     from polytrain_torch import Torch as Torch
     from polytrain_torch import TorchShard as TorchShard
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _DOOR = Door(
     module=__name__,
     homes={
-        "TorchConfig": "polytrain.api.framework_configs",
-        "TorchTrainer": "polytrain.api.framework_trainers",
+        "TorchConfig": "polytrain.ray_names.configs",
+        "TorchTrainer": "polytrain.ray_names.trainers",
     },
     plugin="polytrain_torch",
     backend="torch",

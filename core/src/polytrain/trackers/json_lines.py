@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polytrain.common import strict_json
+from polytrain.text import strict_json
 from polytrain.trackers.text_file import FileTracker, TextFile
 from polytrain.trackers.tracker import Row, TrackedRun
 

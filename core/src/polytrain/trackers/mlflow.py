@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from polytrain.checkpoint.manifest import Manifest
-from polytrain.common import strict_json
 from polytrain.storage.location import holds_credentials, without_credentials
+from polytrain.text import strict_json
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, numbers
 from polytrain_plugins import Problem
 from polytrain_plugins.installation import install_command

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import polytrain.trackers
-from polytrain.common.close_names import close_to
+from polytrain.text.close_names import close_to
 from polytrain.trackers import NAMES
 from polytrain.trackers.tracker import Tracker
 from polytrain_plugins import Problem

@@ -15,9 +15,9 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
-from polytrain.common.secret_names import is_secret
 from polytrain.storage.beneath import Beneath
 from polytrain.storage.location import holds_credentials
+from polytrain.text.secret_names import is_secret
 from polytrain.trackers.tracker import Row, TrackedRun, Tracker, is_in, numbers
 from polytrain.trackers.wandb_file import wait_until_complete
 from polytrain_plugins import Problem

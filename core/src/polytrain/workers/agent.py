@@ -23,11 +23,10 @@ from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.common.errors import Failure, FailureKind
-from polytrain.common.events import Exited, Failed
-from polytrain.common.placement import NodeAddress
-from polytrain.common.processes import describe_exit, kill_session
-from polytrain.monitoring.health_events import Overstayed, Stacks, Started, Unkillable
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import Exited, Failed
+from polytrain.events.health import Overstayed, Stacks, Started, Unkillable
+from polytrain.linux.processes import describe_exit, kill_session
 from polytrain.workers.group import Happening
 from polytrain.workers.import_path import import_path
 from polytrain.workers.job import LaunchOrder
@@ -41,6 +40,7 @@ from polytrain.workers.messages import (
     settled_message,
 )
 from polytrain.workers.part_storer import PartStorer
+from polytrain.workers.placement import NodeAddress
 from polytrain.workers.process_connection import ProcessConnection
 from polytrain.workers.processes.agent_side import Zygotes
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
@@ -49,7 +49,7 @@ from polytrain.workers.storage_marker import storage_problem
 from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
-    from polytrain.workers.ray_streams import StreamOrder
+    from polytrain.workers.ray.streams import StreamOrder
     from polytrain.workers.shard_cache import CacheRequest, ShardCache
 
 
@@ -465,7 +465,7 @@ class Agent:
 def _lines(order: LaunchOrder, streams: tuple[StreamOrder, ...], rank: int) -> list[socket.socket]:
     if not streams:
         return []
-    from polytrain.workers.ray_streams import open_lines
+    from polytrain.workers.ray.streams import open_lines
 
     world_size = len(order.members)
     return open_lines(streams, attempt=order.attempt, world_size=world_size, rank=rank)

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.common.config import ScalingConfig
-from polytrain.common.events import DrainWanted, Event, Purpose
-from polytrain.common.placement import members
-from polytrain.common.runtime_env import parts_of_ray, variables_of
+from polytrain.config.configs import ScalingConfig
+from polytrain.config.runtime_env import parts_of_ray, variables_of
+from polytrain.events.attempt import DrainWanted, Event, Purpose
+from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.policy.scaling import holds
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder, WorkerJob
-from polytrain.workers.pickling import code_of_job, pickled_with
+from polytrain.workers.placement import members
 from polytrain.workers.processes.cache import WarmZygote, keep, warm_zygote
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.shared_store import SharedStore
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
     from polytrain.data.shards.spec import ShardSpec
     from polytrain.data.streams.stream import StreamSpec
-    from polytrain.workers.ray_streams import StreamOrder, Streams
+    from polytrain.workers.ray.streams import StreamOrder, Streams
     from polytrain.workers.shard_cache import ShardCachePlanner
 
 _CLOSE_TIMEOUT_S = 10.0
@@ -372,7 +372,7 @@ def _streams(spec: AgentGroupSpec) -> Streams | None:
     if all(dataset.source.stream is None for dataset in spec.datasets):
         return None
     # Only Ray has streams.
-    from polytrain.workers.ray_streams import Streams
+    from polytrain.workers.ray.streams import Streams
 
     scaling = spec.scaling
     held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polytrain.common.errors import FailureKind
-from polytrain.common.placement import NodeAddress
+from polytrain.errors import FailureKind
 from polytrain.workers.agent_host import Broken, Mail, Ready
 from polytrain.workers.group import Happening
+from polytrain.workers.placement import NodeAddress
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

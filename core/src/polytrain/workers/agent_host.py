@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from polytrain.common.placement import NodeAddress
 from polytrain.workers.agent import Agent, AgentSpec
 from polytrain.workers.group import Happening
 from polytrain.workers.job_memory import JobMemory
+from polytrain.workers.placement import NodeAddress
 from polytrain.workers.processes.client import has_ended
 
 logger = logging.getLogger(__name__)

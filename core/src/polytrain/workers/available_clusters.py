@@ -9,15 +9,15 @@ from collections.abc import Iterator, Mapping
 from types import CodeType
 from typing import Any
 
-from polytrain.common.config import ScalingConfig
-from polytrain.common.ray_dataset import is_ray_dataset
-from polytrain.common.runtime_env import parts_of_ray
-from polytrain.common.validation_config import ValidationConfig, options_of_ray
+from polytrain.config.configs import ScalingConfig
+from polytrain.config.runtime_env import parts_of_ray
+from polytrain.config.validation_config import ValidationConfig, options_of_ray
 from polytrain.policy.cluster import AvailableClusters, ClusterChoice
+from polytrain.ray_api.dataset import is_ray_dataset
 from polytrain.workers.agent_group import AgentCluster
 from polytrain.workers.local_cluster import LocalCluster
 from polytrain.workers.machine_resources import has_gpu_device, machine_resources
-from polytrain.workers.ray_address import cluster_address
+from polytrain.workers.ray.address import cluster_address
 
 
 def available_clusters(
@@ -80,8 +80,8 @@ def opened_cluster(choice: ClusterChoice, scaling: ScalingConfig) -> Iterator[Ag
         yield LocalCluster()
         return
     # Importing Ray takes a while.
-    from polytrain.workers.ray_cluster import RayCluster
-    from polytrain.workers.ray_runtime import running_ray
+    from polytrain.workers.ray.cluster import RayCluster
+    from polytrain.workers.ray.runtime import running_ray
 
     with running_ray():
         yield RayCluster(scaling.label_selectors)

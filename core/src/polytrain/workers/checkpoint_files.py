@@ -11,7 +11,7 @@ from typing import Any
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.manifest import MANIFEST_NAME
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
-from polytrain.common.errors import CheckpointError
+from polytrain.errors import CheckpointError
 from polytrain.storage.location import Location
 from polytrain.storage.names import expect_inside
 from polytrain.workers.run_storage import RunStorage

@@ -16,8 +16,8 @@ from polytrain.checkpoint.manifest import directory_name
 from polytrain.checkpoint.parts import is_full
 from polytrain.checkpoint.snapshot import Stamps
 from polytrain.checkpoint.staging import Stagings, beneath, remove
-from polytrain.common.errors import CheckpointError
-from polytrain.monitoring.progress_page import Stage, during
+from polytrain.errors import CheckpointError
+from polytrain.linux.progress_page import Stage, during
 from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (

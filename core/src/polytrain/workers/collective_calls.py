@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import msgpack
 
-from polytrain.common.pickler import dumps
+from polytrain.functions.pickler import dumps
 from polytrain.workers.worker_api import gather_over_ranks, get_context
 
 Data = TypeVar("Data")

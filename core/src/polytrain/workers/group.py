@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from polytrain.checkpoint.events import CheckpointEvent, CheckpointsAsked
-from polytrain.common.events import Event, Reported
-from polytrain.common.output import Output
-from polytrain.monitoring.health_events import HealthEvent
+from polytrain.events.attempt import Event, Reported
+from polytrain.events.health import HealthEvent
+from polytrain.events.output import Output
 from polytrain.workers.job import LaunchOrder
 from polytrain_plugins import Member, Offer
 

@@ -16,14 +16,13 @@ from polytrain.checkpoint.parts import clear_staged, stored_part
 from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.common.errors import CheckpointError, Failure, FailureKind
-from polytrain.common.events import AgentsPlaced, Event, Exited, Failed
-from polytrain.common.placement import NodeAddress, members
 from polytrain.data.shards.assignment import RunDataset, holding
 from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.spec import Held, ShardSpec
 from polytrain.data.streams.stream import StreamSpec
-from polytrain.monitoring.health_events import Started
+from polytrain.errors import CheckpointError, Failure, FailureKind
+from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed
+from polytrain.events.health import Started
 from polytrain.workers.group import Handler
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import (
@@ -37,6 +36,7 @@ from polytrain.workers.messages import (
     to_event,
     to_part,
 )
+from polytrain.workers.placement import NodeAddress, members
 from polytrain.workers.worker_process import run_worker
 from polytrain_plugins import Member, Offer, changed_environment
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polytrain.common.config import ScalingConfig
-from polytrain.common.placement import NodeAddress
+from polytrain.config.configs import ScalingConfig
 from polytrain.policy.scaling import largest_fit
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import Delivery
 from polytrain.workers.local_launcher import LocalAgentLauncher
 from polytrain.workers.machine_resources import machine_resources, visible_gpus
+from polytrain.workers.placement import NodeAddress
 from polytrain.workers.shared_store import OpenShared
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polytrain.common.placement import NodeAddress
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Delivery, delivery
 from polytrain.workers.agent_host import AgentHost, Mail
 from polytrain.workers.loop_thread import LoopThread
+from polytrain.workers.placement import NodeAddress
 
 logger = logging.getLogger(__name__)
 

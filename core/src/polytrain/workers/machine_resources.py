@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 
-from polytrain.common.control_groups import OWN_GROUPS, ControlGroups
+from polytrain.linux.control_groups import OWN_GROUPS, ControlGroups
 from polytrain_plugins import InvalidJobError, Problem
 
 _CPUS = "POLYTRAIN_LOCAL_CPUS"

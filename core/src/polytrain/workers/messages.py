@@ -22,9 +22,9 @@ import msgpack
 from polytrain.checkpoint.events import CheckpointsAsked, PartStaged
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.common.data_errors import DataError
-from polytrain.common.errors import BadDataError, Failure, FailureKind
-from polytrain.common.events import (
+from polytrain.data_errors import DataError
+from polytrain.errors import BadDataError, Failure, FailureKind
+from polytrain.events.attempt import (
     ConditionMet,
     Done,
     Drained,
@@ -35,7 +35,7 @@ from polytrain.common.events import (
     Reported,
     SavesOnRequest,
 )
-from polytrain.common.return_values import Returned
+from polytrain.functions.return_values import Returned
 from polytrain.workers.report_ring import Ring
 from polytrain_plugins import Member, Offer, Stopped, World
 

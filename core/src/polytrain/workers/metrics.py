@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from polytrain.common import strict_json
+from polytrain.text import strict_json
 
 
 def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:

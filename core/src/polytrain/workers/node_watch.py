@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ray.exceptions import RayError
 
-from polytrain.common.ray_state import draining_nodes
+from polytrain.ray_api.state import draining_nodes
 
 logger = logging.getLogger(__name__)
 

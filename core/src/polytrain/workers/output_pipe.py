@@ -8,8 +8,8 @@ import fcntl
 import os
 from collections.abc import Callable
 
-from polytrain.common.bars import BarStates
-from polytrain.common.output import OutputLimit
+from polytrain.events.output import OutputLimit
+from polytrain.text.bars import BarStates
 
 READ_SIZE = 1 << 16
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from functools import partial
 
 from polytrain.checkpoint.parts import StagedPart
-from polytrain.common.output import Output
-from polytrain.common.processes import oom_kills
-from polytrain.monitoring.progress_probe import Probe, ProgressProbe, Watch
-from polytrain.monitoring.stacks import stacks_of
-from polytrain.monitoring.utilization_probe import UtilizationProbe
+from polytrain.events.output import Output
+from polytrain.linux.processes import oom_kills
+from polytrain.observe.progress_probe import Probe, ProgressProbe, Watch
+from polytrain.observe.stacks import stacks_of
+from polytrain.observe.utilization_probe import UtilizationProbe
 from polytrain.workers.group import Happening
 from polytrain.workers.job import LaunchOrder
 from polytrain.workers.messages import FrameBuffer, Message, ReportReader, pack, to_event, to_part

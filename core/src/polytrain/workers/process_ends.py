@@ -6,8 +6,8 @@ import os
 import socket
 from contextlib import ExitStack
 
-from polytrain.common.forked_children import OwnDescriptor, keep_from_children
-from polytrain.monitoring.progress_page import Page
+from polytrain.linux.forked_children import OwnDescriptor, keep_from_children
+from polytrain.linux.progress_page import Page
 
 
 class ProcessEnds:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from polytrain.checkpoint.checkpoint import Checkpoint
 from polytrain.checkpoint.scratch import directory_of_attempt
 from polytrain.checkpoint.snapshot import Snapshots, Stamps
-from polytrain.common.clock import Clock
-from polytrain.common.errors import CheckpointError, NotInWorkerError
-from polytrain.common.validation_config import ValidationTaskConfig, validation_of_report
-from polytrain.monitoring.progress_page import beat
+from polytrain.config.validation_config import ValidationTaskConfig, validation_of_report
+from polytrain.errors import CheckpointError, NotInWorkerError
+from polytrain.linux.clock import Clock
+from polytrain.linux.progress_page import beat
 from polytrain.policy.validation import ValidationStatus
 from polytrain.workers.checkpoint_files import (
     CheckpointFiles,

@@ -17,7 +17,7 @@ from polytrain.data.shards.shared_memory import (
 )
 from polytrain.data.shards.spec import Held, ShardSpec
 from polytrain.data.streams.stream import StreamSpec
-from polytrain.workers.pickling import pickled_apart, pickled_with, unpickled
+from polytrain.functions.pickling import pickled_apart, pickled_with, unpickled
 from polytrain.workers.shared_store import Shared, SharedStore
 
 

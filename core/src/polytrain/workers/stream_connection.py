@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polytrain.common.data_errors import StreamLostError
 from polytrain.data.plan.stream_partitioner import Segment
 from polytrain.data.streams.stream import PartSource
+from polytrain.data_errors import StreamLostError
 from polytrain.workers.messages import SocketChannel, pack
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from polytrain.checkpoint.checkpoint import Checkpoint
-from polytrain.common.errors import NotInWorkerError
-from polytrain.common.validation_config import ValidationTaskConfig
-from polytrain.monitoring.progress_page import beat
+from polytrain.config.validation_config import ValidationTaskConfig
+from polytrain.errors import NotInWorkerError
+from polytrain.linux.progress_page import beat
 from polytrain.workers.checkpoint_handling import DEFAULT, CheckpointUploadMode, handling_of
 from polytrain.workers.context import Context
 from polytrain.workers.reported_checkpoints import CheckpointConsistencyMode, ReportedCheckpoint

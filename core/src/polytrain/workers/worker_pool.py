@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from polytrain.common.config import ScalingConfig
-from polytrain.common.errors import FailureKind
-from polytrain.common.events import (
+from polytrain.config.configs import ScalingConfig
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import (
     AgentLost,
     AgentsPlaced,
     DrainWanted,
@@ -21,10 +21,10 @@ from polytrain.common.events import (
     PlacementFailed,
     Purpose,
 )
-from polytrain.common.placement import NodeAddress, rank_order
 from polytrain.policy.autoscaling import Outlook, only_we_use
 from polytrain.policy.scaling import SizePolicy, holds, largest_fit
 from polytrain.workers.agent_handle import AgentHandle, Gone
+from polytrain.workers.placement import NodeAddress, rank_order
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from polytrain.common.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
-from polytrain.common.output import flush_output
-from polytrain.common.processes import die_with_parent
-from polytrain.common.return_values import Returned, encoded
-from polytrain.monitoring.progress_page import Stage, enter, reports, write_to
-from polytrain.monitoring.stacks import be_readable
+from polytrain.events.output import flush_output
+from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
+from polytrain.functions.pickling import pickled_error
+from polytrain.functions.return_values import Returned, encoded
+from polytrain.linux.processes import die_with_parent
+from polytrain.linux.progress_page import Stage, enter, reports, write_to
+from polytrain.observe.stacks import be_readable
 from polytrain.workers.breakpoints import explain_breakpoints
 from polytrain.workers.device_names import device_name
 from polytrain.workers.job import LaunchOrder, WorkerJob
@@ -35,7 +36,6 @@ from polytrain.workers.messages import (
     raised_message,
     world_from,
 )
-from polytrain.workers.pickling import pickled_error
 from polytrain.workers.processes.preload import ImportRecorder
 from polytrain.workers.report_ring import Ring, calls_every_s
 from polytrain.workers.session import WorkerSession

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polytrain.common.doors import Door
+from polytrain.ray_names.doors import Door
 
 if TYPE_CHECKING:
-    from polytrain.api.framework_configs import XGBoostConfig as XGBoostConfig
-    from polytrain.api.framework_trainers import XGBoostTrainer as XGBoostTrainer
+    from polytrain.ray_names.configs import XGBoostConfig as XGBoostConfig
+    from polytrain.ray_names.trainers import XGBoostTrainer as XGBoostTrainer
     from polytrain_xgboost import RayTrainReportCallback as RayTrainReportCallback
     from polytrain_xgboost import XGBoost as XGBoost
     from polytrain_xgboost import bin_reference as bin_reference
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 _DOOR = Door(
     module=__name__,
     homes={
-        "XGBoostConfig": "polytrain.api.framework_configs",
-        "XGBoostTrainer": "polytrain.api.framework_trainers",
+        "XGBoostConfig": "polytrain.ray_names.configs",
+        "XGBoostTrainer": "polytrain.ray_names.trainers",
     },
     plugin="polytrain_xgboost",
     backend="xgboost",

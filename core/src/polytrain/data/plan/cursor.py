@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from polytrain.data.plan.position import Position
-from polytrain.monitoring.progress_page import beat
+from polytrain.linux.progress_page import beat
 
 AnyPosition = TypeVar("AnyPosition", bound=Position)
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, TypedDict, TypeVar
 
-from polytrain.common.typed_json import Count, Ranks, fitting
 from polytrain.data.plan.marks import differences
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.plan.stream_partitioner import Segment
+from polytrain.storage.typed_json import Count, Ranks, fitting
 
 
 class Position(Protocol):

@@ -19,8 +19,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
-from polytrain.common.typed_json import Count
 from polytrain.data.plan.order import InOrder, Order, Shuffled, Windows
+from polytrain.storage.typed_json import Count
 
 Shuffle: TypeAlias = bool | Literal["window"]
 Remainder: TypeAlias = Literal["keep", "pad", "drop"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.common.config import DataConfig
+from polytrain.config.configs import DataConfig
 from polytrain.data.plan.row_plan import Plan
 from polytrain.data.shards.rows import PieceRows
 from polytrain.data.shards.spec import Held, ShardSpec

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.common.data_errors import ReadError
 from polytrain.data.shards.lists import (
     check_numbers,
     joined,
@@ -33,6 +32,7 @@ from polytrain.data.sources.missing import (
     may_lack_numbers,
     numbers_in,
 )
+from polytrain.data_errors import ReadError
 
 Parts: TypeAlias = Sequence[np.ndarray[Any, Any]]
 """Rows of a column, one after another."""

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.describe import Source
+from polytrain.data_errors import SourceError
 from polytrain_plugins import column_remedy
 
 

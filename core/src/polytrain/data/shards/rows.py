@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.common.control_groups import available_memory
 from polytrain.data.plan.order import Order, RowSelection
 from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.kept_pieces import KeptPieces
 from polytrain.data.shards.regions import Excerpt, Region, RowSlice, ScatteredRows
 from polytrain.data.shards.wide_types import in_one_piece
 from polytrain.data.sources.pieces import Piece
+from polytrain.linux.control_groups import available_memory
 
 _SPARE_MEMORY = 4
 """The workers of a node may take one part in so many of its free memory for tables in one piece."""

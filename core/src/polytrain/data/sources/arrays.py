@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources.python_values import check_unchanged
 from polytrain.data.sources.times import in_one_unit, in_unit_of_arrow, is_time
 from polytrain.data.sources.views import without_view
+from polytrain.data_errors import SourceError, one_line
 
 _EXACT = 2**53
 """Up to here a 64-bit float holds every whole number."""

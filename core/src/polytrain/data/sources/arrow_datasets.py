@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources import parquet_files
 from polytrain.data.sources.extension_types import plain_schema
 from polytrain.data.sources.missing import Missing, noted
@@ -23,6 +22,7 @@ from polytrain.data.sources.schemas import (
     without,
 )
 from polytrain.data.sources.tables import from_table
+from polytrain.data_errors import SourceError, one_line
 
 
 def is_arrow_dataset(data: Any) -> bool:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources.compression import open_decompressed
 from polytrain.data.sources.csv_types import (
     MISSING,
@@ -27,6 +26,7 @@ from polytrain.data.sources.missing import Missing
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.sources.schemas import columns_to_count, refuse_repeated
 from polytrain.data.sources.streamed_rows import StreamedPiece
+from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.filesystems import find
 
 _BLOCKS = (1 << 22, 1 << 26, 1 << 30)

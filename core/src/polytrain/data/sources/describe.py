@@ -12,8 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.common.data_errors import SourceError
-from polytrain.common.ray_dataset import is_ray_dataset
 from polytrain.data.sources.arrow_datasets import from_arrow_dataset, is_arrow_dataset
 from polytrain.data.sources.dicts import are_dicts, gives_rows, is_of_torch, table_of_dicts
 from polytrain.data.sources.files import from_places
@@ -29,6 +27,8 @@ from polytrain.data.sources.schemas import chosen, index_columns, subschema, wit
 from polytrain.data.sources.tables import from_memory, from_table, is_place
 from polytrain.data.sources.transforms import transformed
 from polytrain.data.sources.unreadable import refuse_unreadable
+from polytrain.data_errors import SourceError
+from polytrain.ray_api.dataset import is_ray_dataset
 from polytrain_plugins import DatasetInfo
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.arrays import column_of, is_masked_number
 from polytrain.data.sources.python_values import check_unchanged
 from polytrain.data.sources.schemas import conformed, unified_type
 from polytrain.data.sources.times import in_unit_of_arrow, is_time
+from polytrain.data_errors import ReadError, SourceError, one_line
 
 _AT_ONCE = 10_000
 """Rows that are Python's objects at once: they take many times the memory of a table."""

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources.compression import without_compression
+from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.filesystems import OPTIONS, ResolvedPath, find
 
 _MAGIC = re.compile(r"[*?[]")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pyarrow.fs as pafs
 
-from polytrain.common.data_errors import ReadError
+from polytrain.data_errors import ReadError
 from polytrain.storage.filesystems import ResolvedPath
 
 

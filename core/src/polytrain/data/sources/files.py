@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from polytrain.common.data_errors import SourceError
 from polytrain.data.sources import csv_files, ipc_files, json_files, parquet_files
 from polytrain.data.sources.expansion import FoundFile, expand, partition_types
 from polytrain.data.sources.missing import Missing, noted
@@ -21,6 +20,7 @@ from polytrain.data.sources.schemas import (
     unified_type,
     without,
 )
+from polytrain.data_errors import SourceError
 
 _AT_ONCE = 8
 """Files that are looked at concurrently: a remote one takes a while to answer."""

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.common.data_errors import ReadError, SourceError, one_line, raised_at
 from polytrain.data.sources.arrays import check_exact, column_of, tensors_of
 from polytrain.data.sources.pieces import Piece, Pieces
 from polytrain.data.sources.schemas import chosen, index_columns, subschema, without
+from polytrain.data_errors import ReadError, SourceError, one_line, raised_at
 
 _NOT_ITEMS = {
     "builtins",

@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
 from polytrain.data.sources.missing import Missing, found_missing
@@ -23,6 +22,7 @@ from polytrain.data.sources.schemas import (
 )
 from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain.data.sources.views import without_views
+from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain.storage.filesystems import find
 
 

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pajson
 
-from polytrain.common.data_errors import SourceError, one_line
 from polytrain.data.sources.compression import open_decompressed
 from polytrain.data.sources.csv_types import EXACT
 from polytrain.data.sources.file_version import FileVersion, version_of
@@ -24,6 +23,7 @@ from polytrain.data.sources.missing import Missing, found_missing
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.sources.schemas import columns_to_count, subschema, unified_type
 from polytrain.data.sources.streamed_rows import StreamedPiece
+from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.filesystems import find
 
 _BLOCK = 1 << 22

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.sources.extension_types import plain_columns, plain_schema
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
 from polytrain.data.sources.missing import InLists, Missing, decides_type, is_list
@@ -26,6 +25,7 @@ from polytrain.data.sources.schemas import (
     without,
 )
 from polytrain.data.sources.unreadable import refuse_unreadable
+from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain.storage.filesystems import ResolvedPath, find
 
 _BUFFER_BYTES = 1 << 20

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from polytrain.common.data_errors import SourceError
+from polytrain.data_errors import SourceError
 
 _Path: TypeAlias = tuple[Any, ...]
 

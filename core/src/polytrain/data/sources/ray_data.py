@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.common.data_errors import SourceError
 from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.missing import Missing, found_missing, noted
 from polytrain.data.sources.pieces import Piece, Pieces, selected
@@ -22,6 +21,7 @@ from polytrain.data.sources.schemas import (
     without,
 )
 from polytrain.data.sources.unreadable import refuse_unreadable
+from polytrain.data_errors import SourceError
 
 
 @dataclass(frozen=True, slots=True)

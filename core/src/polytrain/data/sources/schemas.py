@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.common.data_errors import ReadError, SourceError, one_line
 from polytrain.data.shards.wide_types import with_wide_categories
 from polytrain.data.sources.arrays import nested_list_type, tensors_as_lists
+from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain_plugins import column_remedy
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.common.data_errors import ReadError, one_line
 from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
 from polytrain.data.sources.pieces import Piece
 from polytrain.data.sources.schemas import conformed, subschema
+from polytrain.data_errors import ReadError, one_line
 from polytrain.storage.filesystems import find
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from polytrain.common.data_errors import SourceError
+from polytrain.data_errors import SourceError
 
 _FINE = {"s": "s", "ms": "ms", "us": "us", "ns": "ns", "ps": "ns", "fs": "ns", "as": "ns"}
 _UNITS = {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from polytrain.common.data_errors import SourceError
+from polytrain.data_errors import SourceError
 
 _OBJECTS = "ray.data.arrow_pickled_object"
 PERIODS = "pandas.period"

@@ -16,11 +16,11 @@ import pyarrow as pa
 import ray
 from ray.exceptions import RayError
 
-from polytrain.common.data_errors import SourceError, is_library, raised_at
 from polytrain.data.plan.stream_partitioner import BlockRows
 from polytrain.data.sources.extension_types import plain_columns
 from polytrain.data.sources.ray_data import is_computed
 from polytrain.data.sources.schemas import bare
+from polytrain.data_errors import SourceError, is_library, raised_at
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)
 """A line of a traceback that says where its next line is."""

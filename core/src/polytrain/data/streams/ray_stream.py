@@ -22,7 +22,6 @@ import pyarrow as pa
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polytrain.common.data_errors import ReadError
 from polytrain.data.plan.stream_partitioner import Part, Segment, StreamPartitioner
 from polytrain.data.shards.formats import empty_table
 from polytrain.data.sources.schemas import conformed
@@ -35,6 +34,7 @@ from polytrain.data.streams.ray_pipeline import (
     prepared,
     reason_of,
 )
+from polytrain.data_errors import ReadError
 
 
 class StreamError(Exception):

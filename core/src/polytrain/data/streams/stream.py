@@ -16,8 +16,6 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from polytrain.common.data_errors import too_few
-from polytrain.common.errors import BadDataError
 from polytrain.data.plan.cursor import Cursor, Epoch
 from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.row_plan import Cut, Remainder
@@ -26,7 +24,9 @@ from polytrain.data.shards.batched import Batch, BatchedShard
 from polytrain.data.shards.formats import empty_table
 from polytrain.data.shards.regions import RowSlice
 from polytrain.data.shards.wide_types import in_one_piece
-from polytrain.monitoring.progress_page import Stage, during
+from polytrain.data_errors import too_few
+from polytrain.errors import BadDataError
+from polytrain.linux.progress_page import Stage, during
 
 _WHOLE = -1
 """Stands for the epoch that is read when a shard is asked for as a whole."""

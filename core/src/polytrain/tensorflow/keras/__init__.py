@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from polytrain.common.doors import Door
+from polytrain.ray_names.doors import Door
 
 if TYPE_CHECKING:
     from polytrain_tf.keras_callback import ReportCheckpointCallback as ReportCheckpointCallback

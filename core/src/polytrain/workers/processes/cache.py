@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from polytrain.common.processes import umask
+from polytrain.linux.processes import umask
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec, zygote_name
 from polytrain.workers.processes.warm import (
     find,

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polytrain.common.forked_children import keep_from_children
-from polytrain.common.processes import is_ending, peer_of
+from polytrain.linux.forked_children import keep_from_children
+from polytrain.linux.processes import is_ending, peer_of
 from polytrain.workers.messages import SocketChannel
 from polytrain.workers.processes.lifetime import Description, described
 from polytrain.workers.processes.requests import send_request

@@ -12,8 +12,8 @@ import selectors
 import socket
 from collections.abc import Iterator
 
-from polytrain.common.processes import peer_of
-from polytrain.common.readable import is_readable
+from polytrain.linux.processes import peer_of
+from polytrain.linux.readable import is_readable
 
 
 class Clients:

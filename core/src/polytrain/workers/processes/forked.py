@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from polytrain.common.processes import die_with_parent, kill_session
+from polytrain.linux.processes import die_with_parent, kill_session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

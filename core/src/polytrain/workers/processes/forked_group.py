@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from polytrain.monitoring.progress_page import Page
+from polytrain.linux.progress_page import Page
 from polytrain.workers.messages import ConnectionClosedError, FrameBuffer
 from polytrain.workers.output_pipe import READ_SIZE
 from polytrain.workers.processes.cache import keep, warm_zygote

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polytrain.common.processes import has_children, holds_device, open_files, thread_count
+from polytrain.linux.processes import has_children, holds_device, open_files, thread_count
 from polytrain.workers.messages import Message, SocketChannel, imported_message
 from polytrain.workers.processes.client import preload_environment
 from polytrain.workers.processes.code_files import CodeFiles, is_installed

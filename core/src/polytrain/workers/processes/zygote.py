@@ -45,7 +45,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from polytrain.common.processes import (
+from polytrain.linux.processes import (
     adopt_orphans,
     describe_exit,
     die_with_parent,
@@ -58,7 +58,7 @@ from polytrain.common.processes import (
     session_of,
     thread_count,
 )
-from polytrain.common.readable import is_readable
+from polytrain.linux.readable import is_readable
 from polytrain.workers.messages import pack
 from polytrain.workers.processes.client import BACKLOG
 from polytrain.workers.processes.clients import Clients

@@ -1,1 +1,0 @@
-"""What every layer uses: settings, errors, events, places, and what Linux offers."""

@@ -1,0 +1,1 @@
+"""What a user sets, with its constraints."""

@@ -1,0 +1,362 @@
+"""What a user configures about a run. Shared features have Ray Train's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from polytrain.config.call_forms import takes_ray_arguments
+from polytrain.config.constraints import Seconds, Whole
+from polytrain.config.ray_arguments import CHECKPOINT, DATA, FAILURE, RUN, SCALING
+from polytrain.text.plain_values import plain
+from polytrain_plugins import Report
+
+_LEAST_WINDOW_S = 0.1
+"""Stragglers: the kernel counts in ticks, of up to ten milliseconds."""
+
+
+class _PlainNumbers:
+    """Takes NumPy's numbers for what they are, and 0 and 1 for truth values where these belong."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for each in fields(self):  # type: ignore[arg-type]  # all that derive from it are dataclasses
+            value = plain(getattr(self, each.name))
+            if each.type == "bool" and type(value) is int and value in (0, 1):
+                value = bool(value)
+            object.__setattr__(self, each.name, value)
+
+
+@takes_ray_arguments(**SCALING)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingConfig(_PlainNumbers):
+    """How many workers, and what each of them gets."""
+
+    num_workers: int | tuple[int, int] = 1
+    """Worker processes. 0 trains inline, in the process that calls `fit()`. Two numbers are the
+    least and the most: the run starts with as many as there are resources for, shrinks after a
+    loss and grows when there are more resources."""
+
+    standby: Annotated[int, Whole(of="agents", least=0, remedy="Give 0 or more")] = 0
+    """Agents that are kept ready to replace a lost one, on other nodes if there are any. Each
+    reserves the resources of a worker."""
+
+    use_gpu: bool = False
+    """Give every worker one GPU, or as many as `resources_per_worker` says."""
+
+    resources_per_worker: Mapping[str, float] | None = None
+    """Ray resources of one worker, for example `{"CPU": 4, "GPU": 1}`. One CPU by default."""
+
+    placement_strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = "PACK"
+    """How the workers are placed on nodes, in Ray's words."""
+
+    accelerator_type: str | None = None
+    """Type of the nodes' accelerators, in Ray's words, such as "A100"; workers run on no others."""
+
+    label_selector: Mapping[str, str] | Sequence[Mapping[str, str]] | None = None
+    """Labels that Ray's nodes must have, such as `{"ray.io/market-type": "spot"}`; also
+    `"!value"`, `"in(one,two)"` and `"!in(one,two)"`. A list has one for each worker, of a run with
+    a fixed number of them and no standbys."""
+
+    start_timeout_s: Annotated[float, Seconds()] = 600.0
+    """Seconds to wait for the cluster to free the workers' resources."""
+
+    cluster: Literal["auto", "local", "ray"] = "auto"
+    """Where the workers are. "local": on this machine, without Ray. "ray": on Ray's nodes. "auto":
+    on Ray if Ray is initialised, if `RAY_ADDRESS` names a cluster or one was started on this
+    machine, if a data set is a Ray data set or the training function uses Ray, or if workers
+    request more than CPUs and memory; otherwise on this machine."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers may change during the run."""
+        return self.min_workers < self.max_workers
+
+    @property
+    def min_workers(self) -> int:
+        """The least number of worker processes."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[0]
+
+    @property
+    def max_workers(self) -> int:
+        """The greatest number of worker processes."""
+        return self.num_workers if isinstance(self.num_workers, int) else self.num_workers[1]
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Ray resources of one worker, in full."""
+        resources = {"CPU": 1.0, **(self.resources_per_worker or {})}
+        if self.use_gpu:
+            resources.setdefault("GPU", 1.0)
+        if self.accelerator_type is not None:
+            # Ray gives each node a resource of this name; any amount binds a worker to it.
+            resources.setdefault(f"accelerator_type:{self.accelerator_type}", 0.001)
+        return resources
+
+    def label_selector_of(self, worker: int) -> Mapping[str, str]:
+        """Return the label selector of one worker.
+
+        Args:
+            worker: its number; not its rank, which depends on its node.
+        """
+        given = self.label_selector
+        if given is None or isinstance(given, Mapping):
+            return given or {}
+        return given[worker]
+
+    @property
+    def label_selectors(self) -> tuple[Mapping[str, str], ...]:
+        """All label selectors, each once; empty if workers may be on any node."""
+        given = [self.label_selector_of(worker) for worker in range(self.max_workers)]
+        each_once = {tuple(sorted(selector.items())): selector for selector in given}
+        return tuple(each_once.values()) if any(given) else ()
+
+    @property
+    def cpus_per_worker(self) -> int:
+        """Threads that a worker may use, at least 1."""
+        return max(1, int(self.resources["CPU"]))
+
+    @property
+    def gpus_per_worker(self) -> int:
+        """GPUs that a worker sees. A worker with a part of a GPU sees one."""
+        return math.ceil(self.resources.get("GPU", 0))
+
+
+@takes_ray_arguments(**DATA)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig(_PlainNumbers):
+    """What is read of a data set, and in which order."""
+
+    datasets_to_split: str | Sequence[str] = "all"
+    """"all", or the names of the data sets whose rows are split over the workers. Every worker
+    reads the others whole."""
+
+    shuffle: bool | Literal["window"] = False
+    """Whether the order of the rows is random, and new in each epoch. True: a full shuffle; if the
+    data are in files, each worker holds its part in memory. "window": windows of rows in random
+    order, and the rows of a window in random order; files are read a few row groups at a time."""
+
+    seed: Annotated[
+        int,
+        Whole(least=-(2**63), most=2**63 - 1, remedy="Give a whole number of 64 bits"),
+    ] = 0
+    """The same seed gives the same order, on any number of workers with which a run resumes. New
+    runs on different numbers of workers have the same order of rows in memory and of items; of
+    files if `shards` is given, or if both numbers divide 8 and the rows are shuffled in memory
+    (`shuffle=True`, or CSV and JSON Lines)."""
+
+    shards: Annotated[int | None, Whole(of="shards", least=1, remedy="Give 1 or more, or None")] = (
+        None
+    )
+    """Consecutive parts of the data that batches take rows from in turn. By default 1 if the rows
+    are in memory, or are items; of files as many as the run has workers when it begins, one for
+    each, or 8 if agents hold shuffled rows and the number of workers divides 8. The same number
+    gives the same order on any number of workers. Workers share the shards: with fewer shards than
+    workers each reads more rows than it uses, with many more a worker holds windows of many shards
+    at once."""
+
+    remainder: Literal["keep", "pad", "drop"] = "keep"
+    """What happens to rows that don't fill a batch. "keep": they are the last batch, which is
+    smaller; so that each worker has a row, the one before it may leave it some. "pad": rows from
+    the epoch's start fill the last batch. "drop": they are left out."""
+
+    columns: Sequence[str] | None = None
+    """Columns to read; by default all but those that hold the index of a DataFrame."""
+
+    transform: Callable[..., Mapping[str, Any]] | None = None
+    """Applied to rows when they are read. It takes a dict of column name to array, and returns one
+    with the same number of rows. It runs wherever data is read, also in agents. With a parameter
+    `rng` it is applied to each batch of each epoch instead, and gets a NumPy generator that is
+    seeded by `seed`, the epoch, the batch's place in it and the rank."""
+
+    group: str | None = None
+    """Rows with the same value in this column stay together, on one worker and in one batch. They
+    must be consecutive. Batch sizes then count groups."""
+
+    window_rows: Annotated[
+        int | None, Whole(of="rows", least=1, remedy="Give 1 or more, or None")
+    ] = None
+    """Rows in a window of `shuffle="window"`; by default as many as the largest row group, and
+    at least 8,192, or 32 MB if that is less. Row groups that have several windows are kept decoded,
+    up to 128 MB for each worker; others are read from their start for each of their windows."""
+
+
+@takes_ray_arguments(**FAILURE)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureConfig(_PlainNumbers):
+    """What to do when something fails."""
+
+    max_failures: Annotated[
+        int, Whole(of="failures", least=-1, remedy="Give 0 or more, or -1 for any number")
+    ] = 0
+    """Failed attempts that the run survives; -1 for any number. Preemptions don't count."""
+
+    retry_user_errors: bool | Literal["unless_repeated"] = "unless_repeated"
+    """Whether exceptions of the training function are retried. By default they are, unless the same
+    error comes again at the same step, or every rank raises the same exception at once and its
+    type says that it is a bug. False never retries them; True always, within `max_failures`."""
+
+    hang_timeout_s: Annotated[
+        float | None, Seconds(above=True, or_none="to turn hang detection off")
+    ] = 300.0
+    """Seconds without progress on a rank after which the stacks of all ranks are logged; None turns
+    this off. Progress is a batch, a report, a boosting round, or a call of `heartbeat()`."""
+
+    hang_action: Literal["kill_if_idle", "kill", "warn"] = "kill_if_idle"
+    """What happens if a rank makes no progress, besides a warning with every rank's stacks.
+    "kill_if_idle" ends the attempt if no rank has made progress or used CPU time, or if the process
+    is stopped. "kill" always ends it, "warn" never."""
+
+    load_timeout_s: Annotated[float, Seconds()] = 3600.0
+    """Seconds that each attempt may take to read the rows that agents hold, and to fetch the
+    checkpoint that it starts from. What worker processes read while they train isn't meant."""
+
+    rendezvous_timeout_s: Annotated[float, Seconds()] = 300.0
+    """Seconds that the ranks may take from their start until all have joined."""
+
+    stragglers: Literal["report", "replace", "ignore"] = "report"
+    """What happens to a rank that all others wait for. "replace" moves it to a standby after the
+    next checkpoint, and needs `ScalingConfig(standby=…)`; a rank is moved once."""
+
+    straggler_window_s: Annotated[float, Seconds(least=_LEAST_WINDOW_S)] = 30.0
+    """Length of the window in which each rank's work and wait are measured, in seconds. A rank that
+    works for most of two windows in a row, while the others mostly wait, is a straggler."""
+
+    node_cooldown_s: Annotated[float, Seconds()] = 600.0
+    """Seconds for which a node gets no workers after it has lost two, if other nodes have room."""
+
+
+@takes_ray_arguments(**CHECKPOINT)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig(_PlainNumbers):
+    """Which checkpoints are made and kept."""
+
+    num_to_keep: Annotated[
+        int | None, Whole(of="checkpoints", least=1, remedy="Give 1 or more, or None to keep all")
+    ] = None
+    """Keep this many of the best; None keeps all. The newest is always kept."""
+
+    checkpoint_score_attribute: str | None = None
+    """Metric that ranks checkpoints, `a/b` for a nested one. With None, newer is better."""
+
+    checkpoint_score_order: Literal["max", "min"] = "max"
+
+    checkpoint_frequency: Annotated[
+        int, Whole(of="rounds", least=0, remedy="Give 1 or more, or 0 to save at the end only")
+    ] = 0
+    """Declarative training: save every this many rounds; 0 saves at the end only."""
+
+    written_by: Literal["rank_0", "every_rank"] | None = None
+    """Whose files a checkpoint consists of: rank 0's, if the state is the same on every rank, or
+    every rank's, merged into one directory. By default what the backend declares; if that is
+    rank 0, files that other ranks report are added."""
+
+    upload: Literal["async", "sync"] = "async"
+    """Whether a report waits until its checkpoint is committed."""
+
+    max_in_flight: Annotated[int, Whole(of="checkpoints", least=1, remedy="Give 1 or more")] = 2
+    """Maximum number of checkpoints that are uploaded while training continues; further reports
+    block."""
+
+    report_timeout_s: Annotated[float, Seconds()] = 600.0
+    """If every rank writes: seconds that a rank may be behind after another rank has reported its
+    next checkpoint, has ended, or waits for the commit of this one."""
+
+
+@takes_ray_arguments(**RUN)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig(_PlainNumbers):
+    """Where a run is stored, and how failures, checkpoints and observers are handled."""
+
+    name: str | None = None
+    """Name of the run and of its directory; made from the backend and the time by default.
+    `fit()` with the same name and storage resumes the run."""
+
+    if_finished: Literal["return", "error", "new"] | None = None
+    """What `fit()` does if the run of this name is finished. "return": returns its result, and
+    trains nothing. "error": raises `InvalidJobError`. "new": trains again; earlier checkpoints stay
+    in the directory and are ignored. By default it returns the result; if the training function,
+    its config, the backend's options or a data set has changed since, it raises
+    `InvalidJobError`."""
+
+    storage_path: str | Path | None = None
+    """Directory or address of all runs, reachable from every node: a directory that all nodes
+    mount, or an address such as `s3://bucket/runs`. `~/polytrain_results` by default."""
+
+    storage_filesystem: Any = field(default=None, repr=False)
+    """File system of `storage_path`, if that is neither a local path nor an address: a
+    `pyarrow.fs.FileSystem`, or one of fsspec's."""
+
+    storage_timeout_s: Annotated[float, Seconds()] = 600.0
+    """Seconds for which unavailable storage is retried before the attempt fails."""
+
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    stop: Mapping[str, float | str] | Callable[[Report], bool] | None = field(
+        default=None, repr=False
+    )
+    """Conditions on the reports of rank 0; the first that is met finishes the run. Either limits:
+    `{"training_iteration": 100, "loss": 0.1}` ends it at step 100, counted over all restarts, or
+    once the loss is 0.1 or less. A number alone is the value to reach: from above for a metric
+    whose name says loss or error, or by which checkpoints are ranked with "min"; from below for any
+    other, as in Ray Tune. `"<= 0.1"` and `">= 100"` say it themselves. `a/b` names a nested metric;
+    metrics of a validation count too. Or a function of a `Report` that returns whether to end the
+    run: it is called in rank 0's worker process, and what it keeps is lost with an attempt. The run
+    ends with the checkpoint of this report, or else with the next one; `Result.stopped` says why.
+    The next `fit()` returns the result, or resumes the run if the conditions of that call aren't
+    met."""
+
+    time_budget_s: Annotated[float | None, Seconds(above=True, or_none="for no limit")] = None
+    """Seconds of training, after which the run is finished with its next checkpoint: over all
+    restarts and calls of `fit()`. Steps that are repeated and waits for checkpoints count; starts,
+    loading data, waiting for nodes and the time in which the machine is suspended don't."""
+
+    observers: tuple[Any, ...] = ()
+    """Objects with hooks of `polytrain_plugins.hookspecs.ObserverHooks`, and trackers of
+    `polytrain.trackers`."""
+
+    track: str | Sequence[str] | None = None
+    """Trackers with their defaults, by name: "csv", "jsonl", "mlflow", "tensorboard", "wandb";
+    several in a tuple."""
+
+    keep_reports: Literal["rank_0", "every_rank"] = "rank_0"
+    """Whose reports are kept in the run's journal, for `Result.histories`. Rank 0's are
+    `Result.history` in any case."""
+
+    callbacks: tuple[Any, ...] = ()
+    """Objects of subclasses of `UserCallback`, with Ray Train's methods. While there are any, the
+    reports of all ranks are sent to the driver."""
+
+    worker_runtime_env: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Runtime environment of worker processes and of validations, as Ray takes it:
+    `{"env_vars": {"NAME": "value"}}` sets variables before anything is imported, on Ray and without
+    it. Ray sets up every other part (`pip`, `working_dir` and `py_modules` at addresses, …)."""
+
+    progress: Literal["auto", "live", "plain", "json", "none"] | bool = "auto"
+    """How the run's progress is shown on standard error. "live": two lines that stay at the bottom
+    of the terminal; "plain" where that isn't one. "plain": a line for each event, and one of the
+    state, ever more rarely. "json": JSON Lines, for programs. "auto" and True: live on a terminal,
+    one output that is replaced in a notebook, else plain. "none" and False: not at all."""
+
+    show_output: Literal["all", "rank_0", "none"] = "all"
+    """Whose output is shown while the run lasts. All of it is in the run's `logs` in any case. What
+    an inline run prints is always shown."""
+
+    def __post_init__(self) -> None:
+        _PlainNumbers.__post_init__(self)
+        # None stands for the default, as in Ray Train.
+        for name, default in _NESTED.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default())
+
+
+_NESTED = {
+    "failure_config": FailureConfig,
+    "checkpoint_config": CheckpointConfig,
+    "callbacks": tuple,
+}

@@ -1,0 +1,185 @@
+"""How checkpoints are validated beside training. The names and defaults are Ray Train's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+
+from polytrain.config.call_forms import takes_ray_arguments
+from polytrain.config.constraints import Seconds, field_problems, wrong_type
+from polytrain.config.ray_arguments import VALIDATION, VALIDATION_TASK
+from polytrain.text.plain_values import plain
+from polytrain.text.secret_names import is_secret
+from polytrain_plugins import Problem
+
+if TYPE_CHECKING:
+    from polytrain.checkpoint.checkpoint import Checkpoint
+
+
+class ValidationFn(Protocol):
+    """A function that validates a checkpoint."""
+
+    def __call__(self, checkpoint: Checkpoint, **kwargs: Any) -> Mapping[str, Any]:
+        """Return the metrics of a committed checkpoint."""
+
+
+@takes_ray_arguments(**VALIDATION_TASK)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationTaskConfig:
+    """How one checkpoint is validated."""
+
+    fn_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Passed to the function besides the checkpoint: values that JSON can hold."""
+
+    timeout_s: Annotated[float | None, Seconds(above=True, or_none="for no limit")] = None
+    """Seconds after which the validation is killed and has failed; None is no limit."""
+
+    def __post_init__(self) -> None:
+        given: Any = self.fn_kwargs
+        object.__setattr__(self, "fn_kwargs", {} if given is None else plain(given))
+        object.__setattr__(self, "timeout_s", plain(self.timeout_s))
+
+
+@takes_ray_arguments(**VALIDATION)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationConfig:
+    """How checkpoints are validated in a process of their own, while training continues.
+
+    With a training function, checkpoints that are reported with `report(…, validation=…)` are
+    validated, otherwise all. They are validated one at a time, in the order of their commits.
+    """
+
+    fn: Callable[..., Mapping[str, Any]]
+    """A `ValidationFn`, called as `fn(checkpoint, **fn_kwargs)`. Returns a dict of metrics,
+    which are added to those of the checkpoint, and to the history at its step."""
+
+    task_config: ValidationTaskConfig = field(default_factory=ValidationTaskConfig)
+    """The default for each validation."""
+
+    ray_remote_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Options of `ray.remote` for the validation, such as `{"num_gpus": 1}`; one CPU by default.
+    Without Ray, `num_cpus` is the number of threads; by default as many as a worker has."""
+
+    on_failure: Literal["warn", "fail"] = "warn"
+    """What happens after a validation that raises, is killed, takes too long or returns no dict of
+    new metrics. "warn": it is logged, and the checkpoint keeps the metrics that it has. "fail": it
+    ends the run, and the next `fit()` validates the checkpoint again."""
+
+    def __post_init__(self) -> None:
+        for name, default in (("task_config", ValidationTaskConfig), ("ray_remote_kwargs", dict)):
+            # None stands for the default, as in Ray Train.
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default())
+
+
+_WITHOUT_RAY = ("num_cpus", "max_retries", "retry_exceptions")
+"""Options that don't ask for a cluster. Without Ray a lost validation isn't tried again."""
+
+
+def options_of_ray(config: ValidationConfig) -> tuple[str, ...]:
+    """Return the names of the options that mean nothing without Ray."""
+    return tuple(
+        name
+        for name, value in config.ray_remote_kwargs.items()
+        if value and name not in _WITHOUT_RAY
+    )
+
+
+def task_of(config: ValidationConfig, task: Mapping[str, Any]) -> ValidationTaskConfig:
+    """Return how to validate a checkpoint.
+
+    Args:
+        config: the run's.
+        task: as `validation_of_report` returns it. It adds to the default arguments, and replaces
+            the default time limit.
+    """
+    default = config.task_config
+    if not task:
+        return default
+    return ValidationTaskConfig(
+        fn_kwargs={**default.fn_kwargs, **task["fn_kwargs"]}, timeout_s=task["timeout_s"]
+    )
+
+
+def validation_of_report(
+    validation: Any, *, has_checkpoint: bool, validates: bool
+) -> Mapping[str, Any] | None:
+    """Return how a report wants its checkpoint to be validated, in plain values.
+
+    Args:
+        validation: what was passed to `report`.
+        has_checkpoint: whether a checkpoint was passed.
+        validates: whether the run has a validation function.
+
+    Returns:
+        Empty for the default; None for no validation.
+
+    Raises:
+        TypeError: it is neither a truth value nor a `ValidationTaskConfig`.
+        ValueError: it can't be carried out.
+    """
+    validation = plain(validation)
+    if validation is False or validation is None:
+        return None
+    if not (validation is True or isinstance(validation, ValidationTaskConfig)):
+        raise TypeError(
+            f"report(validation=…) takes True, False or a ValidationTaskConfig, not a "
+            f"{type(validation).__name__}."
+        )
+    if not validates:
+        raise ValueError(
+            "report(validation=…) needs a function that validates: pass "
+            "validation_config=ValidationConfig(fn) to the trainer."
+        )
+    if not has_checkpoint:
+        raise ValueError(
+            "report(validation=…) was called without a checkpoint, which is what is validated: "
+            "pass checkpoint=Checkpoint.from_directory(path), or leave validation out."
+        )
+    if not isinstance(validation, ValidationTaskConfig):
+        return {}
+    problems = [str(each) for each in task_problems(validation, "validation")]
+    if problems:
+        raise ValueError(f"report(validation=…): {'; '.join(problems)}")
+    for name, value in validation.fn_kwargs.items():
+        if is_secret(name) and isinstance(value, str):
+            raise ValueError(
+                f"report(validation=…): the journal keeps the arguments of a report, and {name!r} "
+                "is a secret by its name. Pass it in ValidationConfig(task_config=…), whose "
+                "arguments aren't kept, or in the environment."
+            )
+    return {"fn_kwargs": dict(validation.fn_kwargs), "timeout_s": validation.timeout_s}
+
+
+def task_problems(task: Any, name: str) -> Iterator[Problem]:
+    """Yield what is wrong with a `ValidationTaskConfig`.
+
+    Args:
+        task: what the user passed.
+        name: how it is named to the user.
+    """
+    if not isinstance(task, ValidationTaskConfig):
+        yield wrong_type(name, task, ValidationTaskConfig)
+        return
+    yield from field_problems(task, name)
+    kwargs: Any = task.fn_kwargs
+    if not isinstance(kwargs, Mapping):
+        yield wrong_type(f"{name}.fn_kwargs", kwargs, dict)
+        return
+    for key, value in kwargs.items():
+        if not isinstance(key, str) or not _is_json(value):
+            yield Problem(
+                field=f"{name}.fn_kwargs",
+                what=f"{key!r}: {value!r} can't be written down in JSON, for a run that is resumed",
+                remedy="Pass numbers, texts, lists or dicts of them by name; make anything else "
+                "in the validation function",
+            )
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value)) == value) or value != value
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,1 @@
+"""What the driver hears of an attempt."""

@@ -1,0 +1,199 @@
+"""What happens to a run. All but reports are inputs of the state machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from polytrain.errors import Failure, FailureKind
+from polytrain.functions.return_values import Returned
+from polytrain_plugins import Offer, Stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentsPlaced:
+    """Every rank of the next attempt has an agent."""
+
+    nodes: tuple[str, ...]
+    """The node of each rank, in rank order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementFailed:
+    """The agents can't be started."""
+
+    reason: str
+
+
+class Purpose(StrEnum):
+    """Why worker processes stop after their next checkpoint."""
+
+    RESIZE = "to continue with more workers"
+    MOVE = "to continue on other nodes"
+    STOP = "to stop the run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainWanted:
+    """The worker processes have to make a checkpoint and stop."""
+
+    purpose: Purpose
+    reason: str
+    nodes: frozenset[str] = frozenset()
+    """Nodes that are marked for removal."""
+
+    ranks: frozenset[int] = frozenset()
+    """Ranks whose agents have to be replaced."""
+
+    stopped: Stopped | None = None
+    """Who stops the run, if that is the purpose."""
+
+    until_step: int = 0
+    """The step that a checkpoint must have before the run may stop, however it comes to that."""
+
+
+def stop_wanted(stopped: Stopped, *, until_step: int = 0) -> DrainWanted:
+    """The drain that stops a run."""
+    return DrainWanted(
+        purpose=Purpose.STOP, reason=str(stopped), stopped=stopped, until_step=until_step
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionMet:
+    """A report of rank 0 meets a condition that ends the run."""
+
+    attempt: int
+    rank: int
+    stopped: Stopped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """A worker process has stopped on request; its last checkpoint is committed."""
+
+    attempt: int
+    rank: int
+    stalled_s: float = 0.0
+    """Seconds that its training has stood still for checkpoints, so far."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offered:
+    """A worker process is up and has sent what its peers must know."""
+
+    attempt: int
+    rank: int
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """A worker process has entered the collective and begins to train."""
+
+    attempt: int
+    rank: int
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Data set → how many of its rows this rank has; without those that nobody has counted."""
+
+    device: str = ""
+    """What it computes on, such as "CPU"."""
+
+    node: str = ""
+    """The name of its machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reported:
+    """A worker process has reported metrics."""
+
+    attempt: int
+    rank: int
+    step: int
+    metrics: Mapping[str, Any]
+    stalled_s: float = 0.0
+    """Seconds that its training has stood still for checkpoints, so far."""
+
+    has_checkpoint: bool = False
+    """Whether the rank has staged its part of a checkpoint with it."""
+
+    at: float = 0.0
+    """When it was reported, in seconds since the epoch, on the rank's node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavesOnRequest:
+    """A training function calls `checkpoint_requested()`: it makes a checkpoint on request."""
+
+    attempt: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A worker process's training has returned; it waits for the order to leave."""
+
+    attempt: int
+    rank: int
+    stalled_s: float = 0.0
+    """Seconds that its training has stood still for checkpoints."""
+
+    returned: Returned | None = field(default=None, repr=False)
+    """What the training function has returned; None if that was None."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A rank has reported a failure."""
+
+    attempt: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exited:
+    """A worker process is gone, and everything that it staged is stored."""
+
+    attempt: int
+    rank: int
+    how: str
+    """How it ended, for people: "killed by SIGKILL", "exited with code 1"."""
+
+    killed: bool
+    """Whether the driver had it killed."""
+
+    out_of_memory: bool = False
+    """Whether the kernel's out-of-memory killer has ended it."""
+
+    output: str = ""
+    """The last lines that it wrote to its standard error."""
+
+    since_s: float = 0.0
+    """Seconds from its end until this was sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLost:
+    """An agent is lost, with its worker process and its data."""
+
+    rank: int
+    reason: str
+    kind: FailureKind = FailureKind.AGENT_LOST
+
+
+Event = (
+    AgentsPlaced
+    | PlacementFailed
+    | DrainWanted
+    | Drained
+    | Offered
+    | Joined
+    | SavesOnRequest
+    | ConditionMet
+    | Done
+    | Failed
+    | Exited
+    | AgentLost
+)

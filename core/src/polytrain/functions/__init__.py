@@ -1,0 +1,1 @@
+"""Users' functions and values: pickled, fingerprinted, looked into."""

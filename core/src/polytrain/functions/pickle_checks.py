@@ -1,0 +1,147 @@
+"""What a training function carries to the workers: what can't be sent, and what is too large."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from polytrain.functions.pickler import dumps
+from polytrain.functions.pickling import code_in, pickled_for_ray
+from polytrain_plugins import Problem
+
+_MOST_BYTES = 256 * 2**20
+"""Each worker process gets the function anew with each attempt."""
+
+
+def pickle_problems(
+    field: str, value: Any, *, remedy: str = "Create such objects inside the training function"
+) -> Iterator[Problem]:
+    """Yield a problem if a function or a config can't be sent to the workers.
+
+    Args:
+        field: the argument, as the user writes it.
+        value: a function, or a mapping.
+        remedy: what to do about objects that can't be sent.
+    """
+    size = _size_or_error(value)
+    if isinstance(size, Exception):
+        culprits = "; ".join(_culprits(field, value)) or f"{type(size).__name__}: {size}"
+        yield Problem(
+            field=field,
+            what=f"it can't be sent to the workers: {culprits}",
+            remedy=remedy,
+        )
+    elif size > _MOST_BYTES:
+        largest = _largest(value)
+        because = f", of which {largest[0]!r} has {largest[1] >> 20}" if largest else ""
+        yield Problem(
+            field=field,
+            what=f"it has {size >> 20} MiB when it is pickled{because}; at most "
+            f"{_MOST_BYTES >> 20} are sent to each worker",
+            remedy="Pass data as datasets={…}, or load it inside the training function",
+        )
+
+
+def reference_problems(field: str, value: Any, *, process: str, remedy: str) -> Iterator[Problem]:
+    """Yield a problem if a value holds objects of Ray that a process without Ray can't get.
+
+    Args:
+        field: the argument, as the user writes it.
+        value: a function, or a mapping that can be pickled.
+        process: what is to get the value.
+        remedy: how else the data get there.
+    """
+    if "ray" not in sys.modules:
+        # Then nothing is in its memory, and a large value takes a while to pickle.
+        return
+    _, references = pickled_for_ray(*code_in(value), value=value)
+    if references:
+        yield Problem(
+            field=field,
+            what="it names data in Ray's memory, such as a data set of ray.data.from_items(), "
+            f"and {process} isn't connected to Ray",
+            remedy=remedy,
+        )
+
+
+def _size_or_error(value: Any) -> int | Exception:
+    """The bytes of a pickled object, or why it can't be pickled."""
+    try:
+        return len(dumps(value))
+    except Exception as error:  # whatever an object's own __reduce__ raises
+        return error
+
+
+def _culprits(path: str, value: Any, *, depth: int = 8) -> Iterator[str]:
+    """Yield what in a value can't be pickled: the innermost objects, with the way to them.
+
+    Args:
+        path: how the user writes the value.
+        value: a function, a container or an object that can't be pickled.
+        depth: the most steps into it.
+    """
+    for inner, content in _parts(path, value):
+        error = _size_or_error(content)
+        if isinstance(error, Exception):
+            found = list(_culprits(inner, content, depth=depth - 1)) if depth > 1 else []
+            yield from found or [f"`{inner}` is a {type(content).__name__} ({error})"]
+
+
+def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value holds, each with the way to it."""
+    if isinstance(value, Mapping):
+        yield from ((f"{path}[{key!r}]", content) for key, content in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"{path}[{place}]", content) for place, content in enumerate(value))
+    elif isinstance(value, partial):
+        yield from _parts(path, value.func)
+        yield from _parts(f"{path}.args", value.args)
+        yield from _parts(f"{path}.keywords", value.keywords)
+    elif isinstance(value, MethodType):
+        yield f"{path}.__self__", value.__self__
+    elif inspect.isfunction(value):
+        yield from {**_contents(value), **_defaults(value)}.items()
+    elif not isinstance(value, type):
+        held = getattr(value, "__dict__", {})
+        yield from ((f"{path}.{name}", content) for name, content in held.items())
+
+
+def _defaults(function: FunctionType) -> dict[str, Any]:
+    """The parameters that have a default value, with it."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[: code.co_argcount]
+    by_place = dict(zip(names[len(names) - len(values) :], values, strict=True))
+    return {**by_place, **(function.__kwdefaults__ or {})}
+
+
+def _largest(value: Any) -> tuple[str, int] | None:
+    """The largest variable or entry, and its bytes; None if none is known."""
+    sizes = ((name, _size_or_error(content)) for name, content in _contents(value).items())
+    known = [(name, size) for name, size in sizes if isinstance(size, int)]
+    return max(known, key=lambda item: item[1], default=None)
+
+
+def _contents(value: Any) -> dict[str, Any]:
+    """The variables that a function uses, or the entries of a config, by name."""
+    if isinstance(value, Mapping):
+        return {str(name): content for name, content in value.items()}
+    if not inspect.isfunction(function := inspect.unwrap(value)):
+        return {}
+    found = inspect.getclosurevars(function)
+    return {**found.globals, **_globals_of_inner(function), **found.nonlocals}
+
+
+def _globals_of_inner(function: FunctionType) -> dict[str, Any]:
+    """The global variables that functions use which are defined inside a function."""
+    known = function.__globals__
+    inner = [each for each in function.__code__.co_consts if isinstance(each, CodeType)]
+    found: dict[str, Any] = {}
+    while inner:
+        code = inner.pop()
+        inner += [each for each in code.co_consts if isinstance(each, CodeType)]
+        found.update({name: known[name] for name in code.co_names if name in known})
+    return found

@@ -1,1 +1,0 @@
-"""Hang and straggler detection: the progress page, the probes, the two detectors, stacks."""

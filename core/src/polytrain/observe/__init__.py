@@ -1,0 +1,1 @@
+"""What looks at worker processes while they run."""

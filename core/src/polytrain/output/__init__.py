@@ -1,0 +1,1 @@
+"""The ranks' output and the driver's own: printed, logged, never waited for."""

@@ -1,0 +1,305 @@
+"""Threads that make calls which may take any time: who gives a call never waits for it.
+
+A terminal may be held (Ctrl-S), a pipe's reader may have stopped, a disk may hang, and an observer
+may do anything. A run goes on meanwhile: what waits is bounded, and more of it is left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from types import TracebackType
+from typing import Any, TextIO
+
+from polytrain.output.streams import write_text
+
+logger = logging.getLogger(__name__)
+
+KEPT = 64 << 20
+"""Bytes that wait for one target, as those who give the calls count them."""
+
+_STUCK_AFTER_S = 2.0
+"""Seconds without a call that returns, after which the end of a run waits no longer."""
+
+_END_WITHIN_S = 30.0
+"""Seconds that it waits for a target that is slow."""
+
+Call = Callable[[], None]
+
+
+class CallQueue:
+    """Makes calls on a thread of its own, in order.
+
+    A call that raises is logged. One that doesn't return holds the thread, which ends with the
+    program then.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        left_out: Callable[[int], None],
+        kept: int = KEPT,
+        context: contextvars.Context | None = None,
+        is_urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        Args:
+            name: of the thread, which starts with the first call.
+            left_out: called with the number of calls that were left out, in their place.
+            kept: the most that may wait, in the unit of the calls' sizes.
+            context: that of the calls; by default this thread's.
+            is_urgent: whether the program wants to end, and waits for nothing.
+        """
+        self._left_out_call = left_out
+        self._kept = kept
+        self._is_urgent = is_urgent
+        self._calls: queue.SimpleQueue[tuple[Call | None, int]] = queue.SimpleQueue()
+        # A signal handler may give a call while this thread gives one.
+        self._lock = threading.RLock()
+        self._given = self._made = self._left_out = 0
+        self._calls_given = self._calls_made = 0
+        self._stuck_at_call = -1
+        self._tick: Call | None = None
+        self._pauses: Iterator[float] = iter(())
+        # A notebook's kernel finds the cell that output belongs to by the context.
+        run = (contextvars.copy_context() if context is None else context.copy()).run
+        self._thread = threading.Thread(target=run, args=(self._work,), name=name, daemon=True)
+        self._is_started = False
+
+    def give(self, call: Call, *, size: int = 1) -> None:
+        """Have a call made. It is left out if too much waits.
+
+        Args:
+            call: the call.
+            size: what it counts for among those that wait.
+        """
+        with self._lock:
+            if self._given - self._made + size > self._kept:
+                self._left_out += 1
+                return
+            self._tell_what_was_left_out()
+            self._put(call, size)
+
+    def repeat(self, tick: Call, pauses: Iterator[float]) -> None:
+        """Call a function again and again. One that raises isn't called again.
+
+        Args:
+            tick: the function.
+            pauses: seconds before each call. With the last one, calls end.
+        """
+        self._pauses, self._tick = pauses, tick
+        self.give(_nothing)
+
+    def stop_repeating(self) -> None:
+        """Call the function no more."""
+        self._tick = None
+
+    def finish(
+        self, *, stuck_after_s: float = _STUCK_AFTER_S, within_s: float = _END_WITHIN_S
+    ) -> bool:
+        """Wait until all calls are made that were given; return whether they are.
+
+        Args:
+            stuck_after_s: seconds without a call that returns, after which it isn't waited for.
+            within_s: seconds after which it isn't in any case.
+        """
+        done = threading.Event()
+        with self._lock:
+            self._tell_what_was_left_out()
+            if self._calls_given == self._calls_made:
+                return True
+            self._put(done.set, 0)
+        return self._is_over(done.wait, stuck_after_s, within_s)
+
+    def close(
+        self, *, stuck_after_s: float = _STUCK_AFTER_S, within_s: float = _END_WITHIN_S
+    ) -> bool:
+        """Wait as `finish` does, and end the thread once all calls are made."""
+        self.stop_repeating()
+        if not self._is_started:
+            return True
+        with self._lock:
+            self._tell_what_was_left_out()
+            self._calls.put((None, 0))
+
+        def is_ended(timeout_s: float) -> bool:
+            self._thread.join(timeout_s)
+            return not self._thread.is_alive()
+
+        return self._is_over(is_ended, stuck_after_s, within_s)
+
+    def _is_over(
+        self, wait: Callable[[float], bool], stuck_after_s: float, within_s: float
+    ) -> bool:
+        now, made = time.monotonic(), self._calls_made
+        end = now + within_s
+        # Who was waited for in vain isn't waited for again.
+        stuck_at = now if made == self._stuck_at_call else now + stuck_after_s
+        # In short steps: a signal that makes it urgent doesn't end a wait.
+        while not wait(max(0.0, min(0.1, end - now, stuck_at - now))):
+            now = time.monotonic()
+            if self._calls_made != made:
+                stuck_at, made = now + stuck_after_s, self._calls_made
+            if now >= min(end, stuck_at) or self._is_urgent():
+                self._stuck_at_call = self._calls_made
+                return False
+        return True
+
+    def _put(self, call: Call, size: int) -> None:
+        self._given += size
+        self._calls_given += 1
+        self._calls.put((call, size))
+        if not self._is_started:
+            self._is_started = True
+            self._thread.start()
+
+    def _tell_what_was_left_out(self) -> None:
+        if self._left_out:
+            count, self._left_out = self._left_out, 0
+            self._put(lambda: self._left_out_call(count), 0)
+
+    def _work(self) -> None:
+        repeated, next_at = None, math.inf
+        while True:
+            if repeated is not self._tick:
+                repeated, next_at = self._tick, _after(self._pauses)
+            left_s = next_at - time.monotonic()
+            if repeated is not None and left_s <= 0:
+                next_at = _after(self._pauses) if self._do(repeated) else math.inf
+                continue
+            wait_s = None if repeated is None or left_s == math.inf else left_s
+            try:
+                call, size = self._calls.get(timeout=wait_s)
+            except queue.Empty:
+                continue
+            if call is None:
+                return
+            self._do(call)
+            self._made += size
+            self._calls_made += 1
+
+    def _do(self, call: Call) -> bool:
+        try:
+            call()
+        except BaseException:  # whatever it is, nobody else is concerned
+            logger.exception("What a run shows of itself has failed; the run continues.")
+            return False
+        return True
+
+
+class CallQueues:
+    """The queues of a run: one for each terminal, pipe, file or object that calls are about."""
+
+    def __init__(
+        self,
+        *,
+        is_urgent: Callable[[], bool] = lambda: False,
+        at_once: bool = False,
+        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """
+        Args:
+            is_urgent: whether the program wants to end, and waits for nothing.
+            at_once: make all calls in the thread that gives them.
+            around: the context of each of those.
+        """
+        self._is_urgent = is_urgent
+        self._at_once = at_once
+        self._around = around
+        self._context = contextvars.copy_context()
+        self._lock = threading.RLock()
+        self._queues: dict[Hashable, CallQueue] = {}
+
+    def of(self, target: Any, *, left_out: Callable[[int], None] | None = None) -> CallQueue:
+        """Return the queue of a target.
+
+        Args:
+            target: a stream, or any other object. Streams that lead to the same place share one, so
+                that what they get stays in order.
+            left_out: see `CallQueue`. A stream gets a line that says it.
+        """
+        key = _key(target)
+        with self._lock:
+            if key not in self._queues:
+                self._queues[key] = (
+                    _AtOnce(self._around)
+                    if self._at_once
+                    else CallQueue(
+                        f"polytrain calls {len(self._queues)}",
+                        left_out=left_out or partial(_tell_of_lines, target),
+                        context=self._context,
+                        is_urgent=self._is_urgent,
+                    )
+                )
+            return self._queues[key]
+
+    def unfinished(self, targets: Iterable[Any], *, within_s: float) -> list[Any]:
+        """Wait for the calls of some targets; return the targets that still have any.
+
+        Args:
+            targets: objects, as they were passed to `of`.
+            within_s: seconds to wait for all of them.
+        """
+        end = time.monotonic() + within_s
+
+        def is_finished(target: Any) -> bool:
+            left_s = max(0.0, end - time.monotonic())
+            return self.of(target).finish(stuck_after_s=left_s, within_s=left_s)
+
+        return [target for target in targets if not is_finished(target)]
+
+    def __enter__(self) -> CallQueues:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for each in list(self._queues.values()):
+            each.close()
+
+
+class _AtOnce(CallQueue):
+    """Makes each call before `give` returns, and has no thread."""
+
+    def __init__(self, around: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__("", left_out=lambda count: None)
+        self._around = around
+
+    def give(self, call: Call, *, size: int = 1) -> None:
+        with self._around():
+            call()
+
+
+def _after(pauses: Iterator[float]) -> float:
+    return time.monotonic() + next(pauses, math.inf)
+
+
+def _key(target: Any) -> Hashable:
+    try:
+        status = os.fstat(target.fileno())
+    except Exception:  # no stream, or one without a descriptor
+        return id(target)
+    return status.st_dev, status.st_ino
+
+
+def _tell_of_lines(stream: TextIO, count: int) -> None:
+    lines = "1 line of output was" if count == 1 else f"{count} lines of output were"
+    with contextlib.suppress(OSError, ValueError):  # the reader is gone by now
+        write_text(stream, f"[polytrain: {lines} left out here: nobody has read fast enough]\n")
+
+
+def _nothing() -> None:
+    """Wake the thread."""

@@ -1,0 +1,70 @@
+"""Prints lines: the one place that does, so that no text from elsewhere controls a terminal.
+
+Names, reasons and errors may come from a file that somebody else has written. An escape sequence in
+them could change what the terminal shows, its title or the clipboard.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import TextIO
+
+from polytrain.output.line_layout import printable
+from polytrain.output.notebook_output import is_notebook
+from polytrain.output.streams import write_text
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")
+_NO_COLOUR = "\x1b[0m"
+
+
+def echo(line: str = "", *, err: bool = False) -> None:
+    """Print one line; what isn't printable in it, a line's end too, is written as an escape.
+
+    Args:
+        line: the line.
+        err: whether it goes to standard error.
+    """
+    write_line(printable(line), sys.stderr if err else sys.stdout)
+
+
+def echo_lines(text: str, *, err: bool = False) -> None:
+    """Print a text of several lines as `echo` does each of them."""
+    for line in text.split("\n"):
+        echo(line, err=err)
+
+
+def output_line(line: str, target: TextIO) -> str:
+    """Return a line that a rank has printed, for a stream.
+
+    It keeps its colours on a terminal and in a notebook, and loses them elsewhere. They end with
+    the line. Nothing else in it controls a terminal.
+    """
+    texts = [printable(text.expandtabs()) for text in _COLOUR.split(line)[::2]]
+    colours = [*_COLOUR.findall(line), _NO_COLOUR]
+    if len(texts) == 1 or not (_is_terminal(target) or is_notebook()):
+        return "".join(texts)
+    return "".join(f"{text}{colour}" for text, colour in zip(texts, colours, strict=True))
+
+
+def write_line(line: str, target: TextIO) -> None:
+    """Write a printable line, with escapes for what the stream's encoding lacks.
+
+    Raises:
+        OSError, ValueError: the reader is gone, or the stream is closed.
+    """
+    write_text(target, f"{line}\n")
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats a program's own log, line by line, as `echo` prints lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record's message and traceback."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
+
+
+def _is_terminal(target: TextIO) -> bool:
+    # What a program puts in place of a stream may lack the method.
+    return bool(getattr(target, "isatty", bool)())

@@ -1,0 +1,185 @@
+"""The output of worker processes: to the user's streams, and to a log for each rank."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import defaultdict, deque
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, TextIO
+
+from polytrain.events.output import Output
+from polytrain.output.call_queues import CallQueues
+from polytrain.output.echo import output_line, write_line
+from polytrain.output.lines import LineBuffer
+from polytrain.output.rank_log import RankLog
+
+_LAST_LINES = 10
+
+_LOG_STUCK_AFTER_S = 5.0
+
+_OVERHEAD = 200
+"""Bytes that a text which waits takes besides its own."""
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerOutput:
+    """Passes the workers' output on: to the user with the rank in front, and to a log per rank.
+
+    What they write after something has failed is mostly the noise of broken collectives: it goes
+    to the logs alone.
+
+    None of it decides about a run: a standard output whose reader is gone, and a log that can't be
+    written in time, are warned about once. What nobody reads for long is left out, and said to be.
+    """
+
+    def __init__(
+        self,
+        logs: Path,
+        *,
+        retry_s: float,
+        address: str = "",
+        show: Literal["all", "rank_0", "none"] = "all",
+        queues: CallQueues | None = None,
+    ) -> None:
+        """
+        Args:
+            logs: directory of the logs.
+            retry_s: how long text for a log that can't be written is kept.
+            address: where the logs are once the run has ended; the same directory by default.
+            show: whose output is shown to the user.
+            queues: write to the logs and the user's streams, so that nobody waits for these; by
+                default they are written at once.
+        """
+        self.retry_s = retry_s
+        self._logs = logs
+        self._address = address or str(logs)
+        self._shown_ranks = {"all": None, "rank_0": {0}, "none": set[int | None]()}[show]
+        self._files: dict[int | None, RankLog] = {}
+        self._partial: defaultdict[tuple[int | None, str], LineBuffer] = defaultdict(LineBuffer)
+        self._last: defaultdict[int | None, deque[str]] = defaultdict(
+            lambda: deque(maxlen=_LAST_LINES)
+        )
+        self._queues = CallQueues(at_once=True) if queues is None else queues
+        self._of_the_logs = self._queues.of(self, left_out=self._warn_of_logs)
+        self._warned: set[str] = set()
+        self.muted = False
+
+    def __enter__(self) -> WorkerOutput:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.flush()
+        logs, limit_s = self._of_the_logs, self.retry_s + _LOG_STUCK_AFTER_S
+        # A write that hangs isn't waited for as long as one that fails and is repeated.
+        is_written = logs.finish(stuck_after_s=_LOG_STUCK_AFTER_S, within_s=limit_s)
+        logs.give(self._close_logs)
+        if not (is_written and logs.finish(stuck_after_s=limit_s, within_s=limit_s)):
+            logger.warning(
+                "The end of what workers wrote may be missing in the logs in %s: they take too "
+                "long to be written.",
+                self._logs,
+            )
+
+    def write(self, output: Output) -> None:
+        """Take some text; whole lines are passed on, the rest waits for its end."""
+        log = self._log(output.rank)
+        self._of_the_logs.give(
+            lambda: log.write(output.text, retry_s=self.retry_s), size=len(output.text) + _OVERHEAD
+        )
+        for line in self._partial[output.rank, output.stream].feed(output.text):
+            self._show(output.rank, output.stream, line)
+
+    def log_of(self, rank: int | None) -> str:
+        """Return where a rank's log is; empty if it has written nothing."""
+        return f"{self._address}/{_file_of(rank)}" if rank in self._files else ""
+
+    def begin_attempt(self) -> None:
+        """Show what ranks write from now on; their last lines are those of the new attempt."""
+        self.flush()
+        self.muted = False
+        self._last.clear()
+
+    def last_lines(self, rank: int | None) -> tuple[str, ...]:
+        """Return the last lines of a rank's output that weren't muted."""
+        return tuple(self._last.get(rank, ()))
+
+    def flush(self) -> None:
+        """Pass on lines that have no end, because their writer is gone."""
+        for (rank, stream), buffer in self._partial.items():
+            if rest := buffer.take_rest():
+                self._show(rank, stream, rest)
+        self._partial.clear()
+
+    def _show(self, rank: int | None, stream: str, line: str) -> None:
+        target = sys.stdout if stream == "stdout" else sys.stderr
+        is_hidden = self._shown_ranks is not None and rank not in self._shown_ranks
+        # A validation isn't a peer of what is lost.
+        is_muted = self.muted and rank is not None
+        if not is_muted:
+            self._last[rank].append(line)
+        # A program without a terminal may have neither.
+        if target is None or is_hidden or is_muted:
+            return
+        shown = output_line(f"({_name(rank)}) {line}", target)
+        self._queues.of(target).give(
+            partial(self._print, stream, target, shown), size=len(shown) + _OVERHEAD
+        )
+
+    def _print(self, stream: str, target: TextIO, line: str) -> None:
+        try:
+            write_line(line, target)
+        except (OSError, ValueError) as error:
+            self._warn(
+                stream,
+                f"What workers write can't be shown ({stream}: {error}). The run goes on, and "
+                f"it is in {self._logs}.",
+            )
+
+    def _warn_of_log(self, rank: int | None, error: OSError) -> None:
+        self._warn(
+            f"log of {_name(rank)}",
+            f"What {_name(rank)} writes can't be kept in {self._logs}, and some of it will be "
+            f"missing there: {error}. The run goes on.",
+        )
+
+    def _warn_of_logs(self, count: int) -> None:
+        self._warn(
+            "logs",
+            f"{count} pieces of output are missing in {self._logs}: they couldn't be written as "
+            "fast as they came. The run goes on.",
+        )
+
+    def _close_logs(self) -> None:
+        deadline = time.monotonic() + self.retry_s
+        for file in self._files.values():
+            file.close(deadline=deadline)
+
+    def _warn(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            logger.warning("%s", message)
+
+    def _log(self, rank: int | None) -> RankLog:
+        if rank not in self._files:
+            path = self._logs / _file_of(rank)
+            self._files[rank] = RankLog(path, warn=partial(self._warn_of_log, rank))
+        return self._files[rank]
+
+
+def _name(rank: int | None) -> str:
+    """Name the writer of some output."""
+    return "validation" if rank is None else f"rank {rank}"
+
+
+def _file_of(rank: int | None) -> str:
+    return f"{_name(rank).replace(' ', '_')}.log"

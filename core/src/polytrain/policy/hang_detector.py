@@ -1,0 +1,221 @@
+"""Detects in one attempt ranks that don't start or join in time, or that hang. Pure: no clock.
+
+Health events come in, actions come out. Before a warning or a failure, the detector requests every
+rank's stacks, and waits for them as long as an agent may need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass, field
+
+from polytrain.config.configs import FailureConfig
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.attempt import Joined
+from polytrain.events.health import HealthEvent, Stacks, Started, Vitals
+from polytrain.policy.hang_policy import Hung, Suspicious, have, judge
+
+_INQUIRY_S = 12.0
+"""How long to wait for stacks. An agent answers within ten seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptStatus:
+    """How far the ranks of a running attempt are."""
+
+    attempt: int
+    offered: Collection[int] | None
+    """Ranks that have made their offers; None once all have."""
+
+    done: Set[int]
+    steps: Mapping[int, int]
+    """Rank → its last reported step, for ranks that have joined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpStacks:
+    """Request the stacks of every worker process from its agent."""
+
+    pausing: bool
+    """Whether worker processes may be paused for that. A pause can make a system call fail;
+    LightGBM's network doesn't survive it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarnUser:
+    """Log a warning for the user."""
+
+    reason: str
+    stacks: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailAttempt:
+    """End the attempt."""
+
+    failure: Failure
+
+
+@dataclass(slots=True, kw_only=True)
+class _Inquiry:
+    """A request for stacks that isn't answered yet."""
+
+    about: Hung | Suspicious | Failure
+    deadline: float
+    stacks: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def is_pausing(self) -> bool:
+        return not isinstance(self.about, Suspicious)
+
+
+@dataclass(slots=True, kw_only=True)
+class HangDetector:
+    """The state of one attempt's worker processes, and which warnings were logged."""
+
+    config: FailureConfig
+    attempt: int
+    world_size: int
+    _started: set[int] = field(default_factory=set)
+    _joined: set[int] = field(default_factory=set)
+    _rendezvous: float | None = None
+    """The time at which all ranks must have started; once they have, at which they must have
+    joined."""
+
+    _vitals: dict[int, Vitals] = field(default_factory=dict)
+    _heard: dict[int, float] = field(default_factory=dict)
+    """Rank → when its vitals arrived."""
+
+    _warned: set[int] = field(default_factory=set)
+    """Ranks without progress for which a warning was logged."""
+
+    _inquiry: _Inquiry | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When `look` may return an action without a new event."""
+        return self._rendezvous if self._inquiry is None else self._inquiry.deadline
+
+    @property
+    def has_started(self) -> bool:
+        """Whether every worker process has been requested."""
+        return len(self._started) == self.world_size
+
+    @property
+    def may_harm(self) -> bool:
+        """Whether ranks are being paused for their stacks."""
+        return self._inquiry is not None and self._inquiry.is_pausing
+
+    def launched(self, *, now: float) -> None:
+        """The attempt begins: agents load what its worker processes are started with."""
+        self._rendezvous = now + self.config.load_timeout_s
+
+    def take(self, sign: HealthEvent | Joined, *, now: float) -> None:
+        """Record an event. Events of other attempts are ignored."""
+        if sign.attempt != self.attempt:
+            return
+        match sign:
+            case Started(rank=rank):
+                self._started.add(rank)
+                if self.has_started and len(self._joined) < self.world_size:
+                    self._rendezvous = now + self.config.rendezvous_timeout_s
+            case Joined(rank=rank):
+                self._joined.add(rank)
+                if len(self._joined) == self.world_size:
+                    self._rendezvous = None
+            case Vitals(rank=rank):
+                self._vitals[rank], self._heard[rank] = sign, now
+                if sign.quiet_s < (self.config.hang_timeout_s or 0.0):
+                    self._warned.discard(rank)
+            case Stacks(rank=rank, text=text) if self._inquiry is not None:
+                self._inquiry.stacks[rank] = text
+            case _:
+                pass
+
+    def look(
+        self, status: AttemptStatus | None, *, now: float
+    ) -> DumpStacks | WarnUser | FailAttempt | None:
+        """Return the action to take now, each once."""
+        if status is None or status.attempt != self.attempt:
+            self._inquiry = self._rendezvous = None
+            return None
+        if self._inquiry is not None:
+            return self._concluded(self._inquiry, status, now)
+        about = self._late(status, now) or self._judged(status)
+        if about is None:
+            return None
+        self._inquiry = _Inquiry(about=about, deadline=now + _INQUIRY_S)
+        return DumpStacks(pausing=self._inquiry.is_pausing)
+
+    def _concluded(
+        self, inquiry: _Inquiry, status: AttemptStatus, now: float
+    ) -> WarnUser | FailAttempt | None:
+        if len(inquiry.stacks) < self.world_size and now < inquiry.deadline:
+            return None
+        self._inquiry = None
+        about, stacks = inquiry.about, dict(sorted(inquiry.stacks.items()))
+        since_s = 0.0
+        match about:
+            case Failure(kind=kind, rank=rank, message=message):
+                self._rendezvous = None
+            case Hung(rank=rank, reason=message) if self._is_confirmed(about, status):
+                kind, since_s = FailureKind.HANG, self._quiet_s(about.ranks, now)
+            case _:
+                self._warned |= about.ranks
+                return WarnUser(reason=about.reason, stacks=stacks)
+        # The failure's text begins with the rank anyway.
+        message = message.removeprefix(f"rank {rank} ")
+        return FailAttempt(
+            failure=Failure(kind=kind, rank=rank, message=message, stacks=stacks, since_s=since_s)
+        )
+
+    def _quiet_s(self, ranks: frozenset[int], now: float) -> float:
+        """Seconds since any of these ranks made progress."""
+        known = [rank for rank in ranks if rank in self._heard]
+        quiet = [now - self._heard[rank] + self._vitals[rank].quiet_s for rank in known]
+        return min(quiet, default=0.0)
+
+    def _is_confirmed(self, hung: Hung, status: AttemptStatus) -> bool:
+        """Whether there has been no progress since. Dumping stacks may resume a stopped process."""
+        return hung.is_stop or isinstance(self._verdict(status), Hung)
+
+    def _verdict(self, status: AttemptStatus) -> Hung | Suspicious | None:
+        return judge(
+            self._vitals,
+            world_size=self.world_size,
+            done=status.done,
+            steps=status.steps,
+            config=self.config,
+        )
+
+    def _judged(self, status: AttemptStatus) -> Hung | Suspicious | None:
+        verdict = self._verdict(status)
+        if isinstance(verdict, Suspicious) and verdict.ranks <= self._warned:
+            return None
+        return verdict
+
+    def _late(self, status: AttemptStatus, now: float) -> Failure | None:
+        if self._rendezvous is None or now < self._rendezvous:
+            return None
+        if not self.has_started:
+            waiting = [rank for rank in range(self.world_size) if rank not in self._started]
+            return Failure(
+                kind=FailureKind.STARTUP,
+                rank=waiting[0] if len(waiting) == 1 else None,
+                message=(
+                    f"{have(waiting)} not loaded the data and the starting checkpoint within "
+                    f"{self.config.load_timeout_s:g} s. Look whether the data and the storage can "
+                    "be read from there, or raise FailureConfig(load_timeout_s=…)"
+                ),
+            )
+        if status.offered is not None:
+            what, there = "made an offer to the others", frozenset(status.offered)
+        else:
+            what, there = "joined the others", frozenset(self._joined)
+        missing = [rank for rank in range(self.world_size) if rank not in there]
+        limit = f"rendezvous_timeout_s={self.config.rendezvous_timeout_s:g}"
+        return Failure(
+            kind=FailureKind.STARTUP,
+            rank=missing[0] if len(missing) == 1 else None,
+            message=f"{have(missing)} not {what} in time ({limit})",
+        )

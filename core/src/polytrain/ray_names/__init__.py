@@ -1,0 +1,1 @@
+"""Ray Train's names and signatures."""

@@ -1,0 +1,275 @@
+"""Callbacks of Ray Train's kind: `RunConfig(callbacks=…)`."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.config.configs import RunConfig, ScalingConfig
+from polytrain.errors import Failure
+from polytrain.events.attempt import Reported
+from polytrain.output.call_queues import CallQueues
+from polytrain.output.observers import END_WITHIN_S
+from polytrain_plugins import CheckpointInfo, Problem, RunInfo
+
+logger = logging.getLogger(__name__)
+
+_METHODS = ("after_report", "after_exception")
+
+_CALL_SIZE = 1000
+"""Bytes that a call which waits is counted with."""
+
+_LONGEST_WAIT = 10_000
+"""Reports that wait for other ranks; then the oldest is passed on without them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRunContext:
+    """The run that a callback is called for."""
+
+    run: RunInfo
+    run_config: RunConfig
+    scaling_config: ScalingConfig
+    train_loop_config: Mapping[str, Any] | None
+    """What the training function is called with."""
+
+    def get_run_config(self) -> RunConfig:
+        """The run's configuration."""
+        return self.run_config
+
+
+class UserCallback:
+    """Called in the process that called `fit()`; subclasses override what they need.
+
+    Each has a thread of its own, so that a run doesn't wait for it: a slow one is called late, in
+    order. One that raises is logged and not called again; training continues.
+    """
+
+    def after_report(
+        self,
+        run_context: TrainRunContext,
+        metrics: list[dict[str, Any]],
+        checkpoint: Checkpoint | None,
+    ) -> None:
+        """All ranks have made a report, and its checkpoint is committed.
+
+        Args:
+            run_context: the run.
+            metrics: each rank's metrics, by rank; empty for a rank that has ended without this
+                report.
+            checkpoint: the committed checkpoint; None if no rank reported one, or if it was
+                dropped.
+        """
+
+    def after_exception(
+        self, run_context: TrainRunContext, worker_exceptions: dict[int, Exception]
+    ) -> None:
+        """Ranks have failed, and all processes of the attempt are gone.
+
+        Args:
+            run_context: the run.
+            worker_exceptions: rank → its exception; a RuntimeError that says what happened, if it
+                raised none.
+        """
+
+
+def callback_problems(callbacks: Any) -> Iterator[Problem]:
+    """Yield what is wrong with a run's callbacks.
+
+    Args:
+        callbacks: what the user passed as `RunConfig.callbacks`.
+    """
+    field_name = "RunConfig.callbacks"
+    if not isinstance(callbacks, tuple | list):
+        yield Problem(
+            field=field_name,
+            what=f"it is a {type(callbacks).__name__}",
+            remedy="Give a list of callbacks, also for one: callbacks=[…]",
+        )
+        return
+    for place, callback in enumerate(callbacks):
+        if isinstance(callback, type):
+            yield Problem(
+                field=f"{field_name}[{place}]",
+                what=f"it is the class {callback.__name__}",
+                remedy=f"Give {callback.__name__}(…)",
+            )
+        elif not any(callable(getattr(callback, name, None)) for name in _METHODS):
+            yield Problem(
+                field=f"{field_name}[{place}]",
+                what=f"a {type(callback).__name__} has neither {' nor '.join(_METHODS)}",
+                remedy="Give an object of a subclass of polytrain.UserCallback",
+            )
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is known of one report of all ranks."""
+
+    metrics: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    """Rank → what it has reported."""
+
+    has_checkpoint: bool = False
+    checkpoint: CheckpointInfo | None = None
+
+
+class UserCallbacks:
+    """Calls a run's callbacks: for reports in order, each once all that belongs to it is known."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[Any],
+        context: TrainRunContext,
+        filesystem: Any,
+        *,
+        queues: CallQueues | None = None,
+    ) -> None:
+        """
+        Args:
+            callbacks: the user's.
+            context: what they are called with.
+            filesystem: the storage's, for checkpoints.
+            queues: call them, so that nobody waits for a callback; by default they are called at
+                once.
+        """
+        self._queues = CallQueues(at_once=True) if queues is None else queues
+        self._callbacks = list(callbacks)
+        self._broken: set[int] = set()
+        self._context = context
+        self._filesystem = filesystem
+        self._ranks = 1
+        self._steps: dict[int, _Step] = {}
+        self._committed = 0
+        """Step of the newest commit."""
+
+    def __enter__(self) -> UserCallbacks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait until all calls are made, for a limited time."""
+        for callback in self._queues.unfinished(self._callbacks, within_s=END_WITHIN_S):
+            logger.warning(
+                "The callback %r hasn't taken all reports within %g s of the run's end. It gets "
+                "the others for as long as this program runs.",
+                type(callback).__name__,
+                END_WITHIN_S,
+            )
+
+    def attempt_started(self, ranks: int) -> None:
+        """Note that an attempt starts."""
+        self._ranks = ranks
+        self._steps.clear()
+        self._committed = 0
+
+    def reported(self, report: Reported) -> None:
+        """Note a rank's report."""
+        if not self._callbacks:
+            return
+        step = self._steps.setdefault(report.step, _Step())
+        step.metrics[report.rank] = report.metrics
+        step.has_checkpoint |= report.has_checkpoint
+        self._tell(self._complete())
+        if len(self._steps) > _LONGEST_WAIT:
+            self._tell([min(self._steps)])
+
+    def committed(self, checkpoint: CheckpointInfo) -> None:
+        """Note a commit."""
+        self._committed = max(self._committed, checkpoint.step)
+        if checkpoint.step in self._steps:
+            self._steps[checkpoint.step].checkpoint = checkpoint
+        self._tell(self._complete())
+
+    def succeeded(self) -> None:
+        """Pass on what some ranks have reported, and the others never will."""
+        self._tell(sorted(self._steps))
+
+    def failed(self, failures: Sequence[Failure]) -> None:
+        """Note what has ended an attempt. The next one makes the reports that are left again."""
+        if any(failure.rank is not None for failure in failures):
+            # Loaded where they are used: that may import a framework.
+            self._call("after_exception", lambda: (_exceptions(failures),))
+
+    def _complete(self) -> list[int]:
+        """The steps of which all is known, up to the first one of which it isn't."""
+        complete = []
+        for number in sorted(self._steps):
+            step = self._steps[number]
+            # One that isn't committed before a later one never will be.
+            is_stored = not step.has_checkpoint or step.checkpoint or self._committed > number
+            if len(step.metrics) < self._ranks or not is_stored:
+                break
+            complete.append(number)
+        return complete
+
+    def _tell(self, steps: Sequence[int]) -> None:
+        for number in steps:
+            step = self._steps.pop(number)
+            metrics = [dict(step.metrics.get(rank, {})) for rank in range(self._ranks)]
+            checkpoint = step.checkpoint and Checkpoint(step.checkpoint.path, self._filesystem)
+            self._call("after_report", partial(tuple, (metrics, checkpoint)))
+
+    def _call(self, method: str, arguments: Callable[[], tuple[Any, ...]]) -> None:
+        for callback in self._callbacks:
+            if _overrides(callback, method):
+                queue = self._queues.of(callback, left_out=partial(_warn_of_calls, callback))
+                queue.give(partial(self._call_one, callback, method, arguments), size=_CALL_SIZE)
+
+    def _call_one(
+        self, callback: Any, method: str, arguments: Callable[[], tuple[Any, ...]]
+    ) -> None:
+        if id(callback) in self._broken:
+            return
+        try:
+            getattr(callback, method)(self._context, *arguments())
+        except Exception:
+            logger.exception(
+                "The callback %r raised in %s and is not called again; the run continues.",
+                type(callback).__name__,
+                method,
+            )
+            self._broken.add(id(callback))
+
+
+def _warn_of_calls(callback: Any, count: int) -> None:
+    logger.warning(
+        "The callback %r is slower than the run: %d of its calls are left out. The run continues.",
+        type(callback).__name__,
+        count,
+    )
+
+
+def _overrides(callback: Any, method: str) -> bool:
+    """Whether a callback has a method that isn't the one of `UserCallback`, which does nothing."""
+    own = getattr(callback, method, None)
+    return own is not None and getattr(own, "__func__", own) is not getattr(UserCallback, method)
+
+
+def _exceptions(failures: Sequence[Failure]) -> dict[int, Exception]:
+    """Each failed rank's first exception."""
+    found: dict[int, Exception] = {}
+    for failure in failures:
+        if failure.rank is not None and failure.rank not in found:
+            found[failure.rank] = _exception(failure)
+    return found
+
+
+def _exception(failure: Failure) -> Exception:
+    if failure.error is not None:
+        try:
+            exception = pickle.loads(failure.error)
+        except Exception:  # its class may not exist in this process; there is its text
+            exception = None
+        if isinstance(exception, Exception):
+            return exception
+    return RuntimeError(failure.message)

@@ -1,0 +1,1 @@
+"""A run's journal, and what is read from it."""

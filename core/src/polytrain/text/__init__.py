@@ -1,0 +1,1 @@
+"""Text: names, JSON, what is printed."""

@@ -1,0 +1,297 @@
+"""Delivers a run's rows to one tracker, and keeps with the run how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from polytrain.checkpoint.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from polytrain.record.history import RunHistory, entries, read_history
+from polytrain.record.journal import JOURNAL
+from polytrain.run.identity import options_of
+from polytrain.storage.location import Location
+from polytrain.storage.protocol import Storage
+from polytrain.trackers.rows import Position, TrackedRows
+from polytrain.trackers.state import kept_state
+from polytrain.trackers.tracker import Sink, TrackedRun, Tracker, flat
+
+_KEEP_EVERY_S = 5.0
+"""Seconds after which the position is kept again. What was sent since is recognised as sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackedFacts:
+    """What is known of a run before it has rows."""
+
+    location: Location
+    since: int
+    """Token of the driver that started it, or started it over."""
+
+    identity: Mapping[str, Any]
+    world_size: int
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The backend's name and options, and the number of workers; flat."""
+        given = {"backend": self.identity["backend"], "num_workers": self.world_size}
+        return {**given, **flat(options_of(self.identity))}
+
+
+class StoreBehindError(Exception):
+    """The store that was opened again lacks rows that were sent: they are in the journal."""
+
+
+class TrackerDelivery:
+    """One tracker of one run, open. Used by one thread."""
+
+    def __init__(self, tracker: Tracker, facts: TrackedFacts, *, all_rows: bool = False) -> None:
+        """Open the tracker.
+
+        Args:
+            tracker: the tracker.
+            facts: the run.
+            all_rows: whether rows that a restart may undo are sent in any case.
+
+        Raises:
+            Exception: whatever the tracker or the storage raise.
+        """
+        self.rows = 0
+        """Rows that were sent."""
+
+        self._tracker = tracker
+        self._facts = facts
+        self._storage = facts.location.open()
+        self._kept_at = 0.0
+        self._kept = state = kept_state(self._storage, tracker)
+        if state.position.since != facts.since:
+            state = state.started_over(facts.since, can_rewind=tracker.can_rewind)
+        self.state = state
+        # Before its run is made in the store, so that it is found there if this process dies.
+        self._keep()
+        self._sink: Sink | None = self._opened()
+        self.state = replace(state, run_id=self._sink.run_id)
+        position = self.state.position
+        if self._sink.sent is not None:
+            # What was sent last may not have been noted; or the store is a new one.
+            is_behind = self._sink.sent < position.sent
+            amendments = 0 if is_behind else position.amendments
+            position = replace(position, sent=self._sink.sent, amendments=amendments)
+        self._all_rows = all_rows
+        self._take_from(position)
+        self._keep()
+
+    def __enter__(self) -> TrackerDelivery:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._release()
+
+    def begin_again(self) -> None:
+        """Take the journal's entries from the first one again.
+
+        Raises:
+            StoreBehindError: the store was opened again, and lacks rows.
+            Exception: whatever the tracker or the storage raise.
+        """
+        # If it is still away, that takes no time.
+        self._open_again()
+        self._take_from(self.missing.position)
+
+    def take(self, entry: Mapping[str, Any]) -> None:
+        """Take the journal's next entry, of a driver since the run was last started over."""
+        self.missing.take(entry)
+        match entry["event"]:
+            case "Committed":
+                checkpoints = self._facts.location.below("checkpoints")
+                self._checkpoint = checkpoints.below(entry["checkpoint"]).address
+            case "Concluded":
+                self._token = entry["token"]
+
+    def send(self, *, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Send what is ready.
+
+        Args:
+            is_wanted: whether to send another thousand rows.
+
+        Raises:
+            StoreBehindError: the store was opened again, and lacks rows.
+            Exception: whatever the tracker or the storage raise.
+        """
+        while is_wanted():
+            delivery = self.missing.next()
+            if delivery.is_empty:
+                break
+            self._open_again()
+            assert self._sink is not None
+            try:
+                if delivery.rewind is not None:
+                    self._sink.rewind(delivery.rewind)
+                if delivery.rows:
+                    self._sink.write(delivery.rows)
+                for row in delivery.amendments:
+                    self._sink.amend(row)
+            except BaseException:
+                self._release()
+                raise
+            self.missing.done(delivery)
+            self.rows += len(delivery.rows)
+            self._keep_sometimes()
+        self._keep_sometimes()
+
+    def finish(self, history: RunHistory) -> None:
+        """Send how the run has ended, unless that was sent.
+
+        Args:
+            history: the run's.
+
+        Raises:
+            StoreBehindError: the store was opened again, and lacks rows.
+            Exception: whatever the tracker or the storage raise.
+        """
+        if history.succeeded is not None and self.state.concluded != self._token:
+            self._open_again()
+            assert self._sink is not None
+            summary = _summary(history, self._facts, self._checkpoint)
+            self._sink.finish(summary, succeeded=history.succeeded)
+            self.state = replace(self.state, concluded=self._token)
+        self._release()
+        self.keep()
+
+    def keep(self) -> None:
+        """Keep with the run how far the tracker is.
+
+        Raises:
+            OSError: the storage can't be written.
+        """
+        if self.missing.position != self.state.position:
+            self.state = replace(self.state, position=self.missing.position)
+        self._keep()
+
+    def _take_from(self, position: Position) -> None:
+        self.missing = TrackedRows(
+            position, can_rewind=self._tracker.can_rewind, all_rows=self._all_rows
+        )
+        self._token, self._checkpoint = -1, ""
+
+    def _keep_sometimes(self) -> None:
+        if time.monotonic() - self._kept_at > _KEEP_EVERY_S:
+            self.keep()
+
+    def _keep(self) -> None:
+        self._kept_at = time.monotonic()
+        if self._kept != self.state:
+            self.state.write(self._storage)
+            self._kept = self.state
+
+    def _open_again(self) -> None:
+        if self._sink is not None:
+            return
+        self._sink = self._opened()
+        if self._sink.sent is not None and self._sink.sent < self.missing.position.sent:
+            self._release()
+            raise StoreBehindError(f"{self._tracker} lacks rows that it had")
+
+    def _opened(self) -> Sink:
+        location = self._facts.location
+        return self._tracker.open(
+            TrackedRun(
+                name=location.name,
+                address=location.address,
+                key=self.state.key,
+                run_id=self.state.run_id,
+                directory=Path(location.address) if location.is_local else None,
+                options=self._facts.options,
+                manifest_of=self._manifest,
+            )
+        )
+
+    def _manifest(self, address: str) -> Manifest | None:
+        name = address.rpartition("/")[2]
+        with contextlib.suppress(FileNotFoundError):
+            return parse_manifest(self._storage.read(f"checkpoints/{name}/{MANIFEST_NAME}"))
+        return None
+
+    def _release(self) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            with contextlib.suppress(Exception):
+                sink.close()
+
+
+def send_missing(
+    tracker: Tracker,
+    location: Location,
+    *,
+    all_rows: bool = False,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> int:
+    """Send a tracker what it lacks of a run, and return the number of rows.
+
+    Args:
+        tracker: the tracker.
+        location: the run's. This process holds its lease.
+        all_rows: whether rows that a restart may undo are sent in any case.
+        is_wanted: whether to send another thousand rows.
+
+    Raises:
+        Exception: whatever the tracker or the storage raise.
+    """
+    storage = location.open()
+    history = read_history(storage.read_log(JOURNAL))
+    if history is None:
+        return 0
+    facts = TrackedFacts(
+        location=location,
+        since=history.since_token,
+        identity=history.identity,
+        world_size=history.world_size,
+    )
+    journal = partial(_since, storage, history.since_token)
+    if tracker.is_rewritten and _is_complete(tracker, facts, journal(), all_rows=all_rows):
+        return 0
+    with TrackerDelivery(tracker, facts, all_rows=all_rows) as delivery:
+        for entry in journal():
+            delivery.take(entry)
+        delivery.send(is_wanted=is_wanted)
+        if is_wanted():
+            delivery.finish(history)
+        return delivery.rows
+
+
+def _is_complete(
+    tracker: Tracker, facts: TrackedFacts, journal: Iterable[Mapping[str, Any]], *, all_rows: bool
+) -> bool:
+    state = kept_state(facts.location.open(), tracker)
+    if state.position.since != facts.since:
+        return False
+    rows = TrackedRows(state.position, can_rewind=tracker.can_rewind, all_rows=all_rows)
+    token = -1
+    for entry in journal:
+        rows.take(entry)
+        token = entry["token"] if entry["event"] == "Concluded" else token
+    return rows.next().is_empty and state.concluded == token
+
+
+def _since(storage: Storage, token: int) -> Iterator[Mapping[str, Any]]:
+    return (entry for entry in entries(storage.read_log(JOURNAL)) if entry["token"] >= token)
+
+
+def _summary(history: RunHistory, facts: TrackedFacts, checkpoint: str) -> Mapping[str, Any]:
+    stopped = "stopped" if history.stopped is not None else "failed"
+    return flat(
+        {
+            "state": "finished" if history.succeeded else stopped,
+            "reason": history.reason,
+            "path": facts.location.address,
+            "checkpoint": checkpoint,
+            "restarts": history.ledger.restarts,
+            "lost_steps": history.ledger.lost_steps,
+            "goodput": history.ledger.goodput,
+            "seconds": history.ledger.seconds,
+        }
+    )

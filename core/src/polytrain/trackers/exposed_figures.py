@@ -1,0 +1,50 @@
+"""Figures of a running run for monitoring systems that ask for them: a fold of its journal."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from polytrain.linux.clock import Clock
+from polytrain.record.ledger import Ledger
+from polytrain.record.progress import Progress
+from polytrain.trackers.prometheus import Figures, Prometheus
+from polytrain_plugins import RunInfo
+
+
+def exposed_figures(
+    observers: Iterable[Any], run: RunInfo, ledger: Ledger, clock: Clock
+) -> Callable[[Mapping[str, Any]], None]:
+    """Expose a run to the monitoring systems among its observers; return what takes each entry.
+
+    Args:
+        observers: the run's.
+        run: the run.
+        ledger: the journal's ledger, which has each entry before it is taken here.
+        clock: the journal's.
+    """
+    exporters = [each for each in observers if isinstance(each, Prometheus)]
+    if not exporters:
+        return lambda entry: None
+    lock = threading.Lock()
+    progress = Progress(ledger=ledger, since=clock.now(), world_size=max(1, run.num_workers))
+
+    def follow(entry: Mapping[str, Any]) -> None:
+        with lock:
+            progress.take(entry)
+
+    def figures() -> Figures:
+        with lock:
+            return Figures(
+                step=progress.step,
+                steps_per_s=progress.steps_per_s,
+                goodput=ledger.goodput,
+                restarts=ledger.restarts,
+                committed_step=progress.committed,
+                metrics=dict(progress.metrics),
+            )
+
+    for each in exporters:
+        each.expose(run, figures)
+    return follow

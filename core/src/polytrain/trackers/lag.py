@@ -1,0 +1,54 @@
+"""How far the trackers of a run are behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polytrain.storage.protocol import Storage
+from polytrain.trackers.rows import TrackedRows
+from polytrain.trackers.state import kept_states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerLag:
+    """A tracker of a run."""
+
+    name: str
+    step: int
+    """The last step that it is known to have: an active run notes it every few seconds."""
+
+    lacks: int
+    """Steps after that which it could have. MLflow and W&B get a step once a checkpoint covers it,
+    or the run is finished."""
+
+
+def lags(
+    storage: Storage, journal: Iterable[Mapping[str, Any]], *, since: int
+) -> tuple[TrackerLag, ...]:
+    """Read how far each tracker is.
+
+    Args:
+        storage: the run's.
+        journal: its entries.
+        since: token of the driver that started the run, or started it over.
+
+    Raises:
+        OSError: the storage can't be read.
+        ValueError: the state of a tracker is damaged, or of a newer version.
+    """
+    found = {
+        # Of before the run was started over it has nothing.
+        (file, state.tracker): TrackedRows(state.started_at(since), can_rewind=kind.can_rewind)
+        for file, state, kind in kept_states(storage)
+    }
+    if not found:
+        return ()
+    for entry in journal:
+        if entry["token"] >= since:
+            for rows in found.values():
+                rows.take(entry)
+    return tuple(
+        TrackerLag(name=name, step=rows.sent, lacks=rows.ready) for (_, name), rows in found.items()
+    )

@@ -1,0 +1,200 @@
+"""Decides which rows a tracker still lacks: a fold over the entries of a run's journal. Pure."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Annotated, Any
+
+from polytrain.record.history import new_reports
+from polytrain.record.reports import Reports
+from polytrain.storage.typed_json import Count, Within
+from polytrain.trackers.tracker import Row, flat
+
+_AT_ONCE = 1000
+"""Rows that are sent together."""
+
+_ALL = sys.maxsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far a tracker is in a run's journal."""
+
+    since: Annotated[int, Within(-1, 2**62)] = -1
+    """Token of the driver that started the run, or started it over."""
+
+    launches: Count = 0
+    """Attempts whose start the tracker knows of."""
+
+    sent: Count = 0
+    """The last step that was sent."""
+
+    amendments: Count = 0
+    """Validations whose metrics were sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """What to do next, in this order."""
+
+    rewind: int | None
+    """Remove all rows after this step; None if all rows stay."""
+
+    rows: tuple[Row, ...]
+    amendments: tuple[Row, ...]
+    """Metrics for steps that were sent before."""
+
+    position: Position
+    """Where the tracker is when all this is done."""
+
+    @property
+    def is_empty(self) -> bool:
+        return self.rewind is None and not self.rows and not self.amendments
+
+
+class TrackedRows:
+    """The rows that a tracker lacks.
+
+    A restart repeats steps. A tracker that can remove rows has them as soon as they are reported,
+    and removes those that a restart undoes. Any other has a row once a checkpoint covers it, or
+    the run is finished: then no restart undoes it. Should that happen all the same, because a
+    committed checkpoint is damaged, the rows that it has stay, and aren't sent again.
+    """
+
+    def __init__(self, position: Position, *, can_rewind: bool, all_rows: bool = False) -> None:
+        """
+        Args:
+            position: where the tracker is, in the run since it was last started over.
+            can_rewind: whether it can remove rows.
+            all_rows: whether it gets rows that a restart may undo in any case.
+        """
+        self.position = position
+        self._can_rewind = can_rewind
+        self._is_final = can_rewind or all_rows
+        self._settled = _ALL if self._is_final else 0
+        """The last step that is ready to be sent."""
+
+        self._token = -1
+        self._known = 0
+        """Reports of this driver that were taken."""
+
+        self._launches = self._validations = 0
+        self._rewind: int | None = None
+        self._amendments: list[tuple[int, Row]] = []
+        """Number of the validation, and what it has returned."""
+
+        self._clear()
+
+    def take(self, entry: Mapping[str, Any]) -> None:
+        """Take the journal's next entry."""
+        if entry["token"] < max(self._token, self.position.since):
+            # Of before the run was started over, or its driver had lost the run.
+            return
+        match entry["event"]:
+            case "Opened":
+                self._token, self._known = entry["token"], 0
+            case "Reported" | "Reports":
+                self._reported(entry)
+            case "Launched":
+                self._launched(entry["step"])
+            case "Committed":
+                self._settled = max(self._settled, entry["step"])
+            case "ValidationEnded":
+                self._validated(entry)
+            case "Concluded" if entry["succeeded"]:
+                self._settled = _ALL
+
+    @property
+    def known(self) -> int:
+        """Reports of the last driver that were taken."""
+        return self._known
+
+    @property
+    def sent(self) -> int:
+        """The last step that it has, once what a restart has undone is removed."""
+        return self.position.sent if self._rewind is None else self._rewind
+
+    @property
+    def ready(self) -> int:
+        """Number of rows that no restart undoes, or that can be removed, and that it lacks."""
+        return max(0, _count(self._reports, self._settled) - self._start)
+
+    def next(self) -> Delivery:
+        """Return what to do next. Call `done` once it is done."""
+        rows = self._ready()
+        sent = rows[-1].step if rows else self.sent
+        amendments = tuple(takewhile(lambda each: each[1].step <= sent, self._amendments))
+        amended = amendments[-1][0] if amendments else self.position.amendments
+        if len(amendments) == len(self._amendments):
+            amended = max(amended, self._validations)
+        return Delivery(
+            rewind=self._rewind,
+            rows=rows,
+            amendments=tuple(row for _, row in amendments),
+            position=replace(
+                self.position,
+                sent=sent,
+                launches=max(self.position.launches, self._launches),
+                amendments=amended,
+            ),
+        )
+
+    def done(self, delivery: Delivery) -> None:
+        """Note that a delivery was made."""
+        self.position = delivery.position
+        self._rewind = None
+        self._start += len(delivery.rows)
+        if self._start == len(self._reports):
+            self._clear()
+        del self._amendments[: len(delivery.amendments)]
+
+    def _clear(self) -> None:
+        self._reports, self._times, self._start = Reports(), array("d"), 0
+
+    def _reported(self, entry: Mapping[str, Any]) -> None:
+        new = new_reports(entry, self._known)
+        if new is None:
+            return
+        self._known = new.behind
+        start = max(new.start, _count(new.reports, self.sent))
+        if start < len(new.reports):
+            self._reports.extend(new.reports, start=start)
+            self._times.extend(new.times[start:])
+
+    def _launched(self, step: int) -> None:
+        self._launches += 1
+        self._reports.drop_after(step)
+        del self._times[len(self._reports) :]
+        self._start = min(self._start, len(self._reports))
+        self._amendments = [each for each in self._amendments if each[1].step <= step]
+        if not self._is_final:
+            self._settled = step
+        if self._can_rewind and self._launches > self.position.launches:
+            self._rewind = min(step, self.sent)
+
+    def _validated(self, entry: Mapping[str, Any]) -> None:
+        self._validations += 1
+        if entry["metrics"] and self._validations > self.position.amendments:
+            row = Row(step=entry["step"], time=entry["time"], metrics=flat(entry["metrics"]))
+            self._amendments.append((self._validations, row))
+
+    def _ready(self) -> tuple[Row, ...]:
+        stop = min(_count(self._reports, self._settled), self._start + _AT_ONCE)
+        if stop <= self._start:
+            return ()
+        steps = self._reports.steps()[self._start : stop].tolist()
+        times, metrics = self._times[self._start : stop], self._reports[self._start : stop]
+        return tuple(
+            Row(step=step, time=time, metrics=flat(each))
+            for step, time, each in zip(steps, times, metrics, strict=True)
+        )
+
+
+def _count(reports: Reports, step: int) -> int:
+    """Number of reports up to a step."""
+    return bisect_right(reports.steps(), step)

@@ -1,0 +1,139 @@
+"""What is kept of a tracker with the run: its options, its own run id, how far it is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, TypedDict
+
+from polytrain.errors import DamagedFileError
+from polytrain.storage.protocol import Storage
+from polytrain.storage.typed_json import FileName, Like, Within, fitting, read_json
+from polytrain.trackers import NAMES
+from polytrain.trackers.names import tracker_class
+from polytrain.trackers.rows import Position
+from polytrain.trackers.tracker import Tracker
+
+_DIRECTORY = "trackers"
+_FORMAT = 1
+_FILE = re.compile(rf"{_DIRECTORY}/([a-z]+)-[0-9a-f]{{8}}\.json")
+
+
+_LARGEST = 1 << 20
+"""Bytes of a state."""
+
+_Text = Annotated[str, Like(r"[^\x00-\x1f\x7f]{0,4096}", "text that can be shown in a line")]
+_Option = _Text | bool | int | float | None
+
+
+class _Written(TypedDict, total=False):
+    format: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerState:
+    """A tracker of a run, and how far it is."""
+
+    tracker: FileName
+    options: dict[str, _Option]
+    position: Position = field(default_factory=Position)
+    key: Annotated[str, Like("[0-9a-f]{16}", "a tracker's key")] = field(
+        default_factory=lambda: secrets.token_hex(8)
+    )
+    """Unique: stores that can be searched find their run by it."""
+
+    run_id: _Text = ""
+    """What the tracker calls the run."""
+
+    concluded: Annotated[int, Within(-1, 2**62)] = -1
+    """Token of the driver whose conclusion was sent."""
+
+    @classmethod
+    def of(cls, tracker: Tracker) -> TrackerState:
+        """The state of a tracker that has nothing yet."""
+        return cls(tracker=tracker.name, options=tracker.options())
+
+    @property
+    def file(self) -> str:
+        """Its path in the run's storage."""
+        options = json.dumps(self.options, sort_keys=True).encode()
+        return f"{_DIRECTORY}/{self.tracker}-{hashlib.sha256(options).hexdigest()[:8]}.json"
+
+    def started_at(self, since: int) -> Position:
+        """How far it is in the run that this driver started, or started over."""
+        is_same = self.position.since == since
+        return self.position if is_same else Position(since=since)
+
+    def started_over(self, since: int, *, can_rewind: bool) -> TrackerState:
+        """The state for a run that was started over: a store that can be emptied is used again."""
+        if can_rewind:
+            position = Position(since=since, sent=self.position.sent)
+            return replace(self, position=position, concluded=-1)
+        return TrackerState(
+            tracker=self.tracker, options=self.options, position=Position(since=since)
+        )
+
+    def write(self, storage: Storage) -> None:
+        """Keep it.
+
+        Raises:
+            OSError: the storage can't be written.
+        """
+        storage.write(self.file, json.dumps({"format": _FORMAT, **asdict(self)}).encode())
+
+
+def kept_state(storage: Storage, tracker: Tracker) -> TrackerState:
+    """Return the state of a run's tracker; a new one if it has none.
+
+    Raises:
+        OSError: the storage can't be read.
+        ValueError: it is damaged, or of a newer version.
+    """
+    new = TrackerState.of(tracker)
+    try:
+        return _read(storage, new.file, type(tracker))
+    except FileNotFoundError:
+        return new
+
+
+def kept_trackers(storage: Storage) -> Iterator[Tracker]:
+    """Yield the trackers that a run has had.
+
+    Raises:
+        OSError, ValueError: as `kept_state`.
+    """
+    for path, state, kind in kept_states(storage):
+        known = {each.name for each in fields(kind)}
+        # Of any version of the tracker.
+        given = {name: value for name, value in state.options.items() if name in known}
+        yield fitting(kind, given, file=f"{path}, options")
+
+
+def kept_states(storage: Storage) -> Iterator[tuple[str, TrackerState, type[Tracker]]]:
+    """Yield the states of a run's trackers, with their files.
+
+    Raises:
+        OSError, ValueError: as `kept_state`.
+    """
+    for path in sorted(storage.list(_DIRECTORY)):
+        named = _FILE.fullmatch(path)
+        if named is not None and named[1] in NAMES:
+            kind = tracker_class(named[1])
+            yield path, _read(storage, path, kind), kind
+
+
+def _read(storage: Storage, path: str, kind: type[Tracker]) -> TrackerState:
+    written = read_json(_Written, storage.read(path, at_most=_LARGEST), file=path)
+    found = written.pop("format", None)
+    if found != _FORMAT:
+        raise ValueError(f"{path} has the format {found}, and this version reads {_FORMAT}")
+    state = fitting(TrackerState, written, file=path)
+    if state.tracker != kind.name:
+        raise DamagedFileError(path, "tracker", f"is {state.tracker!r}, not {kind.name!r}")
+    if state.run_id and not re.fullmatch(kind.run_ids, state.run_id):
+        raise DamagedFileError(path, "run_id", f"is {state.run_id!r}, no id of {kind.name}")
+    return state

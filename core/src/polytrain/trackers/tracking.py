@@ -1,0 +1,295 @@
+"""Sends a run's rows to its trackers while it lasts. None of them is waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from polytrain.errors import RunOwnedError
+from polytrain.record.entries import REPORTS
+from polytrain.record.history import entries, read_history
+from polytrain.record.journal import JOURNAL
+from polytrain.trackers.delivery import (
+    StoreBehindError,
+    TrackedFacts,
+    TrackerDelivery,
+    send_missing,
+)
+from polytrain.trackers.destinations import sync_command
+from polytrain.trackers.tracker import Tracker
+
+logger = logging.getLogger(__name__)
+
+_QUEUED = 10_000
+"""Entries that wait for a tracker. Older ones are read from the journal."""
+
+_SEND_EVERY_S = 1.0
+_RETRY_AFTER_AT_MOST_S = 60.0
+_END_WITHIN_S = 60.0
+"""Seconds that the end of a run waits for its trackers."""
+
+
+class _JournalBehindError(Exception):
+    """The journal lacks entries that have fallen out of the queue: it will have them later."""
+
+
+class Tracking:
+    """The trackers of a run, in a driver. `follow` is called with the journal's entries."""
+
+    def __init__(
+        self,
+        trackers: Sequence[Tracker],
+        facts: TrackedFacts,
+        *,
+        own_token: int,
+        check_lease: Callable[[], None] = lambda: None,
+        is_urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """
+        Args:
+            trackers: the trackers.
+            facts: the run.
+            own_token: fencing token of this driver's lease.
+            check_lease: raises if another driver has taken the run over: it sends from then on.
+            is_urgent: whether the program wants to end, and waits for no tracker.
+        """
+        self._is_urgent = is_urgent
+        self._couriers = tuple(_Courier(each, facts, own_token, check_lease) for each in trackers)
+
+    def follow(self, entry: Mapping[str, Any]) -> None:
+        """Take an entry of the journal. It is sent on another thread."""
+        for courier in self._couriers:
+            courier.take(entry)
+
+    def __enter__(self) -> Tracking:
+        for courier in self._couriers:
+            courier.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Send what is missing. The journal is complete, and this driver still has its lease."""
+        for courier in self._couriers:
+            courier.end()
+        deadline = time.monotonic() + _END_WITHIN_S
+        for courier in self._couriers:
+            # In short steps: a signal that makes it urgent doesn't end a wait.
+            while courier.is_busy and time.monotonic() < deadline and not self._is_urgent():
+                courier.join(0.1)
+            courier.give_up()
+
+
+class _Courier:
+    """A thread that sends to one tracker.
+
+    It takes what the queue has. Once entries have fallen out there, because the tracker was away or
+    is slow, it reads the run's journal, and then what the queue has after that.
+    """
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        facts: TrackedFacts,
+        own_token: int,
+        check_lease: Callable[[], None],
+    ) -> None:
+        self._check_lease = check_lease
+        self._tracker = tracker
+        self._facts = facts
+        self._own_token = own_token
+        self._queue: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_QUEUED)
+        """Entries with the number of those before that are no reports, which have a number."""
+
+        self._taken = 0
+        """Entries that were put into the queue and are no reports."""
+
+        self._next: tuple[int, Mapping[str, Any]] | None = None
+        """Taken from the queue, but an entry before it is missing."""
+
+        self._known = 0
+        """As `_taken`, of those that the delivery has."""
+
+        # The queue has those of this driver alone.
+        self._needs_journal = facts.since != own_token
+        self._has_warned = self._has_lagged = False
+        self._delivery: TrackerDelivery | None = None
+        self._ending = threading.Event()
+        self._given_up = False
+        self._thread = threading.Thread(
+            target=self._work, name=f"polytrain-{tracker.name}", daemon=True
+        )
+
+    def take(self, entry: Mapping[str, Any]) -> None:
+        self._queue.append((self._taken, entry))
+        self._taken += entry["event"] != "Reported"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        """Let the thread send what is missing, and end."""
+        self._ending.set()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the thread hasn't ended."""
+        return self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end, for so long."""
+        self._thread.join(timeout_s)
+
+    def give_up(self) -> None:
+        """Leave what isn't sent by now."""
+        if self.is_busy:
+            self._given_up = True
+            self._warn_of_the_rest("it takes too long")
+
+    def _work(self) -> None:
+        wait_s = 0.0
+        while not self._ending.wait(wait_s):
+            try:
+                self._send()
+                wait_s = _SEND_EVERY_S
+            except RunOwnedError:
+                break
+            except Exception as error:
+                if isinstance(error, StoreBehindError):
+                    self._needs_journal = True
+                    self._release()
+                elif not isinstance(error, _JournalBehindError):
+                    self._warn(error)
+                wait_s = min(max(2 * wait_s, _SEND_EVERY_S), _RETRY_AFTER_AT_MOST_S)
+        # Without a limit: the run ends it, and the thread ends with the process.
+        self._ending.wait()
+        try:
+            self._check_lease()
+            self._send_rest()
+        except RunOwnedError as error:
+            logger.warning(
+                "The tracker %s is left to another driver: %s", self._tracker.name, error
+            )
+        except Exception as error:
+            if not self._given_up:
+                self._warn_of_the_rest(_text(error))
+        finally:
+            self._release()
+
+    def _send(self) -> None:
+        if self._delivery is None:
+            self._delivery = TrackerDelivery(self._tracker, self._facts)
+        delivery = self._delivery
+        is_behind = not self._needs_journal and not self._take_queued(delivery)
+        if self._needs_journal:
+            self._take_journal(delivery)
+            is_whole = self._take_queued(delivery)
+            if is_behind:
+                self._say_lag(delivery)
+        else:
+            is_whole = True
+        self._check_lease()
+        delivery.send(is_wanted=lambda: not self._ending.is_set())
+        if not is_whole:
+            raise _JournalBehindError
+
+    def _send_rest(self) -> None:
+        """Send what is missing: from the queue if that has had everything, or from the journal."""
+        location = self._facts.location
+        delivery = self._delivery
+        if delivery is not None and not self._needs_journal and self._take_queued(delivery):
+            with contextlib.suppress(StoreBehindError):
+                delivery.send(is_wanted=self._is_wanted)
+                history = read_history(location.open().read_log(JOURNAL))
+                if history is not None and self._is_wanted():
+                    delivery.finish(history)
+                return
+        self._release()
+        send_missing(self._tracker, location, is_wanted=self._is_wanted)
+
+    def _is_wanted(self) -> bool:
+        return not self._given_up
+
+    def _take_queued(self, delivery: TrackerDelivery) -> bool:
+        """Take what the queue has; return whether nothing is missing before it."""
+        while True:
+            with contextlib.suppress(IndexError):
+                self._next = self._next or self._queue.popleft()
+            if self._next is None:
+                return True
+            number, entry = self._next
+            is_report = entry["event"] == "Reported"
+            if is_report:
+                number, known = entry["n"], delivery.missing.known
+            else:
+                known = self._known
+            # Reports are counted from this driver's first entry on.
+            if number > known or (is_report and not self._known):
+                self._needs_journal = True
+                return False
+            self._next = None
+            if number == known:
+                delivery.take(entry)
+                self._known += not is_report
+
+    def _take_journal(self, delivery: TrackerDelivery) -> None:
+        """Take the journal from where the run was started over."""
+        delivery.begin_again()
+        self._known = 0
+        for entry in entries(self._facts.location.open().read_log(JOURNAL)):
+            if entry["token"] >= self._facts.since:
+                delivery.take(entry)
+                is_own = entry["token"] == self._own_token
+                self._known += is_own and entry["event"] not in REPORTS
+        self._needs_journal = False
+
+    def _release(self) -> None:
+        delivery, self._delivery = self._delivery, None
+        if delivery is None:
+            return
+        with delivery:
+            try:
+                delivery.keep()
+            except OSError as error:
+                logger.debug("The position of %s can't be kept: %s", self._tracker.name, error)
+
+    def _say_lag(self, delivery: TrackerDelivery) -> None:
+        if not self._has_lagged:
+            self._has_lagged = True
+            logger.warning(
+                "The tracker %s is %d steps behind. They are sent from the run's journal while "
+                "training continues; `polytrain show` says how many are left.",
+                self._tracker.name,
+                delivery.missing.ready,
+            )
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "The tracker %s can't be used now: %s. Training continues; what it lacks is sent "
+                "when it can be used again, or when the run ends.",
+                self._tracker.name,
+                _text(error),
+            )
+
+    def _warn_of_the_rest(self, why: str) -> None:
+        logger.warning(
+            "The tracker %s lacks a part of the run: %s. Send it with: %s",
+            self._tracker.name,
+            why,
+            sync_command(self._tracker, self._facts.location),
+        )
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

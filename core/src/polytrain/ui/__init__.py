@@ -1,1 +1,0 @@
-"""What users and their programs see of a run: output and observers."""

@@ -1,0 +1,1 @@
+"""Validation of checkpoints while training goes on."""

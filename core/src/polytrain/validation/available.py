@@ -1,0 +1,67 @@
+"""Opens what calls a run's validation function: on this machine, or on Ray."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from polytrain.config.runtime_env import runtime_env_of_validations, variables_of
+from polytrain.config.validation_config import ValidationConfig
+from polytrain.events.output import Output
+from polytrain.functions.pickling import code_in, pickled_for_ray, pickled_with
+from polytrain.validation.local_validator import LocalValidator, ValidationProcessSpec
+from polytrain.validation.validator import Validator
+from polytrain.workers.agent_group import AgentGroup, zygote_for
+from polytrain.workers.group import WorkerGroup
+from polytrain.workers.processes.client import zygote_name
+from polytrain_plugins import Demand
+
+
+def opened_validator(
+    config: ValidationConfig,
+    *,
+    group: WorkerGroup,
+    demand: Demand,
+    threads: int,
+    is_local: bool,
+    path: tuple[str, ...],
+    runtime_env: Mapping[str, Any] | None,
+    tell: Callable[[Output], None],
+) -> Validator:
+    """Return what calls the validation function. Nothing is started before the first call.
+
+    Args:
+        config: the user's.
+        group: the run's workers, whose zygote forks the processes on this machine.
+        demand: the backend's.
+        threads: threads of a worker.
+        is_local: whether the run doesn't use Ray.
+        path: the driver's `sys.path`.
+        runtime_env: `RunConfig.worker_runtime_env`.
+        tell: called from any thread with what the function prints; on Ray, Ray shows it.
+    """
+    code = code_in(config.fn)
+    if not is_local:
+        from polytrain.validation.ray_validator import RayValidator
+
+        options = dict(config.ray_remote_kwargs)
+        merged = runtime_env_of_validations(runtime_env, options.pop("runtime_env", None))
+        options |= {"runtime_env": merged} if merged else {}
+        return RayValidator(*pickled_for_ray(*code, value=config.fn), options)
+    if isinstance(group, AgentGroup):
+        zygote = group.zygote
+    else:
+        name = zygote_name(secrets.token_hex(8), socket.gethostname())
+        zygote = zygote_for(demand, name=name, threads=threads, with_data=False, path=path)
+        zygote = replace(zygote, variables=variables_of(runtime_env))
+    spec = ValidationProcessSpec(
+        zygote=zygote,
+        environment={**zygote.environment, **os.environ},
+        directory=os.getcwd(),
+        threads=max(1, int(config.ray_remote_kwargs.get("num_cpus") or threads)),
+    )
+    return LocalValidator(spec, pickled_with(*code, value=config.fn), tell=tell)

@@ -1,0 +1,239 @@
+"""Has checkpoints validated beside training, one at a time, and keeps the record of it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.manager import CheckpointManager
+from polytrain.checkpoint.manifest import Manifest
+from polytrain.config.validation_config import ValidationConfig, task_of
+from polytrain.errors import Failure, FailureKind
+from polytrain.events.output import Output
+from polytrain.policy.validation import Validation, Validations, ValidationStatus, collision
+from polytrain.record.journal import Journal
+from polytrain.validation.validator import NotValidated, Validated, ValidationTask, Validator
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    validation: Validation
+    outcome: Validated | NotValidated | None
+    """None if it was cancelled."""
+
+
+class ValidationCoordinator:
+    """Decides nothing about training: the controller asks it what has ended.
+
+    One thread waits for the validation that is running. All else is done by the controller's.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: ValidationConfig | None = None,
+        manager: CheckpointManager,
+        journal: Journal,
+        wake: Callable[[], None] = lambda: None,
+        show: Callable[[Output], None] = lambda output: None,
+    ) -> None:
+        """
+        Args:
+            config: how checkpoints are validated; None if they aren't.
+            manager: the run's checkpoints; its validations are those of earlier drivers too.
+            journal: the run's.
+            wake: called from any thread when there is something to take.
+            show: shows what the function prints.
+        """
+        self.validator: Validator | None = None
+        """Calls the function; None if there is none."""
+
+        self.failure: Failure | None = None
+        """A failed validation that ends the run."""
+
+        self._config = config
+        self._manager = manager
+        self._journal = journal
+        self._wake = wake
+        self._show = show
+        self._running: Validation | None = None
+        self._inbox: queue.SimpleQueue[Output | _Ended | None] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="polytrain-validation")
+        if config is None:
+            self._leave_pending()
+        elif config.on_failure == "fail":
+            # They have ended the run, which is resumed to do better.
+            self._validations.retry_failed()
+
+    def __enter__(self) -> ValidationCoordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.validator is not None:
+            self.validator.cancel()
+        self._thread.shutdown()
+        if self.validator is not None:
+            self.validator.close()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a committed checkpoint is validated, or waits for that."""
+        return self._running is not None or self._due() is not None
+
+    @property
+    def pending(self) -> int:
+        """Number of committed checkpoints that are validated or wait for that."""
+        waiting = {validation.checkpoint for validation in self._validations.pending}
+        return sum(each.directory in waiting for each in self._manager.checkpoints)
+
+    def request(self, manifest: Manifest) -> None:
+        """Note that a checkpoint is to be validated, before it is committed."""
+        task = self._manager.validation_of(manifest.directory)
+        if task is None or self._config is None:
+            return
+        validation = Validation(checkpoint=manifest.directory, step=manifest.step, task=task)
+        if self._validations.request(validation):
+            self._journal.validation_requested(validation)
+
+    def nudge(self) -> None:
+        """Make `take` return that waits. Any thread, or a signal handler, may call this."""
+        self._inbox.put(None)
+
+    def take(self, *, wait: bool = False) -> list[Validation]:
+        """Take what there is to take, and start the next validation.
+
+        Args:
+            wait: whether to wait until there is something.
+
+        Returns:
+            The validations that have ended.
+        """
+        ended = []
+        self._start_next()
+        while wait or not self._inbox.empty():
+            # Without a limit: a validation has the user's, and `nudge` interrupts the wait.
+            match self._inbox.get():
+                case Output() as output:
+                    self._show(output)
+                case _Ended(validation=validation, outcome=outcome):
+                    self._running = None
+                    if outcome is not None:
+                        ended.append(self._end(validation, outcome))
+            wait = False
+        self._start_next()
+        return ended
+
+    def tell(self, output: Output) -> None:
+        """Queue what the function prints. Any thread may call this."""
+        self._inbox.put(output)
+        self._wake()
+
+    @property
+    def all_failed(self) -> str:
+        """Why no checkpoint has a score, if every validation failed; else empty."""
+        return self._validations.failure
+
+    def warn_if_unused(self) -> None:
+        """Warn if there is a function, and nothing was validated."""
+        if self._config is not None and not len(self._validations):
+            logger.warning(
+                "validation_config was passed, and no checkpoint was validated: in the training "
+                "function, call report(metrics, checkpoint=…, validation=True)."
+            )
+
+    @property
+    def _validations(self) -> Validations:
+        return self._manager.validations
+
+    def _due(self) -> Validation | None:
+        if self.validator is None:
+            return None
+        return self._validations.due({each.directory for each in self._manager.checkpoints})
+
+    def _start_next(self) -> None:
+        # Called with every message of a worker process.
+        if self._running is not None or not self._validations.pending:
+            return
+        validation = self._due()
+        if validation is None:
+            return
+        assert self._config is not None, "without a function nothing is due"
+        config = task_of(self._config, validation.task)
+        location = self._manager.store.location_of(validation.checkpoint)
+        task = ValidationTask(
+            checkpoint=Checkpoint(location.address, location.filesystem),
+            fn_kwargs=config.fn_kwargs,
+            timeout_s=config.timeout_s,
+        )
+        self._running = validation
+        self._thread.submit(self._validate, validation, task)
+
+    def _validate(self, validation: Validation, task: ValidationTask) -> None:
+        assert self.validator is not None
+        outcome: Validated | NotValidated | None
+        try:
+            outcome = self.validator.validate(task)
+        except Exception as error:  # any error of a cluster's client
+            logger.debug("A validation can't be carried out.", exc_info=error)
+            outcome = NotValidated(reason=f"{type(error).__name__}: {error}")
+        self._inbox.put(_Ended(validation=validation, outcome=outcome))
+        self._wake()
+
+    def _end(self, validation: Validation, outcome: Validated | NotValidated) -> Validation:
+        manifest = self._manager.committed_as(validation.checkpoint)
+        if manifest is None:
+            outcome = NotValidated(reason="the checkpoint is gone")
+        elif isinstance(outcome, Validated):
+            both = collision(outcome.metrics, manifest.metrics)
+            outcome = outcome if both is None else NotValidated(reason=both)
+        ended = _with_outcome(validation, outcome)
+        traceback = "" if isinstance(outcome, Validated) else outcome.traceback or outcome.output
+        self._validations.end(ended)
+        self._journal.validation_ended(ended, traceback=traceback)
+        if isinstance(outcome, Validated):
+            logger.info("The checkpoint %s is validated: %s", ended.checkpoint, ended.metrics)
+        elif manifest is not None:
+            self._failed(ended, outcome)
+        return ended
+
+    def _failed(self, ended: Validation, outcome: NotValidated) -> None:
+        what = f"the validation of {ended.checkpoint} (step {ended.step}) failed"
+        assert self._config is not None
+        if self._config.on_failure == "fail":
+            self.failure = Failure(
+                kind=FailureKind.VALIDATION,
+                rank=None,
+                message=f"{what}: {ended.reason}",
+                traceback=outcome.traceback,
+                step=ended.step,
+                output=outcome.output,
+                error=outcome.error,
+            )
+            return
+        # A traceback repeats what is below the first line.
+        first_line = ended.reason.partition("\n")[0]
+        details = f"{first_line}\n{outcome.traceback or outcome.output}"
+        logger.warning("%s: %s", what.capitalize(), details.strip())
+
+    def _leave_pending(self) -> None:
+        """Without a function, leave what earlier drivers have requested to later ones."""
+        left = self._validations.leave_pending()
+        if left:
+            logger.warning(
+                "%s for a validation, and fit() has no function for it: pass "
+                "validation_config=ValidationConfig(fn).",
+                "1 checkpoint of this run waits" if left == 1 else f"{left} checkpoints wait",
+            )
+
+
+def _with_outcome(validation: Validation, outcome: Validated | NotValidated) -> Validation:
+    if isinstance(outcome, Validated):
+        return replace(validation, status=ValidationStatus.VALIDATED, metrics=outcome.metrics)
+    status = ValidationStatus.TIMED_OUT if outcome.timed_out else ValidationStatus.FAILED
+    return replace(validation, status=status, reason=outcome.reason)

@@ -1,0 +1,72 @@
+"""The process that validates one checkpoint. The zygote forks it, as it does worker processes."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import socket
+import sys
+import traceback
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NoReturn
+
+from polytrain.events.output import flush_output
+from polytrain.functions.pickling import pickled_error
+from polytrain.validation.validator import ValidationTask, call
+from polytrain.workers.messages import Message, SocketChannel, raised_message
+
+_OPENMP = "OMP_NUM_THREADS"
+
+_LIBRARIES = (_OPENMP, "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def bounded_threads(threads: int, *, unless: Container[str]) -> dict[str, str]:
+    """Return the variables that let libraries start this many threads.
+
+    Args:
+        threads: how many.
+        unless: names of variables that are set already.
+    """
+    return {name: str(threads) for name in _LIBRARIES if name not in unless}
+
+
+def task_message(pickled: bytes, task: ValidationTask, bounds: Mapping[str, str]) -> Message:
+    """The first message to the process: the pickled function, its call, and `bounded_threads`."""
+    return ["validate", pickled, pickle.dumps(task), dict(bounds)]
+
+
+def run_and_exit(connection: socket.socket, page: int, descriptors: Sequence[int]) -> NoReturn:
+    """Validate, send the outcome, and exit, without returning into the zygote's frames.
+
+    Args:
+        connection: to the driver.
+        page: a progress page, which nobody reads.
+        descriptors: none.
+    """
+    code = 1
+    try:
+        channel = SocketChannel(connection)
+        _, function, task, bounds = channel.receive()
+        _bound_torch(bounds)
+        try:
+            channel.send(["validated", call(function, pickle.loads(task))])
+        except BaseException as error:
+            # Output without a newline is still buffered, and may hold the reason.
+            flush_output()
+            channel.send(raised_message(error, pickled_error(error)))
+        code = 0
+        # The interpreter's own finalisation takes frameworks seconds, and there is nothing to save.
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        flush_output()
+        os._exit(code)
+
+
+def _bound_torch(bounds: Mapping[str, str]) -> None:
+    """Let torch start this many threads, where the zygote has imported it with other variables."""
+    set_num_threads: Any = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if set_num_threads is not None and _OPENMP in bounds:
+        set_num_threads(int(bounds[_OPENMP]))

@@ -1,0 +1,89 @@
+"""The protocol between a run and what calls its validation function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.functions.pickling import unpickled
+from polytrain.workers.metrics import plain_metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationTask:
+    """One call of the validation function."""
+
+    checkpoint: Checkpoint
+    fn_kwargs: Mapping[str, Any]
+    timeout_s: float | None
+    """Seconds that it may take; None is no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """The function has returned these metrics."""
+
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotValidated:
+    """The function has returned no metrics."""
+
+    reason: str
+    """One line: the exception's type and text, or how the process ended."""
+
+    traceback: str = ""
+    """The function's own traceback, as Python prints it; empty if there is none."""
+
+    error: bytes | None = None
+    """The pickled exception, if it can be pickled."""
+
+    output: str = ""
+    """The last lines of the process's standard error, if it couldn't send an exception."""
+
+    timed_out: bool = False
+
+
+class Validator(Protocol):
+    """Calls a run's validation function in a process of its own."""
+
+    def validate(self, task: ValidationTask) -> Validated | NotValidated | None:
+        """Call the function, and wait for its end; None if it was cancelled."""
+
+    def cancel(self) -> None:
+        """End the call that is running, and all later ones. Any thread may call this."""
+
+    def close(self) -> None:
+        """Release everything. Nothing is running any more."""
+
+
+def call(pickled: bytes, task: ValidationTask, references: Sequence[Any] = ()) -> dict[str, Any]:
+    """Call a pickled validation function in this process, and return its metrics.
+
+    Args:
+        pickled: the function.
+        task: its call.
+        references: to Ray's objects, which `pickled_for_ray` has left out of the function.
+
+    Raises:
+        TypeError: it doesn't return a dict of metrics.
+        Exception: whatever it raises.
+    """
+    try:
+        function = unpickled(pickled, references)
+    except Exception as error:
+        error.add_note(
+            "The validation function could not be read in its process. Modules that it uses must "
+            "be installed on every node, or lie beside the script."
+        )
+        raise
+    returned: Any = function(task.checkpoint, **task.fn_kwargs)
+    if not isinstance(returned, Mapping):
+        raise TypeError(
+            f"The validation function must return a dict of metrics, and has returned "
+            f"{'None' if returned is None else f'a {type(returned).__name__}'}."
+        )
+    return plain_metrics(returned)

@@ -1,0 +1,1 @@
+"""What shows a run: page, progress, doctor, command line."""

@@ -1,0 +1,35 @@
+"""The command line: `polytrain`, or `python -m polytrain`."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command, and return its exit code.
+
+    0: done. 1: it failed. 2: the command line is wrong. 3: there is no such run. 75: the run was
+    stopped or interrupted, and can be resumed.
+
+    Args:
+        arguments: the command line without the program; by default this process's.
+    """
+    import click
+
+    from polytrain.output.echo import PrintableFormatter, echo_lines
+    from polytrain.view.cli.group import polytrain
+
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(PrintableFormatter())
+    try:
+        code = polytrain.main(args=arguments, prog_name="polytrain", standalone_mode=False)
+    except click.ClickException as error:
+        said = io.StringIO()
+        error.show(said)
+        echo_lines(said.getvalue().rstrip("\n"), err=True)
+        return error.exit_code
+    except click.Abort:
+        return 130
+    return int(code or 0)

@@ -1,0 +1,102 @@
+"""What a run does until it ends, from its storage: whichever process is its driver."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from polytrain.output.echo import echo, echo_lines
+from polytrain.record.journal import JOURNAL
+from polytrain.record.tail import tail_of
+from polytrain.run.lease import holder
+from polytrain.text.next_command import next_command
+from polytrain.view.cli.found import FoundRun
+from polytrain.view.progress.display import shown_progress
+from polytrain_plugins import RunInfo
+
+_LOOK_EVERY_S = 1.0
+
+_SHARE = 0.1
+"""Greatest share of the time that is spent on reading the journal."""
+
+
+def followed(run: FoundRun, *, as_json: bool) -> None:
+    """Print what a run has done and does, as its driver would, until it ends.
+
+    Args:
+        run: the run.
+        as_json: whether to print JSON Lines.
+
+    Raises:
+        click.ClickException: its storage can't be read.
+    """
+    info = RunInfo(
+        name=run.location.name,
+        backend=run.history.identity["backend"],
+        num_workers=run.history.world_size,
+        path=run.location.address,
+        cluster=run.history.configuration.cluster,
+    )
+    tail = tail_of(run.entries())
+    mode = "json" if as_json else "auto"
+    failure: Mapping[str, Any] | None = None
+    is_closed = False
+    driver = _Driver(run)
+    with shown_progress(info, mode, tail.ledger, sys.stdout, now=driver.now) as show:
+        for entries in _readings(run, driver):
+            for entry in tail.news(entries):
+                show(entry)
+                is_closed = entry["event"] == "Closed"
+                match entry:
+                    case {"event": "AttemptEnded"}:
+                        failure = entry["failure"]
+                    case {"event": "Launched"} | {"event": "Concluded", "stopped": Mapping()}:
+                        failure = None
+            if is_closed:
+                break
+    if failure is not None and not as_json:
+        # Here nobody raises what ended the run.
+        where = "" if failure["rank"] is None else f"rank {failure['rank']}: "
+        echo_lines(f"{where}{failure['message']}")
+        has_output = bool(failure.get("last_lines"))
+        command = next_command(info.path, failure["rank"], has_output=has_output)
+        echo(f"To see more: {command}")
+
+
+class _Driver:
+    """The driver of a run, as far as its lease says."""
+
+    def __init__(self, run: FoundRun) -> None:
+        self._storage = run.location.open()
+        self._lease = run.holder
+
+    def now(self) -> float:
+        """Return the time on the clock of its journal."""
+        return time.time() if self._lease is None else self._lease.now()
+
+    def is_running(self) -> bool:
+        self._lease = holder(self._storage)
+        return self._lease is not None and self._lease.is_held is not False
+
+
+def _readings(run: FoundRun, driver: _Driver) -> Iterator[Iterator[Mapping[str, Any]]]:
+    """Yield the journal's lines whenever there are new ones, until the run has ended."""
+    written: Mapping[str, int] | None = None
+    storage = run.location.open()
+    while True:
+        try:
+            # Before the journal is read: what a driver writes before it dies is read, too.
+            is_held = driver.is_running()
+            before, written = written, storage.log_state(JOURNAL)
+            began = time.monotonic()
+            if written != before:
+                yield run.entries()
+        except OSError as error:
+            raise click.ClickException(f"{run.location.address} can't be read: {error}") from error
+        if not is_held:
+            return
+        time.sleep(max(_LOOK_EVERY_S, (time.monotonic() - began) / _SHARE))

@@ -1,0 +1,53 @@
+"""`polytrain predict`: predictions of a run's model, into Parquet files."""
+
+from __future__ import annotations
+
+import click
+
+from polytrain.output.echo import echo
+from polytrain.view.cli.found import named_run, run_argument
+
+
+@click.command("predict")
+@run_argument
+@click.argument("data", nargs=-1, required=True)
+@click.option("-o", "--output", required=True, help="A directory or address for the predictions.")
+@click.option("--keep", multiple=True, metavar="COLUMN", help="A column to keep beside them.")
+@click.option("--best", is_flag=True, help="By the best checkpoint, not the newest.")
+@click.option("-w", "--workers", type=int, help="Number of workers; by default one for each CPU.")
+@click.option("--transform", metavar="MODULE:NAME", help="The transform of the training.")
+@click.option("--transformed", is_flag=True, help="DATA is as that transform returns it.")
+def command(
+    run: str,
+    data: tuple[str, ...],
+    output: str,
+    keep: tuple[str, ...],
+    best: bool,
+    workers: int | None,
+    transform: str | None,
+    transformed: bool,
+) -> None:
+    """Predict the rows of DATA (files, directories or addresses) by the model of RUN.
+
+    The same command resumes after a kill.
+    """
+    found = named_run(run)
+    from polytrain import InvalidJobError, PolytrainError, load
+    from polytrain.view.cli.job_file import JobFileError, imported, modules_beside_you
+
+    try:
+        with modules_beside_you():
+            load(found.location.address).predict(
+                list(data) if len(data) > 1 else data[0],
+                checkpoint="best" if best else "newest",
+                output=output,
+                keep=keep,
+                num_workers=workers,
+                transform=None if transform is None else imported(transform),
+                transformed=transformed,
+            )
+    except (InvalidJobError, JobFileError) as error:
+        raise click.UsageError(str(error)) from error
+    except (PolytrainError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    echo(f"The predictions are in {output}.")

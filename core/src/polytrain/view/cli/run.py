@@ -1,0 +1,190 @@
+"""`polytrain run`: train, from a script, a trainer in a module, or a job as TOML."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from polytrain.output.echo import echo, echo_lines
+from polytrain.view.cli.found import CAN_RESUME
+
+if TYPE_CHECKING:
+    from polytrain.api.trainer import Trainer
+
+
+@click.command(
+    "run",
+    # What comes behind WHAT is a script's own.
+    context_settings={"allow_interspersed_args": False},
+)
+@click.option("-w", "--workers", type=int, default=1, help="Worker processes of a script (1).")
+@click.option("--gpu", is_flag=True, help="Give each worker of a script a GPU.")
+@click.option("--max-failures", type=int, default=0, help="Failures that a script survives (0).")
+@click.option("--name", help="The run's name; the same name resumes it.")
+@click.option("--storage", help="Where a script's run is stored (~/polytrain_results).")
+@click.option("-m", "--module", is_flag=True, help="WHAT is a module, as for python -m.")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change a TOML job.")
+@click.argument("what")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def command(
+    workers: int,
+    gpu: bool,
+    max_failures: int,
+    name: str | None,
+    storage: str | None,
+    module: bool,
+    settings: tuple[str, ...],
+    what: str,
+    arguments: tuple[str, ...],
+) -> int:
+    """Train, and return 0 if the run is finished, 1 if it or each validation failed, 75 if it was
+    stopped.
+
+    WHAT is one of these:
+
+    \b
+    train.py          a script for torchrun; ARGUMENTS are its own
+    package.module    the same as a module, with -m
+    module:name       a Trainer, or a function that returns one
+    job.toml          the arguments of make_trainer
+    """
+    from polytrain import InvalidJobError, TrainingFailedError
+    from polytrain.view.cli.job_file import modules_beside_you
+    from polytrain_plugins import RegistryError
+
+    is_file = what.endswith(".toml")
+    is_script = module or not (is_file or ":" in what)
+    if is_file:
+        settings = (*settings, *_settings_of(arguments))
+    _refuse_options_of_others(is_script=is_script, is_file=is_file)
+    try:
+        with modules_beside_you():
+            if is_script:
+                trainer = _of_script(
+                    what, arguments, workers=workers, gpu=gpu, max_failures=max_failures,
+                    name=name, storage=storage, module=module,
+                )  # fmt: skip
+            elif is_file:
+                trainer = _of_file(Path(what), settings)
+            else:
+                trainer = _of_module(what)
+            result: Any = trainer.fit()
+    except (InvalidJobError, RegistryError) as error:
+        raise click.UsageError(str(error)) from error
+    except TrainingFailedError as error:
+        echo_lines(str(error), err=True)
+        return 1
+    echo(f"{result.path}: {_in_one_line(result)}")
+    if result.validation_failure:
+        return 1
+    return 0 if result.finished else CAN_RESUME
+
+
+_OF_SCRIPTS = ("workers", "gpu", "max_failures", "name", "storage")
+
+
+def _settings_of(arguments: tuple[str, ...]) -> list[str]:
+    """The values of `--set` behind the name of a job."""
+    settings, rest = [], list(arguments)
+    while rest:
+        option, equals, value = rest.pop(0).partition("=")
+        if option != "--set" or not (equals or rest):
+            raise click.UsageError(f"{option}: a job takes --set KEY=VALUE only")
+        settings.append(value if equals else rest.pop(0))
+    return settings
+
+
+def _refuse_options_of_others(*, is_script: bool, is_file: bool) -> None:
+    context = click.get_current_context()
+    given = [
+        name
+        for name in _OF_SCRIPTS
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    ]
+    if given and not is_script:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise click.UsageError(
+            f"{options}: only for scripts. A trainer or a job has its own scaling_config and "
+            "run_config; --set changes a job, as in --set scaling_config.num_workers=4"
+        )
+    if context.params["settings"] and not is_file:
+        raise click.UsageError("--set: only for a job in a .toml file")
+    if context.params["arguments"] and not (is_script or is_file):
+        from polytrain.record.secrecy import shown
+
+        extra = " ".join(shown(context.params["arguments"]))
+        raise click.UsageError(f"{extra}: only scripts take arguments; options come before WHAT")
+
+
+def _of_script(
+    what: str,
+    arguments: tuple[str, ...],
+    *,
+    workers: int,
+    gpu: bool,
+    max_failures: int,
+    name: str | None,
+    storage: str | None,
+    module: bool,
+) -> Trainer:
+    from polytrain import FailureConfig, RunConfig, ScalingConfig, make_trainer
+
+    options: dict[str, Any] = {"module" if module else "script": what, "args": list(arguments)}
+    return make_trainer(
+        "torch",
+        **options,
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu),
+        run_config=RunConfig(
+            name=name,
+            storage_path=storage,
+            failure_config=FailureConfig(max_failures=max_failures),
+        ),
+    )
+
+
+def _of_file(path: Path, settings: tuple[str, ...]) -> Trainer:
+    from polytrain import make_trainer
+    from polytrain.view.cli.job_file import JobFileError, arguments_of, job_of
+
+    try:
+        return make_trainer(**arguments_of(job_of(path.read_text(), settings)))
+    except (JobFileError, OSError) as error:
+        raise click.UsageError(f"{path}: {error}") from error
+
+
+def _of_module(what: str) -> Trainer:
+    from polytrain import Trainer
+    from polytrain.view.cli.job_file import JobFileError, imported
+
+    try:
+        found = imported(what)
+    except JobFileError as error:
+        raise click.UsageError(str(error)) from error
+    trainer = found() if inspect.isfunction(found) and _takes_nothing(found) else found
+    if not isinstance(trainer, Trainer):
+        raise click.UsageError(
+            f"{what} is a {type(trainer).__name__}. Name a Trainer, as make_trainer returns it, or "
+            "a function without parameters that returns one"
+        )
+    return trainer
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    return True
+
+
+def _in_one_line(result: Any) -> str:
+    from polytrain.view.cli.runs import in_short
+
+    state = "finished" if result.finished else str(result.stopped)
+    if result.validation_failure:
+        state += f", but no checkpoint has a score: {result.validation_failure}"
+    return f"{state}. {in_short(result.metrics)}".rstrip()

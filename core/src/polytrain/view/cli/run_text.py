@@ -1,0 +1,189 @@
+"""One run as `polytrain show` prints it, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any
+
+from polytrain.record.configuration import chosen
+from polytrain.record.overview import AttemptOverview, RunState, attempts
+from polytrain.record.rank_overview import RankOverview, ranks_of
+from polytrain.record.secrecy import shown
+from polytrain.run.lease import Holder
+from polytrain.text.next_command import next_command
+from polytrain.view.cli.found import FoundRun
+from polytrain.view.cli.logs import LOGS, log_of
+from polytrain.view.cli.runs import in_short
+from polytrain.view.progress.text import duration
+
+_RANKS = 16
+"""Ranks that have a line; the page and the JSON have all."""
+
+_LONGEST = 100
+_REPORTS = frozenset({"Reported", "Reports", "RankReported", "RankReports"})
+
+
+def facts(run: FoundRun) -> dict[str, Any]:
+    """Return what is known of a run."""
+    history, happenings = run.history, _happenings(run)
+    return {
+        "name": run.location.name,
+        "path": run.location.address,
+        "state": run.state,
+        "reason": history.reason,
+        "driver": run.holder.description if run.holder is not None else None,
+        "backend": history.identity["backend"],
+        "workers": history.world_size,
+        "reports": len(history.history),
+        "last_report": history.ledger.last_report,
+        "metrics": dict(history.metrics),
+        "attempts": [
+            {
+                "driver": each.driver,
+                "number": each.number,
+                "workers": each.num_workers,
+                "first_step": each.first_step,
+                "launched": each.launched,
+                "ended": each.ended,
+                "failure": each.failure,
+                "reason": each.reason,
+            }
+            for each in attempts(happenings)
+        ],
+        "ranks": [asdict(each) for each in ranks_of(happenings)],
+        "trackers": [asdict(each) for each in run.trackers()],
+        "options": shown(history.identity["options"]),
+        "settings": shown(history.configuration.options),
+        "datasets": dict(history.configuration.datasets),
+        "versions": dict(history.configuration.versions),
+        "cluster": history.configuration.cluster,
+        "seconds": dict(history.ledger.seconds),
+        "goodput": history.ledger.goodput,
+        "lost_steps": history.ledger.lost_steps,
+    }
+
+
+def run_lines(run: FoundRun) -> Iterator[str]:
+    """Yield what is known of a run, line by line."""
+    history, happenings = run.history, _happenings(run)
+    configuration = history.configuration
+    where = f" {configuration.cluster}" if configuration.cluster else ""
+    yield f"{run.location.name}: {_verdict(run)}"
+    yield f"  in         {run.location.address}"
+    workers = _numbered(history.world_size, "worker")
+    yield f"  backend    {history.identity['backend']}, {workers}{where}"
+    for name, known in configuration.datasets.items():
+        rows = "an unknown number of" if known.get("rows") is None else known["rows"]
+        yield f"  data set   {name}: {rows} rows, {known.get('num_columns', '?')} columns"
+    versions = [f"{name} {version}" for name, version in configuration.versions.items()]
+    if versions:
+        yield f"  versions   {', '.join(versions)}"
+    yield f"  reports    {len(history.history)}: {in_short(history.metrics) or 'none'}{_age(run)}"
+    for tracker in run.trackers():
+        if tracker.lacks:
+            behind = _numbered(tracker.lacks, "step")
+            yield f"  tracker    {tracker.name} is {behind} behind: it has step {tracker.step}"
+    yield ""
+    if configuration.options:
+        yield from _settings(shown(chosen(configuration.options)))
+        yield ""
+    yield "attempts"
+    for each in attempts(happenings):
+        yield f"  {_attempt(each)}"
+        if each.failure is not None:
+            message, *more = f"{each.failure} ({each.reason})".split("\n")
+            yield f"      {message}"
+            yield from (f"        {line}" for line in more)
+    yield from _next_command(run, happenings)
+    yield ""
+    ranks = ranks_of(happenings)
+    if ranks:
+        yield from _ranks(ranks)
+        yield ""
+    yield from str(history.ledger).split("\n")
+
+
+def _next_command(run: FoundRun, happenings: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    failures = [failure for each in happenings if (failure := each.get("failure"))]
+    if run.state is not RunState.FAILED or not failures:
+        return
+    rank = failures[-1]["rank"]
+    if log_of(rank) in run.location.open().list(LOGS):
+        command = next_command(run.location.address, rank, has_output=True)
+        yield f"      to see more: {command}"
+
+
+def _settings(options: Mapping[str, Any]) -> Iterator[str]:
+    yield "settings that aren't the defaults" if options else "settings: the defaults"
+    for name, value in options.items():
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        yield f"  {name} = {text if len(text) <= _LONGEST else f'{text[: _LONGEST - 1]}…'}"
+
+
+def _ranks(ranks: Sequence[RankOverview]) -> Iterator[str]:
+    yield "ranks"
+    for each in ranks[:_RANKS]:
+        known = [each.place, each.computes_on]
+        if each.rows:
+            known.append(f"{each.rows_in_short} rows")
+        if each.busy is not None:
+            known.append(f"busy {each.busy:.0%}")
+        if each.memory is not None:
+            known.append(f"{each.memory / 2**20:.0f} MiB")
+        yield f"  {each.rank:<3}  {', '.join(each for each in known if each)}".rstrip()
+    if len(ranks) > _RANKS:
+        yield f"  {len(ranks) - _RANKS} more are in --json"
+
+
+def _happenings(run: FoundRun) -> Sequence[Mapping[str, Any]]:
+    """All lines of its journal but reports."""
+    return [entry for entry in run.entries() if entry["event"] not in _REPORTS]
+
+
+def _verdict(run: FoundRun) -> str:
+    who = run.holder.description if run.holder is not None else "nobody"
+    match run.state:
+        case RunState.RUNNING:
+            return f"running: {who}{_last_sign(run.holder)}"
+        case RunState.INTERRUPTED:
+            return f"interrupted ({who} has died): fit() resumes it"
+        case RunState.STOPPED:
+            return f"{run.history.stopped}: fit() resumes it"
+        case RunState.FAILED:
+            return f"failed: {run.history.reason}"
+        case RunState.FINISHED:
+            return f"finished ({run.history.reason})" if run.history.stopped else "finished"
+
+
+def _age(run: FoundRun) -> str:
+    """How long ago the last report of an active run was made: a run that stalls is seen by it."""
+    last = run.history.ledger.last_report
+    if last is None or run.holder is None or run.state is not RunState.RUNNING:
+        return ""
+    return f", {_ago(run.holder, last)}"
+
+
+def _last_sign(owner: Holder | None) -> str:
+    if owner is None or owner.is_held is not None or not owner.beat_at:
+        return ""
+    return f", last sign of life {_ago(owner, owner.beat_at)}"
+
+
+def _ago(owner: Holder, then: float) -> str:
+    return f"{duration(max(0.0, owner.now() - then))} ago"
+
+
+def _attempt(attempt: AttemptOverview) -> str:
+    launched = datetime.fromtimestamp(attempt.launched)
+    took = "" if attempt.ended is None else f", {attempt.ended - attempt.launched:.1f} s"
+    return (
+        f"{attempt.driver}.{attempt.number}  {launched:%Y-%m-%d %H:%M:%S}{took}, "
+        f"{_numbered(attempt.num_workers, 'worker')}, after {_numbered(attempt.first_step, 'step')}"
+    )
+
+
+def _numbered(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,146 @@
+"""`polytrain runs`: the runs of a storage, the latest last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from polytrain.output.echo import echo, echo_lines
+from polytrain.output.line_layout import columns, printable
+from polytrain.record.overview import attempts
+from polytrain.view.cli.found import (
+    DEFAULT_STORAGE,
+    NOT_FOUND,
+    FoundRun,
+    as_json,
+    print_json,
+    read_run,
+    runs_in,
+)
+
+if TYPE_CHECKING:
+    from polytrain.storage.location import Location
+
+_SHOWN_METRICS = 3
+
+UNREADABLE = "unreadable"
+"""The state of a run whose journal can't be read, for example because its version is another."""
+
+_COLUMNS = (
+    *("name", "state", "backend", "workers", "reports", "restarts", "launched", "metrics"),
+    *("goodput", "reason"),
+)
+
+
+class StorageNotFound(click.ClickException):
+    """There is no storage where one was named."""
+
+    exit_code = NOT_FOUND
+
+
+@click.command("runs")
+@click.argument("storage", default=DEFAULT_STORAGE)
+@as_json
+def command(storage: str, as_json: bool) -> None:
+    """List the runs of STORAGE, a directory or an address (~/polytrain_results)."""
+    from polytrain.storage.location import Location
+
+    location = Location.of(storage, retry_s=0)
+    if location.is_local and storage != DEFAULT_STORAGE and not Path(location.address).is_dir():
+        raise StorageNotFound(f"There is no directory {location.address}.")
+    try:
+        names = list(_names(location))
+    except OSError as error:
+        raise click.ClickException(f"{location.address} can't be read: {error}") from error
+    rows = [row for name in names if (row := _row_of(name, location.below(name))) is not None]
+    rows.sort(key=lambda row: row["launched"] or 0.0)
+    if as_json:
+        print_json("runs", rows)
+    elif not rows:
+        echo(f"There are no runs in {location.address}.")
+    else:
+        _print(rows)
+
+
+def _names(location: Location) -> Iterator[str]:
+    if location.is_local:
+        # Not by the storage, which lists the files of all checkpoints.
+        yield from runs_in(Path(location.address))
+        return
+    from polytrain.record.journal import JOURNAL
+
+    paths = (path.split("/") for path in location.open().list(""))
+    yield from {first for first, *rest in paths if rest and rest[0].startswith(JOURNAL)}
+
+
+def _row_of(name: str, location: Location) -> dict[str, Any] | None:
+    """The row of a run; None if there is none. One that can't be read doesn't hide the others."""
+    try:
+        run = read_run(location)
+    except click.ClickException as error:
+        return {**dict.fromkeys(_COLUMNS), "name": name, "state": UNREADABLE, "reason": str(error)}
+    return None if run is None else _row(name, run)
+
+
+def _row(name: str, run: FoundRun) -> dict[str, Any]:
+    begun = attempts(run.entries())
+    return {
+        "name": name,
+        "state": run.state,
+        "backend": run.history.identity["backend"],
+        "workers": run.history.world_size,
+        "reports": len(run.history.history),
+        "restarts": run.history.ledger.restarts,
+        "launched": begun[0].launched if begun else None,
+        "metrics": dict(run.history.metrics),
+        "goodput": run.history.ledger.goodput,
+        "reason": run.history.reason,
+    }
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    table = [("NAME", "STATE", "BACKEND", "STARTED", "REPORTS", "RESTARTS", "METRICS")]
+    for row in rows:
+        launched = row["launched"]
+        table.append(
+            (
+                printable(row["name"]),
+                row["state"],
+                printable(row["backend"] or ""),
+                f"{datetime.fromtimestamp(launched):%Y-%m-%d %H:%M}" if launched else "",
+                _number(row["reports"]),
+                _number(row["restarts"]),
+                printable(in_short(row["metrics"] or {})),
+            )
+        )
+    widths = [max(map(columns, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        cells = (
+            f"{cell}{' ' * (width - columns(cell))}"
+            for cell, width in zip(line, widths, strict=True)
+        )
+        echo("  ".join(cells).rstrip())
+
+    for row in rows:
+        if row["state"] == UNREADABLE:
+            echo_lines(row["reason"], err=True)
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def in_short(metrics: Mapping[str, Any]) -> str:
+    """The first few metrics in one line."""
+    from polytrain.view.progress.text import flat_metrics
+
+    known = list(flat_metrics(metrics))
+    shown = [
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in known[:_SHOWN_METRICS]
+    ]
+    return " ".join([*shown, *(["…"] if len(known) > _SHOWN_METRICS else [])])

@@ -1,0 +1,62 @@
+"""`polytrain show`: one run, as its journal tells it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import click
+
+from polytrain.output.echo import echo
+from polytrain.view.cli.found import FoundRun, as_json, named_run, print_json, run_argument
+
+
+@click.command("show")
+@run_argument
+@click.option("--serve", is_flag=True, help="Serve its page to your browsers here instead.")
+@click.option("-f", "--follow", is_flag=True, help="Show what it does until it ends instead.")
+@click.option("--port", type=click.IntRange(1, 65535), help="With --serve; a free one by default.")
+@as_json
+def command(run: str, serve: bool, follow: bool, port: int | None, as_json: bool) -> int:
+    """Show RUN: its state, its attempts, where its time went.
+
+    With --follow and --json, JSON Lines are printed, as by RunConfig(progress="json"). The exit
+    code is 0 if the run is active or finished, 1 if it failed, and 75 if it was stopped or
+    interrupted and fit() resumes it.
+    """
+    if port is not None and not serve:
+        raise click.UsageError("--port is for --serve")
+    if serve and as_json:
+        raise click.UsageError("--serve and --json exclude each other")
+    if serve and follow:
+        raise click.UsageError("--serve and --follow exclude each other")
+    found = named_run(run)
+    if follow:
+        from polytrain.view.cli.following import followed
+
+        with contextlib.suppress(KeyboardInterrupt):
+            followed(found, as_json=as_json)
+        return named_run(run).exit_code
+    if serve:
+        _serve(found, port or 0)
+        return 0
+    from polytrain.view.cli.run_text import facts, run_lines
+
+    if as_json:
+        print_json("show", facts(found))
+    else:
+        for line in run_lines(found):
+            echo(line)
+    return found.exit_code
+
+
+def _serve(run: FoundRun, port: int) -> None:
+    from polytrain.view.page.serving import served
+
+    try:
+        with contextlib.suppress(KeyboardInterrupt), served(run.location, port=port) as server:
+            echo(f"The page of {run.location.name} is at {server.url} (Ctrl-C ends this)")
+            # Until Ctrl-C.
+            threading.Event().wait()
+    except OSError as error:
+        raise click.ClickException(f"--port: {port}: {error.strerror or error}") from error

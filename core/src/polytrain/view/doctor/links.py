@@ -1,0 +1,254 @@
+"""Checks of the connections between nodes: two ranks join by a backend's own transport."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from typing import Any
+
+from polytrain.config.installation import missing_modules
+from polytrain.view.doctor.finding import CheckFailed, Finding, Verdict, checked
+from polytrain.workers.placement import NodeAddress, members
+from polytrain_plugins import Backend, Engine, Member, Offer, World, load_backend
+
+_START_TIMEOUT_S = 60.0
+"""The framework is imported, on both nodes."""
+
+_JOIN_TIMEOUT_S = 60.0
+
+_CALLS = 20
+_FIRST_BYTES = 2**16
+_MOST_BYTES = 2**26
+_LONG_ENOUGH_S = 0.2
+"""Larger pieces are sent until one takes as long."""
+
+_SLOW_S = 0.01
+_SLOW_BYTES_PER_S = 20e6
+
+Pair = tuple[NodeAddress, NodeAddress]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What was measured between two ranks."""
+
+    latency_s: float
+    """Of the sum of one number: the median."""
+
+    bytes_per_s: float | None
+    """From each rank to the other, both at once; None if the backend has no transport of bytes."""
+
+
+class End:
+    """One rank of a pair, in a process of its own."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._engine: Engine[Any] = backend.engine()
+        self._offering = contextlib.ExitStack()
+
+    def offer(self, me: Member) -> Offer:
+        """Return what the other rank must know."""
+        return self._offering.enter_context(self._engine.offering(me))
+
+    def measure(self, world: World) -> Link:
+        """Join the other rank, and measure the connection. Both ranks call it."""
+        with self._offering, self._engine.joined(world):
+            ranks = self._engine.sum_over_ranks([1], world)
+            if ranks != [world.size]:
+                raise RuntimeError(f"the sum of 1 over {world.size} ranks is {ranks}")
+            latency_s = sorted(
+                _timed(lambda: self._engine.sum_over_ranks([1], world)) for _ in range(_CALLS)
+            )[_CALLS // 2]
+            return Link(latency_s=latency_s, bytes_per_s=self._bytes_per_s(world))
+
+    def _bytes_per_s(self, world: World) -> float | None:
+        if type(self._engine).gather_over_ranks is Engine.gather_over_ranks:
+            # Its bytes would travel as numbers.
+            return None
+        size = _FIRST_BYTES
+        while True:
+            gather = partial(self._engine.gather_over_ranks, bytes(size), world, call="doctor")
+            took_s = _timed(gather)
+            # Both ranks must agree on whether there is another piece.
+            [summed_ms] = self._engine.sum_over_ranks([int(1000 * took_s)], world)
+            if size >= _MOST_BYTES or summed_ms >= 1000 * world.size * _LONG_ENOUGH_S:
+                return size / took_s
+            size *= 4
+
+
+def transport_of(names: Sequence[str]) -> Backend | None:
+    """Return the backend whose transport is tried: torch, or else the first that is installed."""
+    for name in sorted(names, key=lambda name: name != "torch"):
+        cls = load_backend(name)
+        if not missing_modules(cls.requires):
+            return cls()
+    return None
+
+
+def world_of(pair: Pair, rank: int, offers: Sequence[Offer], *, gpus: int) -> World:
+    """Return the world of a pair, as one of its ranks sees it."""
+    there = members(pair, cpus=1, gpus=gpus)
+    return World(attempt=0, me=there[rank], members=there, offers=tuple(offers))
+
+
+def rounds(nodes: Sequence[NodeAddress]) -> Iterator[list[Pair]]:
+    """Yield every pair of nodes, in rounds in which each node is in one pair at most."""
+    left = list(combinations(nodes, 2))
+    while left:
+        chosen: list[Pair] = []
+        busy: set[str] = set()
+        for pair in left:
+            ids = {node.node_id for node in pair}
+            if busy.isdisjoint(ids):
+                chosen.append(pair)
+                busy |= ids
+        left = [pair for pair in left if pair not in chosen]
+        yield chosen
+
+
+def verdict(measure: Callable[[], Link]) -> str:
+    """Return what was measured, in words.
+
+    Raises:
+        CheckFailed: the connection is slow.
+    """
+    link = measure()
+    text = f"joined, {1e6 * link.latency_s:.0f} µs for a sum"
+    if link.bytes_per_s is not None:
+        text += f", {link.bytes_per_s / 1e6:.0f} MB/s each way"
+    is_slow = link.bytes_per_s is not None and link.bytes_per_s < _SLOW_BYTES_PER_S
+    if link.latency_s > _SLOW_S or is_slow:
+        raise CheckFailed(
+            f"{text}: training that sums gradients over these nodes will wait for the network",
+            "Use nodes that are closer together, or name the fast interface "
+            "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME)",
+            verdict=Verdict.WARNING,
+        )
+    return text
+
+
+def findings_of_links(
+    backend: Backend,
+    nodes: Sequence[NodeAddress],
+    gpus: Mapping[str, float],
+    *,
+    join_timeout_s: float = _JOIN_TIMEOUT_S,
+) -> Iterator[Finding]:
+    """Yield a finding for each pair of nodes, and another for their GPUs if both have some.
+
+    Ray is running.
+
+    Args:
+        backend: whose transport is tried.
+        nodes: the nodes.
+        gpus: the id of a node → how many GPUs it has.
+        join_timeout_s: seconds that two ranks may take to join and to measure.
+    """
+    for pairs in rounds(nodes):
+        yield from _findings_of(backend, pairs, gpus=0, join_timeout_s=join_timeout_s)
+    # Within a node, too, if it has two.
+    alone = [[(node, node)] for node in nodes if gpus.get(node.node_id, 0) >= 2]
+    having = [node for node in nodes if gpus.get(node.node_id, 0) >= 1]
+    for pairs in (*rounds(having), *alone):
+        yield from _findings_of(backend, pairs, gpus=1, join_timeout_s=join_timeout_s)
+
+
+def _findings_of(
+    backend: Backend, pairs: Sequence[Pair], *, gpus: int, join_timeout_s: float
+) -> Iterator[Finding]:
+    def finding_of(pair: Pair) -> Finding:
+        first, second = (node.host for node in pair)
+        what = f"{backend.name}, GPUs" if gpus else backend.name
+        with contextlib.closing(_PairOnRay(backend, pair, gpus=gpus)) as ends:
+            link = partial(ends.link, join_timeout_s)
+            return checked(f"{first} to {second} ({what})", partial(verdict, link))
+
+    if pairs:
+        with ThreadPoolExecutor(len(pairs)) as pool:
+            yield from pool.map(finding_of, pairs)
+
+
+class _PairOnRay:
+    """Two actors, on the nodes of a pair."""
+
+    def __init__(self, backend: Backend, pair: Pair, *, gpus: int) -> None:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        self._pair, self._gpus = pair, gpus
+        # On different nodes, enough to see one: it is free on a node that is nearly full.
+        share = 1.0 if pair[0] == pair[1] else 0.01
+        self._ends: list[Any] = [
+            ray.remote(End)
+            .options(
+                num_cpus=0,
+                num_gpus=share if gpus else 0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+            )
+            .remote(backend)
+            for node in pair
+        ]
+
+    def link(self, join_timeout_s: float) -> Link:
+        """Join the two, and measure.
+
+        Args:
+            join_timeout_s: seconds that this may take once both processes are there.
+
+        Raises:
+            CheckFailed: they don't join.
+        """
+        offers = self._both(
+            [
+                end.offer.remote(world_of(self._pair, rank, (), gpus=self._gpus).me)
+                for rank, end in enumerate(self._ends)
+            ],
+            _START_TIMEOUT_S,
+            "their processes didn't start",
+            "Try it again when the nodes are idle",
+        )
+        links = self._both(
+            [
+                end.measure.remote(world_of(self._pair, rank, offers, gpus=self._gpus))
+                for rank, end in enumerate(self._ends)
+            ],
+            join_timeout_s,
+            "they didn't join",
+            "Open all ports between the nodes, and see that each node's name resolves to an "
+            "address that the others reach (not 127.0.1.1 in /etc/hosts)",
+        )
+        slower: Link = max(links, key=lambda link: link.latency_s)
+        return slower
+
+    def close(self) -> None:
+        """End both processes."""
+        import ray
+
+        for end in self._ends:
+            ray.kill(end)
+
+    def _both(self, calls: Sequence[Any], timeout_s: float, what: str, remedy: str) -> list[Any]:
+        import ray
+
+        try:
+            answers: list[Any] = ray.get(list(calls), timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError as error:
+            raise CheckFailed(f"{what} within {timeout_s:g} s", remedy) from error
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None) or error
+            summary = str(cause).strip().splitlines()
+            raise CheckFailed(
+                f"{what}: {type(cause).__name__}: {summary[0] if summary else ''}", remedy
+            ) from error
+        return answers
+
+
+def _timed(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

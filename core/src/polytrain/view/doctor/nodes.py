@@ -1,0 +1,152 @@
+"""Checks of every node of a Ray cluster."""
+
+from __future__ import annotations
+
+import platform
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import distributions
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from polytrain.storage.location import Location
+from polytrain.view.doctor import machine
+from polytrain.view.doctor.finding import CheckFailed, Finding, checked
+from polytrain.view.doctor.links import findings_of_links
+from polytrain.workers.placement import NodeAddress
+from polytrain.workers.ray.runtime import running_ray
+from polytrain_plugins import Backend
+
+_TIMEOUT_S = 60.0
+_SKEW_S = 5.0
+_COMPARED = ("polytrain", "ray", "pyarrow", "numpy", "torch", "xgboost", "lightgbm", "tensorflow")
+"""Beginnings of the names of distributions that must be equal everywhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """What a node says of itself."""
+
+    findings: tuple[Finding, ...]
+    versions: Mapping[str, str]
+    time: float
+    read: bytes | None
+    """What it has read of the file that the driver has written; None if it sees none."""
+
+
+def findings_of_nodes(location: Location, backend: Backend | None) -> Iterator[Finding]:
+    """Yield the findings on every living node, by the node's address, and on their connections.
+
+    Args:
+        location: the storage that all nodes must see.
+        backend: whose transport is tried between each two of them; None for none.
+    """
+    name = f".polytrain-doctor-{secrets.token_hex(8)}"
+    content = secrets.token_bytes(16)
+    with running_ray():
+        location.open().write(name, content)
+        try:
+            own = report(location, name)
+            for address, node_id in _nodes():
+                yield from _findings_of(address, node_id, location, name, content, own)
+        finally:
+            location.open().delete(name)
+        if backend is not None:
+            places = [NodeAddress(node_id=node_id, host=address) for address, node_id in _nodes()]
+            yield from findings_of_links(backend, places, _gpus())
+
+
+def report(location: Location, name: str) -> NodeReport:
+    """Run this machine's checks, and read the driver's file."""
+    try:
+        read = location.open().read(name)
+    except OSError:
+        read = None
+    return NodeReport(
+        findings=tuple(checked(each, check) for each, check in machine.CHECKS.items()),
+        versions=_versions(),
+        time=time.time(),
+        read=read,
+    )
+
+
+def same_versions(node: Mapping[str, str], driver: Mapping[str, str]) -> str:
+    """Pickles and collectives need the same versions everywhere."""
+    differ = sorted(
+        f"{name} {node.get(name, 'missing')} (driver: {driver.get(name, 'missing')})"
+        for name in node.keys() | driver.keys()
+        if node.get(name) != driver.get(name)
+    )
+    if differ:
+        raise CheckFailed(
+            f"other versions: {', '.join(differ)}", "Install the same versions on every node"
+        )
+    return f"{len(driver)} are the driver's"
+
+
+def same_file(read: bytes | None, content: bytes, location: Location) -> str:
+    """Every node must see what the driver writes."""
+    if read != content:
+        what = "doesn't see" if read is None else "sees other content in"
+        raise CheckFailed(
+            f"it {what} a file that the driver has just written to {location.address}",
+            "Use a directory that all nodes mount, or object storage",
+        )
+    return "it reads what the driver has written"
+
+
+def same_time(skew_s: float) -> str:
+    """Times in journals and logs come from several nodes."""
+    if abs(skew_s) > _SKEW_S:
+        raise CheckFailed(
+            f"its clock differs by {skew_s:.0f} s from the driver's", "Synchronise clocks (NTP)"
+        )
+    return "its clock is the driver's"
+
+
+def _findings_of(
+    address: str, node_id: str, location: Location, name: str, content: bytes, own: NodeReport
+) -> Iterator[Finding]:
+    asked = time.time()
+    try:
+        on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        task = ray.remote(report).options(num_cpus=0, scheduling_strategy=on_node)
+        answer: NodeReport = ray.get(task.remote(location, name), timeout=_TIMEOUT_S)
+    except Exception as error:  # whatever becomes of the task is what the user wants to know
+        failure = error
+        yield checked(f"{address}: answers", lambda: _raise(failure))
+        return
+    # What the call has taken is no skew.
+    skew_s = min(answer.time - asked, 0.0) or max(answer.time - time.time(), 0.0)
+    for finding in answer.findings:
+        yield replace(finding, check=f"{address}: {finding.check}")
+    yield checked(f"{address}: versions", lambda: same_versions(answer.versions, own.versions))
+    yield checked(f"{address}: storage", lambda: same_file(answer.read, content, location))
+    yield checked(f"{address}: clock", lambda: same_time(skew_s))
+
+
+def _raise(error: Exception) -> str:
+    raise error
+
+
+def _nodes() -> list[tuple[str, str]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return sorted((node["NodeManagerAddress"], node["NodeID"]) for node in nodes if node["Alive"])
+
+
+def _gpus() -> dict[str, float]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]}
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for each in distributions():
+        name = each.metadata["Name"] or ""
+        if name.lower().startswith(_COMPARED):
+            found[name.lower()] = each.version
+    return found

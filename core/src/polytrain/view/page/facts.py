@@ -1,0 +1,276 @@
+"""What a page shows of a run: a fold of its journal and the manifests of its checkpoints. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polytrain.checkpoint.manifest import Manifest
+from polytrain.record.configuration import chosen
+from polytrain.record.overview import RunState
+from polytrain.record.rank_overview import RankOverview, ranks_of
+from polytrain.record.secrecy import shown
+from polytrain.record.timeline import Span
+from polytrain.storage.location import Location
+from polytrain.view.page.curves import Metric, metrics_of
+from polytrain.view.page.failures import Dump, FailureFacts, dump_of, failure_of
+from polytrain.view.page.marks import Mark, marks_of
+from polytrain.view.page.record import Happening, RunRecord
+
+SCHEMA_VERSION = 1
+"""Of the facts as JSON; a change that breaks their readers raises it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the facts are from."""
+
+    name: str
+    path: str
+    """The run's directory or address."""
+
+    state: RunState
+    driver: str | None
+    """Who holds the run's lease, or held it last."""
+
+    read: float
+    """When, in seconds since the epoch."""
+
+    version: str
+    """Of polytrain, as it read them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFacts:
+    """One attempt."""
+
+    driver: int
+    """Fencing token of the driver's lease."""
+
+    number: int
+    """Which of the driver's attempts it is, from 0."""
+
+    workers: int
+    first_step: int
+    """Steps that were done before."""
+
+    resumed_from: str | None
+    """The checkpoint that it started from."""
+
+    launched: float
+    """In seconds since the epoch."""
+
+    ended: float | None
+    """None if it hasn't ended, or if its driver died."""
+
+    start: float
+    stop: float
+    """Of the run's own time, in seconds."""
+
+    failure: FailureFacts | None
+    reason: str
+    """Why there was another attempt, or not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFacts:
+    """A checkpoint that is still kept, with what makes it valid."""
+
+    directory: str
+    path: str
+    step: int
+    created: str
+    bytes: int
+    workers: int
+    metrics: Mapping[str, Any]
+    versions: Mapping[str, str]
+    files: tuple[Mapping[str, Any], ...]
+    """Name, size in bytes and SHA-256 of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that a page shows."""
+
+    schema_version: int = SCHEMA_VERSION
+    source: Source
+    reason: str
+    """Of the run's end; empty if it hasn't ended."""
+
+    was_stopped: bool
+    """Whether somebody, or a stop condition, ended it early."""
+
+    backend: str
+    workers: int
+    reports: int
+    began: float
+    """When `fit()` was first called, in seconds since the epoch."""
+
+    seconds: Mapping[str, float]
+    """`Ledger.seconds`."""
+
+    wall_s: float
+    goodput: float
+    lost_steps: int
+    restarts: int
+    spans: tuple[Span, ...]
+    marks: tuple[Mark, ...]
+    attempts: tuple[AttemptFacts, ...]
+    dumps: tuple[Dump, ...]
+    """Stacks of ranks that hung, or that were late to leave."""
+
+    metrics: tuple[Metric, ...]
+    ranks: tuple[RankOverview, ...]
+    options: Mapping[str, Any]
+    """Of the backend."""
+
+    training_config: Any
+    """`train_loop_config`."""
+
+    settings: Mapping[str, Any]
+    """Every option of `ScalingConfig`, `RunConfig` and `ValidationConfig` of the last driver, by
+    where it is set; empty in journals that don't have them."""
+
+    cluster: str
+    """Where its workers were, and why there."""
+
+    datasets: Mapping[str, Mapping[str, Any]]
+    versions: Mapping[str, str]
+    """Of the last driver."""
+
+    checkpoints: tuple[CheckpointFacts, ...]
+    """From the newest to the oldest."""
+
+    damaged: Mapping[str, str]
+    """Directory of a checkpoint that is damaged → what is wrong with it."""
+
+    @property
+    def chosen_settings(self) -> Mapping[str, Any]:
+        """The settings that aren't the defaults of this version."""
+        return chosen(self.settings)
+
+    @property
+    def failures(self) -> tuple[AttemptFacts, ...]:
+        """The attempts that failed."""
+        return tuple(each for each in self.attempts if each.failure is not None)
+
+    @property
+    def ended(self) -> float:
+        """When the run's last line was written, in seconds since the epoch."""
+        return self.spans[-1].time + self.spans[-1].seconds if self.spans else self.began
+
+
+def facts_of(
+    record: RunRecord,
+    source: Source,
+    manifests: Sequence[Manifest] = (),
+    damaged: Mapping[str, str] | None = None,
+) -> Facts:
+    """Return the facts.
+
+    Args:
+        record: what the run's journal says.
+        source: where that is from.
+        manifests: of the kept checkpoints, oldest first.
+        damaged: checkpoint → what is wrong with it.
+    """
+    ledger, happenings = record.ledger, record.happenings
+    attempts = tuple(_attempts(happenings, ledger.wall_s))
+    content = record.identity.get("content", {})
+    return Facts(
+        source=source,
+        reason=record.reason,
+        was_stopped=record.stopped is not None,
+        backend=record.identity["backend"],
+        workers=record.world_size,
+        reports=len(record.history),
+        began=ledger.spans[0].time if ledger.spans else happenings[0].entry["time"],
+        seconds=dict(ledger.seconds),
+        wall_s=ledger.wall_s,
+        goodput=ledger.goodput,
+        lost_steps=ledger.lost_steps,
+        restarts=ledger.restarts,
+        spans=tuple(ledger.spans),
+        marks=tuple(marks_of(happenings)),
+        attempts=attempts,
+        dumps=tuple(dump_of(each) for each in happenings if each.entry["event"] == "StacksDumped"),
+        metrics=metrics_of(record.history, [each.reports for each in record.undone]),
+        ranks=ranks_of(each.entry for each in happenings),
+        options=shown(record.identity["options"]),
+        training_config=shown(content.get("train_loop_config")),
+        settings=shown(record.configuration.options),
+        cluster=record.configuration.cluster,
+        datasets=_datasets(record),
+        versions=_versions(record, manifests),
+        checkpoints=tuple(_checkpoint(each, source.path) for each in reversed(manifests)),
+        damaged=dict(damaged or {}),
+    )
+
+
+def _attempts(happenings: Iterable[Happening], wall_s: float) -> Iterator[AttemptFacts]:
+    open_: dict[str, Any] | None = None
+    for each in happenings:
+        entry = each.entry
+        match entry["event"]:
+            case "Opened" | "Launched" if open_ is not None:
+                # Its driver died.
+                yield AttemptFacts(**open_, stop=each.at, ended=None, failure=None, reason="")
+                open_ = None
+        match entry["event"]:
+            case "Launched":
+                open_ = {
+                    "driver": entry["token"],
+                    "number": entry["attempt"],
+                    "workers": entry["world_size"],
+                    "first_step": entry["step"],
+                    "resumed_from": entry["start"],
+                    "launched": entry["time"],
+                    "start": each.at,
+                }
+            case "AttemptEnded" | "Concluded" if open_ is not None:
+                failure = entry.get("failure")
+                yield AttemptFacts(
+                    **open_,
+                    stop=each.at,
+                    ended=entry["time"],
+                    failure=failure and failure_of(failure),
+                    reason=entry["reason"],
+                )
+                open_ = None
+    if open_ is not None:
+        yield AttemptFacts(**open_, stop=wall_s, ended=None, failure=None, reason="")
+
+
+def _datasets(record: RunRecord) -> Mapping[str, Mapping[str, Any]]:
+    fingerprints = record.identity.get("content", {}).get("datasets", {})
+    known = record.configuration.datasets
+    return {
+        name: {**known.get(name, {}), **options, "fingerprint": fingerprints.get(name)}
+        for name, options in record.identity["datasets"].items()
+    }
+
+
+def _versions(record: RunRecord, manifests: Sequence[Manifest]) -> Mapping[str, str]:
+    content = record.identity.get("content", {})
+    known = {"python": content["python"]} if content.get("python") else {}
+    in_manifest = manifests[-1].versions if manifests else {}
+    return {**known, **in_manifest, **record.configuration.versions}
+
+
+def _checkpoint(manifest: Manifest, path: str) -> CheckpointFacts:
+    return CheckpointFacts(
+        directory=manifest.directory,
+        # An address may have options behind its path.
+        path=Location(address=path).below(f"checkpoints/{manifest.directory}").address,
+        step=manifest.step,
+        created=manifest.created,
+        bytes=sum(file.size for file in manifest.files),
+        workers=manifest.world_size,
+        metrics=manifest.metrics,
+        versions=manifest.versions,
+        files=tuple(
+            {"name": file.name, "bytes": file.size, "sha256": file.sha256}
+            for file in manifest.files
+        ),
+    )

@@ -1,0 +1,117 @@
+"""Failures and dumped stacks, with equal stacks listed once. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from polytrain.view.page.record import Happening
+
+_VARIABLE = re.compile(r"0x[0-9a-fA-F]+|\b\d{4,}\b")
+"""What differs between equal stacks: addresses, and numbers of processes and threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedStack:
+    """The stack of one rank, and of all ranks that have the same."""
+
+    ranks: tuple[int, ...]
+    stack: str
+    """That of the first of these ranks."""
+
+    @property
+    def title(self) -> str:
+        """Whose it is: "ranks 0, 2–7"."""
+        return f"rank{'' if len(self.ranks) == 1 else 's'} {ranges(self.ranks)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureFacts:
+    """Why an attempt failed."""
+
+    kind: str
+    rank: int | None
+    host: str
+    """Of the rank's node; empty if that isn't known."""
+
+    step: int | None
+    message: str
+    traceback: str
+    output: str
+    """The last lines that the rank printed."""
+
+    stacks: tuple[SharedStack, ...]
+
+    @property
+    def sentence(self) -> str:
+        """What happened, and where."""
+        # On one machine every rank is at its loopback address.
+        is_elsewhere = self.host and not self.host.startswith("127.")
+        where = f" on {self.host}" if is_elsewhere else ""
+        who = "" if self.rank is None else f"rank {self.rank}{where}: "
+        at = "" if self.step is None else f" (step {self.step})"
+        return f"{who}{self.message}{at}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump:
+    """Stacks that were dumped during an attempt."""
+
+    at: float
+    """Seconds of the run's own time before it."""
+
+    attempt: int
+    reason: str
+    stacks: tuple[SharedStack, ...]
+
+
+def failure_of(written: Mapping[str, Any]) -> FailureFacts:
+    """Read a failure as the journal has it."""
+    return FailureFacts(
+        kind=written["kind"],
+        rank=written["rank"],
+        step=written.get("step"),
+        message=written["message"],
+        traceback=written.get("traceback", ""),
+        host=written.get("host", ""),
+        output="\n".join(written.get("last_lines", ())) or written.get("output", ""),
+        stacks=folded(written.get("stacks", {})),
+    )
+
+
+def dump_of(happening: Happening) -> Dump:
+    """Read the stacks in a line of the journal."""
+    entry = happening.entry
+    return Dump(
+        at=happening.at,
+        attempt=entry["attempt"],
+        reason=entry["reason"],
+        stacks=folded(entry["stacks"]),
+    )
+
+
+def folded(stacks: Mapping[str, str]) -> tuple[SharedStack, ...]:
+    """Tell stacks that are equal but for addresses and numbers of processes once.
+
+    Args:
+        stacks: rank → its stack.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, stack in sorted((int(rank), stack) for rank, stack in stacks.items()):
+        groups.setdefault(_VARIABLE.sub("…", stack), []).append(rank)
+    return tuple(
+        SharedStack(ranks=tuple(ranks), stack=stacks[str(ranks[0])]) for ranks in groups.values()
+    )
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return ascending numbers in short: "0, 2–7"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)

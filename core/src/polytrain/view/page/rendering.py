@@ -1,0 +1,164 @@
+"""Renders a run, or two, as one HTML file that needs neither a network nor other files."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from polytrain.text import strict_json
+from polytrain.view.page.comparison import comparison, overlays_of
+from polytrain.view.page.curves import MOST_UNDONE
+from polytrain.view.page.facts import Facts
+from polytrain.view.page.timeline_chart import chart_of, coarse, drawn_marks
+from polytrain.view.page.verdict import duration, verdict
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_UPLOT = "uPlot-1.6.32"
+
+_LISTED = {"metrics": 200, "ranks": 128, "checkpoints": 50, "attempts": 200, "files": 20}
+"""Rows of each table; the page's JSON has more."""
+
+
+def page(facts: Facts) -> str:
+    """Return the page of a run."""
+    return _rendered(
+        "page.html",
+        as_json(facts),
+        facts=facts,
+        verdict=verdict(facts),
+        chart=chart_of(facts),
+        drawn=[each for each in facts.metrics if each.curve is not None],
+        most_undone=MOST_UNDONE,
+    )
+
+
+def comparison_page(first: Facts, second: Facts) -> str:
+    """Return a page of two runs: what differs, and the curves of both over each other."""
+    runs, found = (first, second), comparison(first, second)
+    overlays = overlays_of(first, second)
+    return _rendered(
+        "comparison.html",
+        strict_json.plain(
+            {**asdict(found), "runs": found.names, "drawn": [asdict(each) for each in overlays]}
+        ),
+        runs=runs,
+        verdicts=[verdict(run) for run in runs],
+        comparison=found,
+        longest_s=max(run.wall_s for run in runs) or 1.0,
+        drawn=overlays,
+    )
+
+
+def as_json(facts: Facts) -> Mapping[str, Any]:
+    """Return the facts as JSON can hold them.
+
+    Spans and marks that are finer than a screen are merged. Numbers that aren't finite are null,
+    with their places in `not_finite`.
+    """
+    shown = replace(
+        facts,
+        spans=tuple(coarse(facts.spans, facts.wall_s)),
+        marks=tuple(drawn_marks(facts.marks, facts.wall_s)),
+    )
+    return strict_json.plain({"verdict": verdict(facts), **asdict(shown)})
+
+
+def _rendered(template: str, data: Mapping[str, Any], **names: Any) -> str:
+    """Return a page, with what it shows as JSON in it."""
+    scripts = [_asset(f"vendor/{_UPLOT}.iife.min.js"), _asset("page.js")]
+    styles = [_asset(f"vendor/{_UPLOT}.min.css"), _asset("page.css")]
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            data=_in_script(data),
+            scripts=scripts,
+            styles=styles,
+            policy=_policy(scripts, styles),
+            listed=_LISTED,
+            **names,
+        )
+    )
+
+
+def _in_script(data: Mapping[str, Any]) -> str:
+    """The data as the content of a `<script>`, which no text in them can end."""
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
+    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+
+
+def _policy(scripts: list[str], styles: list[str]) -> str:
+    """The page's Content-Security-Policy: these scripts and styles, and no network."""
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {' '.join(map(_hash, scripts))}",
+            f"style-src {' '.join(map(_hash, styles))}",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+@cache
+def _asset(path: str) -> str:
+    return files("polytrain.view.page").joinpath("assets", path).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        loader=FunctionLoader(_asset),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": duration,
+        "time": _time,
+        "number": _number,
+        "size": _size,
+        "json": _json,
+    }
+    return environment
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,35 @@
+"""A run as it is now: what its journal says, and who holds it."""
+
+from __future__ import annotations
+
+from polytrain.record.history import History, read_as
+from polytrain.record.journal import JOURNAL
+from polytrain.run.lease import Holder, holder
+from polytrain.storage.protocol import Storage
+
+
+def read_present(kind: type[History], storage: Storage) -> tuple[History, Holder | None] | None:
+    """Read a run that may be active; None if no driver has opened it.
+
+    A journal says nothing while a run stalls. So the time of a run whose driver lives is counted
+    until now; if the driver is on a different machine, until its last heartbeat.
+
+    Args:
+        kind: the kind of history.
+        storage: the run's.
+
+    Raises:
+        RunFormatError: another version of polytrain wrote it.
+        OSError: the storage can't be read.
+    """
+    # Before the journal is read: a driver that concludes the run in between hasn't died.
+    owner = holder(storage)
+    run_history = read_as(kind, storage.read_log(JOURNAL))
+    if run_history is None:
+        return None
+    if owner is None or owner.is_held is False:
+        # A driver may have begun in between.
+        owner = holder(storage)
+    if owner is not None and owner.is_held is not False:
+        run_history.ledger.count_until(owner.now() if owner.is_held else owner.beat_at)
+    return run_history, owner

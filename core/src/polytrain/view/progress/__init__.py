@@ -1,0 +1,1 @@
+"""Progress of a run, on a terminal and as JSON lines."""

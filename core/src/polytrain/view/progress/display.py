@@ -1,0 +1,263 @@
+"""Shows the progress of a run, as its journal grows: on a terminal, in a log or in a notebook."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, TextIO, TypeVar
+
+from polytrain.output.call_queues import CallQueue, CallQueues
+from polytrain.output.echo import write_line
+from polytrain.output.line_layout import printable
+from polytrain.output.notebook_output import NotebookOutput, is_notebook
+from polytrain.record.ledger import Ledger
+from polytrain.record.progress import Progress
+from polytrain.view.progress.as_json import ended_line, event_line, progress_line, started_line
+from polytrain.view.progress.heartbeats import heartbeat_pauses
+from polytrain.view.progress.status_lines import StatusLines, can_stay
+from polytrain.view.progress.text import (
+    UNICODE,
+    ended,
+    event_lines,
+    heartbeat,
+    signs_for,
+    started,
+    state_lines,
+)
+from polytrain_plugins import RunInfo
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["live", "notebook", "plain", "json", "none"]
+
+_DRAW_EVERY_S = 0.25
+_NOTEBOOK_EVERY_S = 1.0
+_JSON_EVERY_S = 1.0
+_NOTEBOOK_WIDTH = 100
+_NOTEBOOK_EVENTS = 20
+"""Lines of events that stay in a notebook's output."""
+
+_START_WITHIN_S = 0.5
+"""Seconds that a run waits for its first lines: so they stand above what follows."""
+
+Text = TypeVar("Text")
+Entry = Mapping[str, Any]
+
+_bottom_of_terminal = threading.Lock()
+"""Held by the run whose lines stay at the bottom of the terminal."""
+
+
+def mode_of(progress: str | bool, stream: TextIO | None) -> Mode:
+    """Return how progress is shown.
+
+    Args:
+        progress: as the user passed it in `RunConfig`.
+        stream: standard error; a program may have none.
+    """
+    if progress is False or progress == "none":
+        return "none"
+    if progress in ("auto", "live", True) and is_notebook():
+        return "notebook"
+    if stream is None or stream.closed:
+        return "none"
+    match progress:
+        case "json":
+            return "json"
+        case "plain":
+            return "plain"
+        case _:
+            return "live" if can_stay(stream) else "plain"
+
+
+@contextlib.contextmanager
+def shown_progress(
+    run: RunInfo,
+    progress: str | bool,
+    ledger: Ledger,
+    stream: TextIO | None = None,
+    *,
+    now: Callable[[], float],
+    queues: CallQueues | None = None,
+) -> Iterator[Callable[[Entry], None]]:
+    """Show a run's progress; yield what takes each line of its journal, and never raises.
+
+    Args:
+        run: the run.
+        progress: `RunConfig.progress`.
+        ledger: the journal's ledger, which has each line before it is taken here.
+        stream: where it is shown, outside notebooks; on standard error by default.
+        now: reads the clock of the journal, in seconds since the epoch.
+        queues: those of the run, if it has any. All writing is done on the thread of one of them.
+    """
+    stream = sys.stderr if stream is None else stream
+    mode = mode_of(progress, stream)
+    if mode == "none":
+        yield lambda entry: None
+        return
+    progress_so_far = Progress(ledger=ledger, since=now(), world_size=max(1, run.num_workers))
+    with contextlib.ExitStack() as stack:
+        queues = stack.enter_context(CallQueues()) if queues is None else queues
+        follower = _Follower(run, progress_so_far, stream, clock=now, queue=queues.of(stream))
+        stack.callback(follower.queue.finish)
+        _DISPLAYS[mode](follower, stack)
+        follower.queue.finish(stuck_after_s=_START_WITHIN_S, within_s=_START_WITHIN_S)
+        yield follower.take
+
+
+class _Follower:
+    """What all displays share: the run's progress, its lock, and a stream that may break."""
+
+    def __init__(
+        self,
+        run: RunInfo,
+        progress: Progress,
+        stream: TextIO,
+        *,
+        clock: Callable[[], float],
+        queue: CallQueue,
+    ) -> None:
+        self.run = run
+        self.progress = progress
+        self.lock = threading.Lock()
+        self.stream = stream
+        self.clock = clock
+        self.queue = queue
+        self.on_event: Callable[[Entry], None] = lambda entry: None
+        self._is_broken = False
+
+    def take(self, entry: Entry) -> None:
+        """Take a line of the journal."""
+        if self._is_broken:
+            return
+        try:
+            with self.lock:
+                self.progress.take(entry)
+                # Most lines are reports, and are shown by the next tick.
+                if entry["event"] != "Reported":
+                    self.on_event(entry)
+        except Exception:  # what is shown of a run must not end it
+            self._is_broken = True
+            logger.exception("A run's progress can't be shown any more; the run continues.")
+
+    def now(self, describe: Callable[..., Text]) -> Text:
+        """Return the run's progress as a function describes it at this moment.
+
+        The lock is released by the time that it is written: a terminal may be held (Ctrl-S).
+        """
+        with self.lock:
+            return describe(self.run, self.progress, now=self.clock())
+
+    def print_events(self, stack: contextlib.ExitStack) -> None:
+        """Print the run's start now, a line for each event, and its end when the stack unwinds."""
+
+        def print_event(entry: Entry) -> None:
+            for line in event_lines(self.run, self.progress, entry):
+                self.print_line(line)
+
+        self.print_line(started(self.run))
+        self.on_event = print_event
+        stack.callback(lambda: self.print_line(ended(self.run, self.progress)))
+
+    def print_line(self, line: str) -> None:
+        """Have a line printed, unless the reader of the stream is gone."""
+        self.queue.give(partial(self._print, line), size=len(line))
+
+    def _print(self, line: str) -> None:
+        if self._is_broken:
+            return
+        try:
+            write_line(printable(line), self.stream)
+        except (OSError, ValueError):
+            self._is_broken = True
+
+    def draw_again(
+        self, stack: contextlib.ExitStack, draw: Callable[[], None], pauses: Iterator[float]
+    ) -> None:
+        """Draw after each of some pauses, until the stack unwinds."""
+        self.queue.repeat(draw, pauses)
+        stack.callback(self.queue.stop_repeating)
+
+
+def _plain(follower: _Follower, stack: contextlib.ExitStack) -> None:
+    def beat() -> None:
+        follower.print_line(follower.now(heartbeat))
+
+    follower.print_events(stack)
+    follower.draw_again(stack, beat, heartbeat_pauses())
+
+
+def _live(follower: _Follower, stack: contextlib.ExitStack) -> None:
+    if not _bottom_of_terminal.acquire(blocking=False):
+        # Another run of this process has its lines there.
+        _plain(follower, stack)
+        return
+    stack.callback(_bottom_of_terminal.release)
+    stack.callback(follower.queue.finish)
+    signs = signs_for(follower.stream.encoding)
+
+    def lines(width: int) -> tuple[str, str]:
+        return follower.now(partial(state_lines, width=width, signs=signs))
+
+    follower.print_events(stack)
+    status = StatusLines(follower.stream, lines, count=2)
+    follower.queue.give(status.open)
+    stack.callback(follower.queue.give, status.close)
+    follower.draw_again(stack, status.draw, itertools.repeat(_DRAW_EVERY_S))
+
+
+def _notebook(follower: _Follower, stack: contextlib.ExitStack) -> None:
+    output, events = NotebookOutput(), deque([started(follower.run)], maxlen=_NOTEBOOK_EVENTS)
+    state = partial(state_lines, width=_NOTEBOOK_WIDTH, signs=UNICODE)
+
+    def take_event(entry: Entry) -> None:
+        events.extend(event_lines(follower.run, follower.progress, entry))
+
+    def show() -> None:
+        output.show([*events, *follower.now(state)])
+
+    def show_end() -> None:
+        output.show([*events, ended(follower.run, follower.progress)])
+
+    follower.on_event = take_event
+    follower.queue.give(show)
+    stack.callback(follower.queue.give, show_end)
+    follower.draw_again(stack, show, itertools.repeat(_NOTEBOOK_EVERY_S))
+
+
+def _json(follower: _Follower, stack: contextlib.ExitStack) -> None:
+    printed = None
+
+    def print_event(entry: Entry) -> None:
+        line = event_line(follower.run, follower.progress, entry)
+        if line is not None:
+            follower.print_line(line)
+
+    def print_progress() -> None:
+        nonlocal printed
+        progress = follower.progress
+        news = progress.stage, progress.step, progress.restarts
+        if news != printed:
+            printed = news
+            follower.print_line(follower.now(progress_line))
+
+    def print_end() -> None:
+        follower.print_line(follower.now(ended_line))
+
+    follower.print_line(started_line(follower.run, now=follower.clock()))
+    follower.on_event = print_event
+    stack.callback(print_end)
+    follower.draw_again(stack, print_progress, itertools.repeat(_JSON_EVERY_S))
+
+
+_DISPLAYS: Mapping[str, Callable[[_Follower, contextlib.ExitStack], None]] = {
+    "plain": _plain,
+    "live": _live,
+    "notebook": _notebook,
+    "json": _json,
+}

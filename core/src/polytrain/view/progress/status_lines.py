@@ -1,0 +1,132 @@
+"""Lines that stay at the bottom of a terminal, while everything else scrolls above them.
+
+The terminal's own scrolling region does that: whoever writes to the terminal, through whatever
+stream or process, writes above the lines. So no stream is replaced, and nothing is wrapped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TextIO
+
+from polytrain.output.line_layout import printable
+
+_LEAST_ROWS = 6
+"""In a lower terminal nothing is drawn: the lines would take too much of it."""
+
+_ESC = "\x1b"
+_SAVE, _RESTORE = f"{_ESC}7", f"{_ESC}8"
+_ERASE_LINE, _ERASE_BELOW = f"{_ESC}[2K", f"{_ESC}[J"
+_DOWN = f"{_ESC}D"
+"""To the next row, which scrolls at the bottom, in the same column: somebody's line may go on."""
+
+_SCROLL_ALL = f"{_ESC}[r"
+
+Lines = Callable[[int], Sequence[str]]
+"""Returns the lines, none longer than a number of columns."""
+
+
+def can_stay(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal on which lines can stay in place."""
+    if stream is None or stream.closed or not stream.isatty():
+        return False
+    return os.environ.get("TERM", "dumb") not in ("dumb", "unknown", "")
+
+
+class StatusLines:
+    """Lines at the bottom of a terminal. At the end they are gone, and all of it scrolls again."""
+
+    def __init__(self, stream: TextIO, lines: Lines, *, count: int) -> None:
+        """
+        Args:
+            stream: the terminal.
+            lines: returns them; called at each drawing.
+            count: how many there are.
+        """
+        self._descriptor = stream.fileno()
+        self._lines = lines
+        self._count = count
+        self._size: os.terminal_size | None = None
+        """The size for which there is room; None if there is none."""
+
+        self._drawn: list[str] = []
+        self._is_open = False
+
+    def __enter__(self) -> StatusLines:
+        self.open()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Draw the lines for the first time."""
+        self._is_open = True
+        self.draw()
+
+    def close(self) -> None:
+        """Take the lines away."""
+        self._is_open = False
+        if self._size is not None:
+            with contextlib.suppress(OSError):  # the terminal is gone
+                self._write(self._taken_away())
+
+    def draw(self) -> None:
+        """Draw the lines, if they have changed, or the terminal's size has.
+
+        Nothing is drawn any more once the terminal is gone.
+        """
+        if self._is_open:
+            try:
+                self._draw()
+            except OSError:
+                self._is_open = False
+
+    def _draw(self) -> None:
+        size = os.get_terminal_size(self._descriptor)
+        text = ""
+        if size != self._size:
+            if self._size is not None:
+                text += self._taken_away()
+            if size.lines < _LEAST_ROWS:
+                self._size = None
+                self._write(text)
+                return
+            text += self._made_room(size)
+            self._size, self._drawn = size, []
+        # The last column stays empty: some terminals would begin another line.
+        lines = [printable(line) for line in self._lines(size.columns - 1)]
+        if lines != self._drawn:
+            self._drawn = lines
+            text += self._placed(size, lines)
+        self._write(text)
+
+    def _made_room(self, size: os.terminal_size) -> str:
+        """Move what is there up, if need be, and let the rows above the lines scroll."""
+        # Setting the region moves the cursor to the top.
+        region = f"{_SAVE}{_ESC}[1;{size.lines - self._count}r{_RESTORE}"
+        return _DOWN * self._count + f"{_ESC}[{self._count}A{region}"
+
+    def _placed(self, size: os.terminal_size, lines: Sequence[str]) -> str:
+        # The region once more: another program may have reset it, such as an editor after Ctrl-Z.
+        placed = f"{_SAVE}{_ESC}[1;{size.lines - self._count}r"
+        for row, line in enumerate(lines, start=size.lines - self._count + 1):
+            placed += f"{_ESC}[{row};1H{_ERASE_LINE}{line}"
+        return placed + _RESTORE
+
+    def _taken_away(self) -> str:
+        return f"{_SAVE}{_SCROLL_ALL}{_RESTORE}{_ERASE_BELOW}"
+
+    def _write(self, text: str) -> None:
+        """Write in one call: nothing of other writers comes in between."""
+        data = text.encode(errors="replace")
+        while data:
+            data = data[os.write(self._descriptor, data) :]

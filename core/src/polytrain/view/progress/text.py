@@ -1,0 +1,261 @@
+"""A run's progress as text for people: two lines of state, and a line for each event. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from polytrain.output.line_layout import Part, columns, cut, fitted, printable
+from polytrain.record.progress import LastFailure, Progress, Stage
+from polytrain.text.next_command import next_command
+from polytrain_plugins import RunInfo
+
+SHOWN_METRICS = 4
+_NAME_WIDTH = 24
+_VALUE_WIDTH = 12
+_CAUSE_WIDTH, _LEAST_CAUSE = 80, 24
+_BAR_RANKS = 16
+"""With more ranks, each has no bar of its own."""
+
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """What lines are written with, besides letters."""
+
+    separator: str
+    mark: str
+    """Stands for what is left out."""
+
+    bars: str
+    """From the least to the most; empty where shares are written as numbers."""
+
+
+UNICODE = Signs(separator=" · ", mark="…", bars="▁▂▃▄▅▆▇█")
+ASCII = Signs(separator=", ", mark="...", bars="")
+PLAIN = Signs(separator=", ", mark="…", bars="")
+"""For lines that stay, which people search."""
+
+
+def signs_for(encoding: str | None) -> Signs:
+    """Return the signs that a stream of this encoding can show."""
+    try:
+        f"{UNICODE.separator}{UNICODE.mark}{UNICODE.bars}".encode(encoding or "ascii")
+    except (LookupError, UnicodeEncodeError):
+        return ASCII
+    return UNICODE
+
+
+def state_lines(
+    run: RunInfo, progress: Progress, *, now: float, width: int, signs: Signs = UNICODE
+) -> tuple[str, str]:
+    """Return what a run is doing, as two lines.
+
+    Args:
+        run: the run.
+        progress: its progress.
+        now: seconds since the epoch.
+        width: columns of a line.
+        signs: what the stream can show.
+    """
+    first = [Part(text=_name(run, width), weight=2), *_state(progress, now, signs)]
+    return (
+        fitted(first, width, separator=signs.separator, mark=signs.mark),
+        fitted(list(_world(progress, signs)), width, separator=signs.separator, mark=signs.mark),
+    )
+
+
+def heartbeat(run: RunInfo, progress: Progress, *, now: float) -> str:
+    """Return what a run is doing as one line, of any length."""
+    parts = [*_state(progress, now, PLAIN), *_world(progress, PLAIN)]
+    return f"{run.name}: {PLAIN.separator.join(part.text for part in parts if part.text)}"
+
+
+def started(run: RunInfo) -> str:
+    """Return the first line of a run."""
+    count = "1 worker" if run.num_workers == 1 else f"{run.num_workers} workers"
+    workers = f"{count} {run.cluster}" if run.num_workers else "inline"
+    return f"{run.name}: starting ({workers}), in {run.path}"
+
+
+def event_lines(run: RunInfo, progress: Progress, entry: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines that a line of the journal is worth: most are worth none.
+
+    Args:
+        run: the run.
+        progress: its progress, with this line.
+        entry: the line.
+    """
+    match entry["event"]:
+        case "Launched" if progress.ledger.launches > 1 or entry["start"]:
+            which = f"restart {progress.restarts}: " if progress.restarts else ""
+            yield f"{run.name}: {which}{_source(entry['start'], entry['step'])}"
+        case "Joined" if progress.stage is Stage.TRAINING:
+            yield f"{run.name}: training on {_ranks(progress.world_size)}"
+        case "AttemptEnded" if progress.last_failure is not None:
+            # `fit()` raises it, with the same lines, unless the run was stopped.
+            return
+        case "Concluded" if progress.last_failure is not None and entry["stopped"]:
+            yield from failure_lines(run, progress.last_failure)
+        case "AttemptEnded" if progress.failure is not None and entry["failure"] is not None:
+            yield from failure_lines(run, progress.failure)
+        case "AttemptEnded" if entry["reason"]:
+            yield f"{run.name}: attempt {entry['attempt']} ended as planned: {entry['reason']}"
+
+
+def failure_lines(run: RunInfo, failure: LastFailure) -> Iterator[str]:
+    """Yield what has failed, the end of that rank's output, and the command that shows more."""
+    step = f", after step {failure.step}" if failure.step else ""
+    yield f"{run.name}: failed: {printable(str(failure))}{step} ({failure.decision})"
+    for line in failure.last_lines:
+        yield f"    {printable(line)}"
+    yield f"  more: {command(run, failure)}"
+
+
+def ended(run: RunInfo, progress: Progress) -> str:
+    """Return the last line of a run, after its driver has released everything."""
+    restarts = f", {_numbered(progress.restarts, 'restart')}" if progress.restarts else ""
+    if progress.concluded is None:
+        return f"{run.name}: interrupted{restarts}"
+    if progress.concluded["succeeded"]:
+        why = f" ({progress.concluded['reason']})" if progress.concluded["stopped"] else ""
+        failure = progress.concluded.get("validation_failure", "")
+        unscored = f", but no checkpoint has a score: {printable(failure)}" if failure else ""
+        return f"{run.name}: finished{restarts}{why}{unscored}"
+    verdict = "stopped" if progress.concluded["stopped"] else "failed"
+    return f"{run.name}: {verdict}{restarts}: {progress.concluded['reason']}"
+
+
+def command(run: RunInfo, failure: LastFailure) -> str:
+    """Return the command that shows more of a failure: the rank's output if any, or the run."""
+    return next_command(run.path, failure.rank, has_output=bool(failure.last_lines))
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 2 * _MINUTE_S:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * _HOUR_S:
+        return f"{seconds / _MINUTE_S:.0f} min"
+    if seconds < 2 * _DAY_S:
+        hours, rest = divmod(int(seconds), _HOUR_S)
+        return f"{hours} h {rest // _MINUTE_S:02d} min"
+    days, rest = divmod(int(seconds), _DAY_S)
+    return f"{days} d {rest // _HOUR_S} h"
+
+
+def flat_metrics(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the single values of metrics; the name of a nested one is `a/b`."""
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{inner}", each) for inner, each in flat_metrics(value))
+        elif isinstance(value, bool | int | float | str):
+            yield str(name), value
+
+
+def _source(checkpoint: str | None, step: int) -> str:
+    if checkpoint is None:
+        return "starts from the beginning"
+    return f"resumes after step {step}, from {PurePosixPath(checkpoint).name}"
+
+
+def _state(progress: Progress, now: float, signs: Signs) -> Iterator[Part]:
+    if progress.stage is not Stage.TRAINING or not progress.has_reported:
+        yield Part(text=_waits(progress, now), weight=10)
+        if not progress.step:
+            return
+    total = f" of {progress.total}" if progress.total is not None else ""
+    yield Part(text=f"step {progress.step}{total}", weight=9)
+    if progress.repeats_until is not None:
+        yield Part(text=f"repeating up to {progress.repeats_until}", weight=8)
+    yield Part(text=_rate(progress.steps_per_s), weight=5)
+    left_s = progress.left_s(now)
+    if left_s is not None:
+        yield Part(text=f"{duration(left_s)} left", weight=7)
+    shown = list(_first_metrics(progress.metrics))
+    for place, (name, value) in enumerate(shown):
+        text = f"{cut(printable(name), _NAME_WIDTH, mark=signs.mark)} {_value(value, signs)}"
+        yield Part(text=text, weight=6 if place == 0 else 1)
+    if progress.committed is not None:
+        yield Part(text=f"saved {progress.committed}", weight=4)
+
+
+def _world(progress: Progress, signs: Signs) -> Iterator[Part]:
+    busy = _busy(progress.busy, signs)
+    ranks = _ranks(progress.world_size)
+    yield Part(text=f"{ranks} {busy}".rstrip(), weight=5)
+    if progress.stopping:
+        why = f"stops after its next checkpoint: {printable(progress.stopping)}"
+        yield Part(text=cut(why, _CAUSE_WIDTH, mark=signs.mark), weight=4, least=_LEAST_CAUSE)
+    if progress.validations:
+        yield Part(text=f"{_numbered(progress.validations, 'validation')} left", weight=1)
+    if progress.restarts:
+        last = "" if progress.failure is None else f", last: {printable(str(progress.failure))}"
+        text = f"{_numbered(progress.restarts, 'restart')}{last}"
+        text = cut(text, _CAUSE_WIDTH, mark=signs.mark)
+        yield Part(text=text, weight=3, least=_LEAST_CAUSE)
+    if progress.ledger.seconds["train"]:
+        yield Part(text=f"goodput {progress.ledger.goodput:.0%}", weight=2)
+
+
+def _waits(progress: Progress, now: float) -> str:
+    match progress.stage:
+        case Stage.TRAINING:
+            text = "training, no report yet"
+        case Stage.JOINING:
+            text = f"{progress.joined} of {progress.world_size} ranks have joined"
+        case stage:
+            text = str(stage)
+    return f"{text} ({duration(max(0.0, now - progress.since))})"
+
+
+def _first_metrics(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    found = flat_metrics(metrics)
+    for _ in range(SHOWN_METRICS):
+        each = next(found, None)
+        if each is None:
+            return
+        yield each
+
+
+def _value(value: Any, signs: Signs) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+    return cut(text, _VALUE_WIDTH, mark=signs.mark)
+
+
+def _rate(steps_per_s: float | None) -> str:
+    if steps_per_s is None:
+        return ""
+    if steps_per_s >= 1:
+        return f"{steps_per_s:.3g} steps/s" if steps_per_s < 1000 else f"{steps_per_s:.0f} steps/s"
+    return f"{duration(1 / steps_per_s)}/step"
+
+
+def _busy(shares: Any, signs: Signs) -> str:
+    if not shares:
+        return ""
+    if signs.bars and len(shares) <= _BAR_RANKS:
+        top = len(signs.bars) - 1
+        return "".join(signs.bars[round(share * top)] for share in shares)
+    if len(shares) <= SHOWN_METRICS:
+        return "busy " + " ".join(f"{share:.0%}" for share in shares)
+    least, most = min(shares), max(shares)
+    return f"busy {least:.0%} (rank {shares.index(least)}) to {most:.0%}"
+
+
+def _ranks(world_size: int) -> str:
+    return _numbered(world_size, "rank")
+
+
+def _numbered(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _name(run: RunInfo, width: int) -> str:
+    name = printable(run.name)
+    return name if columns(name) <= max(8, width // 4) else cut(name, max(8, width // 4))

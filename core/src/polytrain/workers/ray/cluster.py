@@ -1,0 +1,138 @@
+"""A Ray cluster on which agents run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import ray
+
+from polytrain.config.configs import ScalingConfig
+from polytrain.data.shards.shared_memory import Extent, bytes_to_shared_memory
+from polytrain.policy.labels import allowed
+from polytrain.ray_api import state as ray_state
+from polytrain.workers.agent import AgentSpec
+from polytrain.workers.agent_handle import Delivery
+from polytrain.workers.node_watch import NodeWatch
+from polytrain.workers.ray.launcher import RayAgentLauncher
+from polytrain.workers.shared_store import OpenShared
+
+
+class RayCluster:
+    """A `Cluster` of Ray nodes. Ray must be initialised."""
+
+    reference_type: type = ray.ObjectRef
+
+    def __init__(self, label_selectors: Sequence[Mapping[str, str]] = ()) -> None:
+        """
+        Args:
+            label_selectors: of the run's workers; empty if they may be on any node.
+        """
+        self.node_id: str = ray.get_runtime_context().get_node_id()
+        self._selectors = label_selectors
+
+    def living_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the total resources of each node that may have workers."""
+        return self._allowed(ray_state.living_nodes())
+
+    def free_nodes(self) -> Mapping[str, Mapping[str, float]]:
+        """Return the free resources of each node that may have workers."""
+        return self._allowed(ray_state.free_nodes())
+
+    def _allowed(
+        self, nodes: Mapping[str, Mapping[str, float]]
+    ) -> Mapping[str, Mapping[str, float]]:
+        if not self._selectors:
+            return nodes
+        may_have = allowed(ray_state.node_labels(), self._selectors)
+        return {node: resources for node, resources in nodes.items() if node in may_have}
+
+    def launcher(
+        self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
+    ) -> RayAgentLauncher:
+        """Return the launcher of agents on Ray."""
+        return RayAgentLauncher(
+            spec=spec,
+            resources=scaling.resources,
+            labels=_per_bundle(scaling),
+            spread=scaling.placement_strategy == "SPREAD",
+            shares_hosts=scaling.standby == 0,
+            mailbox=mailbox,
+        )
+
+    def share(self, content: pa.Buffer) -> RayMemory:
+        """Put bytes where the agents of all nodes can read them."""
+        # In a list, so that it isn't fetched before it is opened.
+        return RayMemory(references=[ray.put(np.frombuffer(content, dtype=np.uint8))])
+
+    def watch(self, tell: Callable[[frozenset[str]], None]) -> NodeWatch:
+        """Report draining nodes."""
+        return NodeWatch(tell)
+
+
+def _per_bundle(scaling: ScalingConfig) -> tuple[Mapping[str, str], ...]:
+    """Return the label selectors as `AgentBundles.labels` wants them."""
+    each = [scaling.label_selector_of(worker) for worker in range(scaling.max_workers)]
+    return tuple(each) if len(scaling.label_selectors) > 1 else scaling.label_selectors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayMemory:
+    """Bytes in Ray's object store."""
+
+    references: list[Any]
+
+    def open(self) -> OpenShared:
+        """Open it in an agent."""
+        # Without a limit: it may be transferred from another node. The agent waits in a thread that
+        # isn't its own, and ends its attempt when it is asked to.
+        array = ray.get(self.references[0])
+        descriptor, extent = _store_memory(array) or (
+            bytes_to_shared_memory(memoryview(array)),
+            None,
+        )
+        return OpenShared(descriptor=descriptor, extent=extent, kept=array)
+
+    def close(self) -> None:
+        """Ray counts the references."""
+
+
+def _store_memory(array: np.ndarray[Any, Any]) -> tuple[int, Extent] | None:
+    """Return the object store's memory behind an array; None if it can't be found.
+
+    The store is an unnamed file that this process maps. The raylet, which started this process,
+    has the file open, and a process of the same user can open it through `/proc`.
+    """
+    address = array.ctypes.data
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, _, offset, device, inode, *_ = line.split()
+            start, stop = (int(end, 16) for end in span.split("-"))
+            if start <= address and address + array.nbytes <= stop:
+                break
+        else:
+            return None
+    major, minor = (int(part, 16) for part in device.split(":"))
+    file = (os.makedev(major, minor), int(inode))
+    server = f"/proc/{os.getppid()}/fd"
+    with contextlib.suppress(OSError):
+        for name in os.listdir(server):
+            if _identity(f"{server}/{name}") == file:
+                descriptor = os.open(f"{server}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                where = Extent(offset=int(offset, 16) + address - start, size=array.nbytes)
+                return descriptor, where
+    return None
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:  # closed in the meantime
+        return None
+    return status.st_dev, status.st_ino

@@ -1,0 +1,82 @@
+"""A host of agents in a Ray actor, which ends with its node."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from polytrain.data.streams.ray_pipeline import allow_blocking_get
+from polytrain.workers.agent import AgentSpec
+from polytrain.workers.agent_host import AgentHost, Mail
+from polytrain.workers.placement import NodeAddress
+
+
+class RayHost:
+    """The actor."""
+
+    def __init__(self, spec: AgentSpec, numbers: Sequence[int]) -> None:
+        """
+        Args:
+            spec: the settings of all agents of the run.
+            numbers: those of its first agents.
+        """
+        context = ray.get_runtime_context()
+        host: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._place = NodeAddress(node_id=context.get_node_id(), host=host)
+        self._numbers = numbers
+        self._mail: asyncio.Queue[tuple[int, Mail]] = asyncio.Queue()
+        self._host = AgentHost(
+            spec,
+            self._place,
+            # A Ray call in the training function connects to the same cluster.
+            {"RAY_ADDRESS": context.gcs_address},
+            tell=lambda number, mail: self._mail.put_nowait((number, mail)),
+        )
+        allow_blocking_get()
+
+    async def place(self) -> NodeAddress:
+        """Return the node, once the first agents are starting."""
+        self._end_with_raylet()
+        await self.start(self._numbers)
+        return self._place
+
+    async def start(self, numbers: Sequence[int]) -> None:
+        """Start agents of these numbers."""
+        for number in numbers:
+            self._host.start(number)
+
+    async def call(
+        self, calls: Mapping[int, Sequence[Any]], method: str, shared: Sequence[Any]
+    ) -> None:
+        """Call a method of several agents; see `AgentHost.call`."""
+        await self._host.call(calls, method, shared)
+
+    async def end(self, number: int) -> None:
+        """End an agent."""
+        await self._host.end(number)
+
+    async def end_all(self) -> None:
+        """End all agents, and release what would outlive this process."""
+        await self._host.end_all()
+
+    async def events(self) -> AsyncIterator[list[tuple[int, Mail]]]:
+        """Yield what the agents send, with their numbers; several at once if they are ready."""
+        while True:
+            batch = [await self._mail.get()]
+            while not self._mail.empty():
+                batch.append(self._mail.get_nowait())
+            yield batch
+
+    def _end_with_raylet(self) -> None:
+        """End with the raylet: Ray itself notices seconds later, when others have the ranks."""
+        raylet = os.getppid()
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{raylet}/comm").read_text() == "raylet\n":
+                ended = os.pidfd_open(raylet)
+                asyncio.get_running_loop().add_reader(ended, os._exit, 1)

@@ -1,0 +1,365 @@
+"""Agents on Ray: one host actor for a node's agents, and one event loop in the driver for them all.
+
+Ray reserves a bundle of resources per worker, as it would for actors. One actor without resources
+of its own then serves all bundles of a node, because starting a process takes Ray much longer than
+starting an agent. Where workers have accelerators, each agent has an actor in its bundle: only that
+actor learns from Ray which devices are the bundle's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from polytrain.config.runtime_env import named
+from polytrain.errors import FailureKind
+from polytrain.policy.autoscaling import Outlook, outlook
+from polytrain.workers.agent import AgentSpec
+from polytrain.workers.agent_handle import AgentHandle, Delivery, Gone, delivery
+from polytrain.workers.loop_thread import LoopThread
+from polytrain.workers.placement import NodeAddress
+from polytrain.workers.ray.autoscaler import autoscaler_report
+from polytrain.workers.ray.bundles import AgentBundles
+from polytrain.workers.ray.host import RayHost
+from polytrain.workers.ray.losses import why_gone
+
+logger = logging.getLogger(__name__)
+
+_HostActor = ray.remote(RayHost)
+
+_CONCURRENT_CALLS = 100_000
+"""Each agent has several at once: `leave`, for one, waits for the worker process."""
+
+_SHARED = {"CPU", "memory"}
+"""Resources of which a worker needs an amount, not a certain device."""
+
+_FIRST_PAUSE_S = 0.005
+"""Seconds after a request until the second look at where Ray has placed it; then twice as many."""
+
+_LONGEST_PAUSE_S = 1.0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Host:
+    """A host actor, and its agents by number."""
+
+    actor: Any
+    agents: dict[int, AgentHandle]
+    node: str | None
+    """The node whose bundles it serves; None if it holds the resources of its only agent."""
+
+    place: NodeAddress | None = None
+    is_gone: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class RayAgentLauncher:
+    """Requests agents from Ray, and ends them. Their events go to one mailbox."""
+
+    spec: AgentSpec
+    resources: Mapping[str, float]
+    """The resources of one agent."""
+
+    labels: Sequence[Mapping[str, str]] = ()
+    """Label selectors of the nodes: see `AgentBundles.labels`."""
+
+    spread: bool
+    """Whether to prefer different nodes for agents outside of bundles."""
+
+    shares_hosts: bool
+    """Whether agents outside of bundles share hosts. A standby is to survive the host of a rank."""
+
+    mailbox: queue.SimpleQueue[Delivery]
+    _bundles: AgentBundles = field(init=False)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _hosts: dict[int, _Host] = field(default_factory=dict)
+    """Each agent's host, by the agent's number."""
+
+    _unplaced: dict[int, AgentHandle] = field(default_factory=dict)
+    """Requested agents whose bundles aren't placed yet, by number."""
+
+    _placer: threading.Thread | None = None
+    _loop: LoopThread = field(default_factory=lambda: LoopThread("polytrain-hosts"))
+    _listeners: list[Future[None]] = field(default_factory=list)
+    _is_requested: threading.Event = field(default_factory=threading.Event)
+    """Set by a request, and by the end: the placer looks at once."""
+
+    _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self._bundles = AgentBundles(resources=self.resources, labels=self.labels)
+
+    def reserve(self, bundles: int, strategy: str) -> None:
+        """Reserve room for this number of agents, all or nothing."""
+        self._bundles.reserve(bundles, strategy)
+
+    def ask(self, *, bundle: int | None = None, avoid: frozenset[str] = frozenset()) -> AgentHandle:
+        """Request an agent, which later arrives or is lost.
+
+        Args:
+            bundle: a reserved bundle; None for any node.
+            avoid: nodes to avoid, without a bundle.
+        """
+        number = next(self._numbers)
+        agent_handle = AgentHandle(number=number, bundle=bundle)
+        # The placer adds hosts, too.
+        with self._lock:
+            if self._is_served_by_host(bundle):
+                self._bundles.request(number, bundle=bundle, avoid=avoid)
+                self._unplaced[number] = agent_handle
+                self._have_placer()
+            else:
+                self._start_host(self._own_options(bundle, avoid), {number: agent_handle})
+        return agent_handle
+
+    def outlook(self) -> Outlook:
+        """Return what the cluster's autoscaler says of the requested agents.
+
+        They are announced to it already, by their groups or actors that wait for room.
+        """
+        return outlook(autoscaler_report(), self._bundles.sizes())
+
+    def setup(self) -> str | None:
+        """Return what Ray sets up for agents that have their resources; None if nothing."""
+        if not self.spec.runtime_env:
+            return None
+        with self._lock:
+            # A host without a node of its own may wait for its resources.
+            missing = [host for host in self._hosts.values() if host.place is None]
+            is_placed = not self._unplaced and all(host.node is not None for host in missing)
+        return named(self.spec.runtime_env) if missing and is_placed else None
+
+    def call(self, calls: Mapping[AgentHandle, tuple[Any, ...]], method: str, *shared: Any) -> None:
+        """Call a method of several agents: once per host. See `CallingLauncher.call`."""
+        by_host: dict[_Host, list[AgentHandle]] = defaultdict(list)
+        for agent_handle in calls:
+            host = self._hosts.get(agent_handle.number)
+            if host is not None:
+                by_host[host].append(agent_handle)
+        # In the object store once; Ray copies it to each node once.
+        what = ray.put(shared) if shared and len(by_host) > 1 else shared
+        for host, agents in by_host.items():
+            own = {agent_handle.number: calls[agent_handle] for agent_handle in agents}
+            answer = host.actor.call.remote(own, method, what)
+            self._loop.submit(self._await_answer(answer, host, agents, method))
+
+    def dismiss(self, agent_handle: AgentHandle) -> None:
+        """End an agent, and its host with its last agent."""
+        number = agent_handle.number
+        with self._lock:
+            if self._unplaced.pop(number, None) is not None:
+                self._bundles.release(number)
+            host = self._hosts.pop(number, None)
+            if host is None:
+                return
+            del host.agents[number]
+            if host.is_gone and host.node is not None:
+                ray.kill(host.actor)
+                self._bundles.keep(number, host.node)
+            elif host.is_gone or not host.agents:
+                host.is_gone = True
+                ray.kill(host.actor)
+                self._bundles.release(number)
+            else:
+                ended = host.actor.end.remote(number)
+                self._loop.submit(self._release_after(ended, number))
+
+    def _is_served_by_host(self, bundle: int | None) -> bool:
+        """Whether an agent shares its node's host, with a bundle that Ray has placed.
+
+        These have actors of their own:
+
+        - Agents with devices: only an actor in the bundle learns which.
+        - Agents outside of bundles, of a run with standbys. Which of its agents becomes the standby
+          isn't known before they have arrived, and it must survive the host of the others.
+        - Agents outside of bundles that are to be spread. Ray spreads actors over nodes, and the
+          bundles of one group, which are placed all or none, but not groups of one bundle.
+        """
+        if not self.resources.keys() <= _SHARED:
+            return False
+        return bundle is not None or (self.shares_hosts and not self.spread)
+
+    async def _release_after(self, ended: Any, number: int) -> None:
+        """Free an agent's bundle once it has ended."""
+        # What ends with its host holds nothing any more.
+        with contextlib.suppress(RayError):
+            await ended
+        await asyncio.to_thread(self._bundles.release, number)
+
+    def close(self, timeout_s: float) -> None:
+        """End all agents, and release their resources.
+
+        Args:
+            timeout_s: seconds to wait for Ray to confirm it.
+        """
+        self._is_closed = True
+        self._is_requested.set()
+        deadline = time.monotonic() + timeout_s
+        # It may be ending by itself.
+        placer = self._placer
+        if placer is not None:
+            placer.join(timeout_s)
+        hosts = set(self._hosts.values())
+        released = [host.actor.end_all.remote() for host in hosts if host.place is not None]
+        if released:
+            ray.wait(released, num_returns=len(released), timeout=timeout_s)
+        for host in hosts:
+            ray.kill(host.actor)
+        # Killed actors hold their resources until their streams end.
+        listening = wait(self._listeners, max(0.0, deadline - time.monotonic())).not_done
+        self._loop.close()
+        self._bundles.free()
+        if listening:
+            logger.warning("Ray has not confirmed the end of all agents; they were killed.")
+
+    @property
+    def _limits(self) -> Mapping[str, float]:
+        """Seconds within which a host answers a call that ends a worker process.
+
+        The end itself isn't meant, and may take longer: what was reported is stored before.
+        """
+        kill_s = self.spec.kill_timeout_s
+        return {"kill": kill_s, "leave": self.spec.leave_timeout_s + kill_s}
+
+    async def _await_answer(
+        self, answer: Any, host: _Host, agents: list[AgentHandle], method: str
+    ) -> None:
+        """Note the loss of a host that doesn't answer, and of agents that can't be called."""
+        limit_s = self._limits.get(method)
+        try:
+            await asyncio.wait_for(answer, limit_s)
+        except TimeoutError:
+            # Its process is stopped, or hangs.
+            reason = f"its agent hasn't answered for {limit_s:g} s, as if its process were stopped"
+            self._lose(host, FailureKind.AGENT_LOST, reason)
+        except RayTaskError as error:
+            # The call can't be received: the host itself lives on.
+            kind, reason = why_gone(error, None, self.spec.runtime_env)
+            self._report_lost(agents, kind, reason)
+        except RayError:
+            # It is about the actor itself, whose end `_listen` reports.
+            pass
+
+    def _lose(self, host: _Host, kind: FailureKind, reason: str) -> None:
+        """All agents of a host are lost."""
+        with self._lock:
+            host.is_gone = True
+            lost = list(host.agents.values())
+        self._report_lost(lost, kind, reason)
+
+    def _report_lost(self, agents: list[AgentHandle], kind: FailureKind, reason: str) -> None:
+        self.mailbox.put([Gone(agent_handle=each, kind=kind, reason=reason) for each in agents])
+
+    def _own_options(self, bundle: int | None, avoid: frozenset[str]) -> dict[str, Any]:
+        """Options of an actor that holds the resources of its only agent."""
+        resources = dict(self.resources)
+        options: dict[str, Any] = {
+            "num_cpus": resources.pop("CPU"),
+            "num_gpus": resources.pop("GPU", 0),
+            "memory": resources.pop("memory", None),
+            "resources": resources,
+        }
+        if bundle is not None:
+            options["scheduling_strategy"] = self._bundles.in_group(bundle)
+        elif self.spread:
+            options["scheduling_strategy"] = "SPREAD"
+        labels = self._bundles.not_on(avoid) if bundle is None else None
+        if labels:
+            options["label_selector"] = labels
+        return options
+
+    def _have_placer(self) -> None:
+        """Have a thread that places requested agents, unless there is one. The lock is held."""
+        self._is_requested.set()
+        if self._placer is None or not self._placer.is_alive():
+            self._placer = threading.Thread(
+                target=self._place_agents, name="polytrain-placer", daemon=True
+            )
+            self._placer.start()
+
+    def _place_agents(self) -> None:
+        """Give each requested agent to its node's host, once Ray has placed its bundle."""
+        pause_s = _FIRST_PAUSE_S
+        while not self._is_closed:
+            with self._lock:
+                requested = list(self._unplaced)
+            nodes = self._bundles.placed(requested)
+            with self._lock:
+                by_node: dict[str, dict[int, AgentHandle]] = defaultdict(dict)
+                for number, node in nodes.items():
+                    if number in self._unplaced:
+                        by_node[node][number] = self._unplaced.pop(number)
+                for node, agents in by_node.items():
+                    self._start_agents(node, agents)
+                if not self._unplaced:
+                    # Under the lock: the next request starts another thread.
+                    self._placer = None
+                    return
+            # The agents of an elastic run may be requested for as long as it trains.
+            if self._is_requested.wait(pause_s):
+                self._is_requested.clear()
+                pause_s = _FIRST_PAUSE_S
+            else:
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _start_agents(self, node: str, agents: dict[int, AgentHandle]) -> None:
+        for host in self._hosts.values():
+            if host.node == node and not host.is_gone:
+                host.agents.update(agents)
+                self._hosts.update(dict.fromkeys(agents, host))
+                host.actor.start.remote(list(agents))
+                return
+        on_node = NodeAffinitySchedulingStrategy(node, soft=False)
+        self._start_host({"num_cpus": 0, "scheduling_strategy": on_node}, agents, node=node)
+
+    def _start_host(
+        self,
+        options: Mapping[str, Any],
+        agents: dict[int, AgentHandle],
+        *,
+        node: str | None = None,
+    ) -> None:
+        if self.spec.runtime_env:
+            options = {**options, "runtime_env": dict(self.spec.runtime_env)}
+        actor = _HostActor.options(max_concurrency=_CONCURRENT_CALLS, **options).remote(
+            self.spec, list(agents)
+        )
+        host = _Host(actor=actor, agents=agents, node=node)
+        self._hosts.update(dict.fromkeys(agents, host))
+        self._listeners = [each for each in self._listeners if not each.done()]
+        self._listeners.append(self._loop.submit(self._listen(host)))
+
+    async def _listen(self, host: _Host) -> None:
+        """Pass on what a host's agents send until it is gone."""
+        try:
+            host.place = await host.actor.place.remote()
+            async for reference in host.actor.events.options(num_returns="streaming").remote():
+                for number, mail in await reference:
+                    agent_handle = host.agents.get(number)
+                    if agent_handle is not None:
+                        self.mailbox.put(delivery(agent_handle, mail))
+        except RayError as error:
+            kind, reason = await asyncio.to_thread(
+                why_gone, error, host.place, self.spec.runtime_env
+            )
+            if isinstance(error, ActorUnavailableError):
+                # Kill it in case it lives: nothing listens to it any more.
+                ray.kill(host.actor)
+        else:
+            kind, reason = FailureKind.AGENT_LOST, "its agent has ended"
+        self._lose(host, kind, reason)
