@@ -34,6 +34,7 @@ _WATCHED = (
     "checkpoint/",
     "storage/",
     "run/",
+    "record/",
     "policy/retention.py",
     "workers/agent.py",
     "workers/checkpoint_files.py",
