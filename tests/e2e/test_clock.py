@@ -71,7 +71,7 @@ def test_a_clock_that_is_set_ends_no_run_and_no_account_has_the_jump(
     assert (result.finished, result.stopped) == (True, None)
     assert len(result.history) == STEPS
     assert 0 < result.ledger.wall_s <= took
-    lines = [json.loads(line) for line in (tmp_path / "record/journal.jsonl").open()]
+    lines = [json.loads(line) for line in (tmp_path / "run/journal.jsonl").open()]
     times = [line["time"] for line in lines]
     assert times == sorted(times)
     assert times[-1] - times[0] <= took

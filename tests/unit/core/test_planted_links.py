@@ -182,7 +182,7 @@ def test_a_file_that_has_a_name_elsewhere_is_not_appended_to(
     storage: LocalStorage, run: Path, home: Path
 ) -> None:
     (run / "journal").hardlink_to(home / "secret")
-    with pytest.raises(PermissionError, match=r"record/journal.*hard link.*copy"):
+    with pytest.raises(PermissionError, match=r"run/journal.*hard link.*copy"):
         storage.open_log("journal", series="1")
 
 
