@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from tests.unit.core.agent_specs import agent_spec
+from tests.unit.workers.agent_specs import agent_spec
 
 from polytrain.errors import FailureKind
 from polytrain.ray_api.state import free_resources
