@@ -9,8 +9,8 @@ from typing import Any
 
 from polytrain.events.attempt import Reported
 from polytrain.policy.validation import Validation, ValidationStatus
-from polytrain.record.history import RunHistory, entries, read_history
-from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.history import JOURNAL, RunHistory, entries, read_history
+from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
 from polytrain.storage.location import Location

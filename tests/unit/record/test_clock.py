@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from polytrain.linux.clock import Clock
-from polytrain.record.history import entries, read_history
-from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.history import JOURNAL, entries, read_history
+from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
 from polytrain.storage.location import Location
 

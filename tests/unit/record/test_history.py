@@ -13,8 +13,8 @@ import pytest
 
 from polytrain.errors import RunFormatError
 from polytrain.events.attempt import Reported
-from polytrain.record.history import RunHistory, read_history
-from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.history import JOURNAL, RunHistory, read_history
+from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
 from polytrain.run.resume import previous_run

@@ -20,8 +20,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from polytrain.events.attempt import AgentsPlaced, Reported
 from polytrain.policy.failure import FailurePolicy
-from polytrain.record.history import RunHistory, read_history
-from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.history import JOURNAL, RunHistory, read_history
+from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
 from polytrain.run.states import State, Training

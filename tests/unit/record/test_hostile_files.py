@@ -18,6 +18,7 @@ from typing import Any
 
 import msgpack
 import pytest
+from polytrain.record.overview import RunState, attempts
 from tests.unit.checkpoint.test_manifest import MANIFEST
 from tests.unit.prediction.test_prediction_record import RECORD
 from tests.unit.record.recorded import CONFIGURATION, LOST, line
@@ -37,9 +38,7 @@ from polytrain.functions.return_values import Returned, from_bytes, to_bytes
 from polytrain.policy.retention import ranked
 from polytrain.prediction.record import record_from_json, record_problems
 from polytrain.record.entries import FORMAT
-from polytrain.record.history import RunHistory, entries, read_as
-from polytrain.record.journal import JOURNAL
-from polytrain.record.overview import RunState, attempts
+from polytrain.record.history import JOURNAL, RunHistory, entries, read_as
 from polytrain.record.progress import Progress
 from polytrain.record.reports import Reports, encoded
 from polytrain.record.tail import tail_of

@@ -13,7 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed, Joined, Offered, Reported
 from polytrain.policy.failure import FailurePolicy
-from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.history import JOURNAL
+from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
 from polytrain.run.machine import begin, step

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Done, Exited, Failed, Offered, PlacementFailed
 from polytrain.policy.failure import FailurePolicy
-from polytrain.record.history import read_history
-from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.history import JOURNAL, read_history
+from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
 from polytrain.record.timeline import Timeline
 from polytrain.run.machine import begin, step

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from polytrain.record.rank_overview import ranks_of
 from tests.unit.record.test_clock import Machine
 
-from polytrain.record.history import entries
-from polytrain.record.journal import JOURNAL, Journal
+from polytrain.record.history import JOURNAL, entries
+from polytrain.record.journal import Journal
 from polytrain.record.ledger import Ledger
-from polytrain.record.rank_overview import ranks_of
 from polytrain.run.actions import Conclude
 from polytrain.storage.location import Location
 

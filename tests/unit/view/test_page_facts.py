@@ -8,7 +8,7 @@ import pytest
 from tests.unit.record.recorded import RUN, SETTINGS, attempt, journal, line, opened, told
 
 from polytrain.record.history import read_history
-from polytrain.record.overview import RunState
+from polytrain.record.state import RunState
 from polytrain.record.timeline import Span
 from polytrain.view.page.facts import Facts
 from polytrain.view.page.failures import folded, ranges

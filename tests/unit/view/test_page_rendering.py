@@ -18,8 +18,8 @@ import pytest
 import polytrain
 from polytrain import Checkpoint, Result, RunConfig, ScalingConfig, make_trainer
 from polytrain.errors import TrainingFailedError
-from polytrain.record.overview import RunState
 from polytrain.record.reports import Reports, encoded
+from polytrain.record.state import RunState
 from polytrain.view.cli import main
 from polytrain.view.page.facts import Facts, Source, facts_of
 from polytrain.view.page.record import RunRecord

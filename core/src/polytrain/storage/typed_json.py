@@ -53,6 +53,14 @@ class Like:
     """What such a text is, for the error."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How JSON holds a value: as another type, of which it is made."""
+
+    hint: Any
+    made: Callable[[Any], Any]
+
+
 Count = Annotated[int, Within(0, 2**62)]
 """Steps, rows, bytes: a sum of two fits in 64 bits."""
 
@@ -159,7 +167,10 @@ def _expecting(is_fitting: Callable[[Any], bool], wanted: str) -> _Reader:
     return read
 
 
-def _annotated(hint: Any, rule: Within | Like) -> _Reader:
+def _annotated(hint: Any, rule: Within | Like | Stored) -> _Reader:
+    if isinstance(rule, Stored):
+        read_stored, made = _reader(rule.hint), rule.made
+        return lambda value, field: made(read_stored(value, field))
     read = _reader(hint)
     if isinstance(rule, Within):
         low, high = rule.low, rule.high
