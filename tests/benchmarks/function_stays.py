@@ -20,7 +20,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 import polytrain
-import polytrain_plugins
 
 PACKAGES = ("polytrain", "polytrain_plugins")
 

@@ -39,7 +39,7 @@ def _run(connection: socket.socket) -> NoReturn:
     _, start = channel.receive()
     job, order, rank, spec, table, path = pickle.loads(start)
     # The framework's import may set variables and start threads; the engine isn't to blame.
-    job.backend.engine()
+    job.spec.backend.engine()
     before = _Traces.now()
     run_worker(
         job=job,

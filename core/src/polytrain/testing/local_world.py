@@ -18,6 +18,8 @@ import pyarrow as pa
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.config.configs import CheckpointConfig, RunConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.sources.describe import describe
 from polytrain.events.attempt import Done, Failed, Offered, Reported
@@ -34,7 +36,7 @@ from polytrain.workers.messages import (
 )
 from polytrain.workers.placement import NodeAddress, members
 from polytrain.workers.processes.forked_group import ForkedGroup
-from polytrain_plugins import Backend, CheckpointKind, Job
+from polytrain_plugins import Backend, Job
 
 _HOST = "127.0.0.1"
 _ENTRY = "polytrain.testing.local_rank"
@@ -112,20 +114,15 @@ def run_world(
         TimeoutError: if nothing has happened for this time.
     """
     path.mkdir(parents=True, exist_ok=True)
-    job = WorkerJob(
-        run_name="conformance",
+    # No agent stores them: a rank's files stay in its staging directory.
+    checkpoints = CheckpointConfig(written_by="every_rank", max_in_flight=sys.maxsize)
+    spec = RunSpec(
         backend=backend,
-        training_function=training_function,
-        training_config=training_config,
-        checkpoint_frequency=0,
-        checkpoint_kind=CheckpointKind.EVERY_RANK,
-        merges_files=False,
-        # No agent stores them: a rank's files stay in its staging directory.
-        max_in_flight=sys.maxsize,
-        waits_for_commit=False,
-        near_staging=None,
-        checkpoints=Location.of(path),
+        train_loop_per_worker=training_function,
+        train_loop_config=training_config,
+        run_config=RunConfig(checkpoint_config=checkpoints),
     )
+    job = WorkerJob(spec=spec, checkpoints=Location.of(path), near_staging=None)
     order = LaunchOrder(
         attempt_id=AttemptId(token=0, attempt=0),
         members=members([NodeAddress(node_id="local", host=_HOST)] * world_size, cpus=1, gpus=0),
@@ -165,7 +162,7 @@ class _World:
             with theirs:
                 self._processes.fork(member.rank, theirs)
             start = (self._job, self._order, member.rank, spec, self._data, self._path)
-            written = code_of_job(self._job.training_function, self._job.backend)
+            written = code_of_job(self._job.spec.train_loop_per_worker, self._job.spec.backend)
             ours.sendall(pack(["start", pickled_with(*written, value=start)]))
         return self
 
@@ -236,8 +233,8 @@ class _World:
             num_workers=len(self._order.members),
             use_gpu=False,
             cpus_per_worker=1,
-            has_training_function=self._job.training_function is not None,
+            has_training_function=self._job.spec.train_loop_per_worker is not None,
             datasets={},
         )
-        demand = self._job.backend.demand(job)
+        demand = self._job.spec.backend.demand(job)
         return demand.preload, {"OMP_NUM_THREADS": "1", **demand.environment}
