@@ -216,7 +216,7 @@ def test_data_in_the_memory_of_ray_needs_ray(scaling: Any, monkeypatch: pytest.M
 
 
 def test_worker_processes_are_not_connected_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(ObjectRef=Reference))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(ObjectRef=ObjectRef))
     blocks = [ObjectRef()]
 
     def train_on_blocks() -> None:
