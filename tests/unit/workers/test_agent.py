@@ -70,7 +70,7 @@ def order(attempt: int = 0) -> LaunchOrder:
     )
 
 
-async def told(agent: Agent, kind: type[Happening]) -> Any:
+async def received(agent: Agent, kind: type[Happening]) -> Any:
     """The next thing of this kind that the agent tells."""
     async for batch in agent.events():
         for happening in batch:
@@ -95,17 +95,17 @@ def test_a_process_that_does_not_die_is_given_up(spec: AgentSpec) -> None:
 
     async def test(agent: Agent) -> None:
         await agent.launch((0, 1), order(), ())
-        await told(agent, Started)
+        await received(agent, Started)
         await agent.kill(0)
-        given_up = await told(agent, Unkillable)
+        given_up = await received(agent, Unkillable)
         assert (given_up.attempt, given_up.rank, given_up.after_s) == (0, 0, 0.01)
-        exited = await told(agent, Exited)
+        exited = await received(agent, Exited)
         assert (exited.attempt, exited.rank, exited.killed) == (0, 0, True)
         # Its end comes after all: the next attempt's process isn't meant.
         await agent.launch((0, 1), order(1), ())
         agent.process_ended(0, "killed by SIGKILL", killed=True)
         agent.process_ended(1, "exited with code 3", killed=False)
-        exited = await told(agent, Exited)
+        exited = await received(agent, Exited)
         assert (exited.attempt, exited.how) == (1, "exited with code 3")
 
     with_agent(spec, test)
@@ -135,13 +135,13 @@ def test_an_attempt_ends_though_its_rows_are_still_read(
         launch = asyncio.create_task(agent.launch((0, 1), order(), ()))
         await asyncio.sleep(0)
         await agent.kill(0)
-        exited = await told(agent, Exited)
+        exited = await received(agent, Exited)
         assert (exited.attempt, exited.how) == (0, "never started")
         hung.set()
         await launch
         # No process is forked for an attempt that has ended.
         await agent.launch((0, 1), order(1), ())
-        started = await told(agent, Started)
+        started = await received(agent, Started)
         assert started.attempt == 1
 
     with_agent(spec, test)
@@ -155,7 +155,7 @@ def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: Agen
         await agent.launch((0, 1), order(), ())
         await agent.send_roster(0, offers)
         await agent.dump_stacks(0, pausing=False)
-        assert "it has not been forked yet" in (await told(agent, Stacks)).text
+        assert "it has not been forked yet" in (await received(agent, Stacks)).text
         process = SocketChannel(FakeZygotes.theirs)
         receive = asyncio.get_running_loop().run_in_executor
         start, roster = [await receive(None, process.receive) for _ in range(2)]
@@ -181,7 +181,7 @@ def test_a_refused_fork_leaves_no_descriptor_open(
         before = os.listdir("/proc/self/fd")
         for attempt in range(3):
             await agent.launch((0, 1), order(attempt), ())
-            failed = await told(agent, Failed)
+            failed = await received(agent, Failed)
             assert "too many open files" in failed.failure.message
         assert os.listdir("/proc/self/fd") == before
 
@@ -208,7 +208,7 @@ def test_a_process_that_lacks_a_descriptor_leaves_none_open(
         monkeypatch.setattr(os, "pipe", second_refused)
         for attempt in range(3):
             await agent.launch((0, 1), order(attempt), ())
-            await told(agent, Failed)
+            await received(agent, Failed)
         assert os.listdir("/proc/self/fd") == before
 
     with_agent(spec, test)
