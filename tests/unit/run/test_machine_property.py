@@ -31,19 +31,10 @@ from polytrain.events.attempt import (
     Reported,
 )
 from polytrain.policy.failure import FailurePolicy
-from polytrain.run.actions import (
-    AcquireWorkers,
-    Action,
-    Conclude,
-    Drain,
-    EndAttempt,
-    Kill,
-    Launch,
-    Leave,
-    SendRoster,
-)
+from polytrain.run.actions import AcquireWorkers, Action, Conclude, EndAttempt, Launch
 from polytrain.run.machine import begin, note, step
 from polytrain.run.states import Concluded, State
+from polytrain.workers.calls import Drain, Kill, Leave, SendRoster
 from polytrain_plugins import Offer, Stopped
 
 STEPS = 2
