@@ -93,7 +93,7 @@ def ranks_found(pace: StragglerDetector, *loads: Load) -> list[int]:
 def test_a_straggler_is_named_once_in_a_generation() -> None:
     pace = StragglerDetector(attempt=0, world_size=2)
     windows = range(50)
-    assert stragglers(
+    assert ranks_found(
         pace, *(load(r, w, busy) for w in windows for r, busy in ((0, 0.1), (1, 1.0)))
     ) == [1]
 
