@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from polytrain import DataConfig, InvalidJobError, ScalingConfig, Trainer
 from polytrain.backends.reference import Reference
+from polytrain.data.read.describe import describe
 from polytrain.data.shards.groups import group_sizes, group_starts
-from polytrain.data.sources.describe import describe
 from polytrain.data_errors import SourceError
 
 

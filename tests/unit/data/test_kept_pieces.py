@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from polytrain.data.plan.row_plan import Plan
+from polytrain.data.read.describe import describe
+from polytrain.data.read.pieces import Piece
 from polytrain.data.shards.kept_pieces import KeptPieces
 from polytrain.data.shards.rows import PieceRows
-from polytrain.data.sources.describe import describe
-from polytrain.data.sources.pieces import Piece
 
 ROWS = 10_000
 

@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from polytrain import DataConfig, RunConfig, ScalingConfig
 from polytrain.config.checks import config_problems
 from polytrain.data.checks import tell_excess
+from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset, holding
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.opening import open_shards
 from polytrain.data.shards.reader import RowsShard
 from polytrain.data.shards.spec import ShardSpec
-from polytrain.data.sources.describe import describe
 from polytrain.testing.shards import shard_of
 
 ROWS = 11

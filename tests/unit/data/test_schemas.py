@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.data.sources.ray_data import unified
-from polytrain.data.sources.schemas import conformed, unified_type
+from polytrain.data.read.ray_data import unified
+from polytrain.data.types.schemas import conformed, unified_type
 from polytrain.data_errors import ReadError, SourceError, TransformError
 from polytrain.testing.shards import shard_of
 

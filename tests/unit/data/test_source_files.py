@@ -14,11 +14,11 @@ import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 
-from polytrain.data.sources import parquet_files
-from polytrain.data.sources.describe import Source, describe
-from polytrain.data.sources.expansion import expand
-from polytrain.data.sources.file_version import FileVersion
-from polytrain.data.sources.parquet_files import RowGroupPiece
+from polytrain.data.read import parquet_files
+from polytrain.data.read.describe import Source, describe
+from polytrain.data.read.expansion import expand
+from polytrain.data.read.file_version import FileVersion
+from polytrain.data.read.parquet_files import RowGroupPiece
 from polytrain.data_errors import ReadError, SourceError
 
 

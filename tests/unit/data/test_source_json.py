@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from polytrain.data.sources import dicts, json_files
-from polytrain.data.sources.describe import Source, describe
+from polytrain.data.read import dicts, json_files
+from polytrain.data.read.describe import Source, describe
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.testing.shards import shard_of
 
