@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from polytrain.data.sources import csv_files, ipc_files, json_files, parquet_files
-from polytrain.data.sources.expansion import FoundFile, expand, partition_types
-from polytrain.data.sources.missing import Missing, noted
-from polytrain.data.sources.pieces import Piece, Pieces
-from polytrain.data.sources.schemas import (
+from polytrain.data.read import csv_files, ipc_files, json_files, parquet_files
+from polytrain.data.read.expansion import FoundFile, expand, partition_types
+from polytrain.data.read.pieces import Piece, Pieces
+from polytrain.data.types.missing import Missing, noted
+from polytrain.data.types.schemas import (
     bare,
     chosen,
     index_columns,

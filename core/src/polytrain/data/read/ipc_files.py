@@ -9,19 +9,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.sources.extension_types import plain_columns
-from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
-from polytrain.data.sources.missing import Missing, found_missing
-from polytrain.data.sources.pieces import Piece, in_steps
-from polytrain.data.sources.schemas import (
+from polytrain.data.read.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
+from polytrain.data.read.pieces import Piece, in_steps
+from polytrain.data.types.extension_types import plain_columns
+from polytrain.data.types.missing import Missing, found_missing
+from polytrain.data.types.schemas import (
     bare,
     columns_to_count,
     conformed,
     refuse_repeated,
     subschema,
 )
-from polytrain.data.sources.unreadable import refuse_unreadable
-from polytrain.data.sources.views import without_views
+from polytrain.data.types.unreadable import refuse_unreadable
+from polytrain.data.types.views import without_views
 from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain.storage.filesystems import find
 

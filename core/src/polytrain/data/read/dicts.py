@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.sources.arrays import column_of, is_masked_number
-from polytrain.data.sources.python_values import check_unchanged
-from polytrain.data.sources.schemas import conformed, unified_type
-from polytrain.data.sources.times import in_unit_of_arrow, is_time
+from polytrain.data.types.arrays import column_of, is_masked_number
+from polytrain.data.types.python_values import check_unchanged
+from polytrain.data.types.schemas import conformed, unified_type
+from polytrain.data.types.times import in_unit_of_arrow, is_time
 from polytrain.data_errors import ReadError, SourceError, one_line
 
 _AT_ONCE = 10_000

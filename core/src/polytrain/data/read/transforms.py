@@ -10,17 +10,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.shards.formats import column_to_numpy, empty_table, lists_of_numbers
-from polytrain.data.sources.arrays import table_of
-from polytrain.data.sources.missing import (
+from polytrain.data.read.pieces import Piece, Pieces, selected
+from polytrain.data.types.arrays import table_of
+from polytrain.data.types.columns import column_to_numpy, empty_table, lists_of_numbers
+from polytrain.data.types.missing import (
     decides_type,
     found_missing,
     is_list_of_numbers,
     noted,
 )
-from polytrain.data.sources.pieces import Piece, Pieces, selected
-from polytrain.data.sources.schemas import exactly
-from polytrain.data.sources.unreadable import refuse_unreadable
+from polytrain.data.types.schemas import exactly
+from polytrain.data.types.unreadable import refuse_unreadable
 from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]

@@ -12,21 +12,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.sources.arrow_datasets import from_arrow_dataset, is_arrow_dataset
-from polytrain.data.sources.dicts import are_dicts, gives_rows, is_of_torch, table_of_dicts
-from polytrain.data.sources.files import from_places
-from polytrain.data.sources.indexed import from_items, is_map_style
-from polytrain.data.sources.pieces import Piece, Pieces
-from polytrain.data.sources.random_transforms import (
+from polytrain.data.read.arrow_datasets import from_arrow_dataset, is_arrow_dataset
+from polytrain.data.read.dicts import are_dicts, gives_rows, is_of_torch, table_of_dicts
+from polytrain.data.read.files import from_places
+from polytrain.data.read.indexed import from_items, is_map_style
+from polytrain.data.read.pieces import Piece, Pieces
+from polytrain.data.read.random_transforms import (
     RandomTransform,
     random_transform,
     wants_generator,
 )
-from polytrain.data.sources.ray_data import from_ray_data, is_computed
-from polytrain.data.sources.schemas import chosen, index_columns, subschema, without
-from polytrain.data.sources.tables import from_memory, from_table, is_place
-from polytrain.data.sources.transforms import transformed
-from polytrain.data.sources.unreadable import refuse_unreadable
+from polytrain.data.read.ray_data import from_ray_data, is_computed
+from polytrain.data.read.tables import from_memory, from_table, is_place
+from polytrain.data.read.transforms import transformed
+from polytrain.data.types.schemas import chosen, index_columns, subschema, without
+from polytrain.data.types.unreadable import refuse_unreadable
 from polytrain.data_errors import SourceError
 from polytrain.ray_api.dataset import is_ray_dataset
 from polytrain_plugins import DatasetInfo
@@ -126,7 +126,7 @@ def computed(source: Source) -> Source:
 
 
 def _streaming(name: str, dataset: Any, columns: Sequence[str] | None, transform: Any) -> Source:
-    from polytrain.data.streams.ray_pipeline import stream_schema
+    from polytrain.data.read.ray_pipeline import stream_schema
 
     if transform is not None:
         raise SourceError(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
-from polytrain.data.sources.pieces import Piece
-from polytrain.data.sources.schemas import conformed, subschema
+from polytrain.data.read.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
+from polytrain.data.read.pieces import Piece
+from polytrain.data.types.schemas import conformed, subschema
 from polytrain.data_errors import ReadError, one_line
 from polytrain.storage.filesystems import find
 

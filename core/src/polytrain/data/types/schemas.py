@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.shards.wide_types import with_wide_categories
-from polytrain.data.sources.arrays import nested_list_type, tensors_as_lists
+from polytrain.data.types.arrays import nested_list_type, tensors_as_lists
+from polytrain.data.types.wide_types import with_wide_categories
 from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain_plugins import column_remedy
 

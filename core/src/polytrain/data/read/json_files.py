@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pajson
 
-from polytrain.data.sources.compression import open_decompressed
-from polytrain.data.sources.csv_types import EXACT
-from polytrain.data.sources.file_version import FileVersion, version_of
-from polytrain.data.sources.missing import Missing, found_missing
-from polytrain.data.sources.pieces import Piece
-from polytrain.data.sources.schemas import columns_to_count, subschema, unified_type
-from polytrain.data.sources.streamed_rows import StreamedPiece
+from polytrain.data.read.compression import open_decompressed
+from polytrain.data.read.csv_types import EXACT
+from polytrain.data.read.file_version import FileVersion, version_of
+from polytrain.data.read.pieces import Piece
+from polytrain.data.read.streamed_rows import StreamedPiece
+from polytrain.data.types.missing import Missing, found_missing
+from polytrain.data.types.schemas import columns_to_count, subschema, unified_type
 from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.filesystems import find
 

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polytrain.data.sources.extension_types import plain_columns, plain_schema
-from polytrain.data.sources.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
-from polytrain.data.sources.missing import InLists, Missing, decides_type, is_list
-from polytrain.data.sources.pieces import Piece, rows_of_scan
-from polytrain.data.sources.schemas import (
+from polytrain.data.read.file_version import UNKNOWN, FileVersion, check_unchanged, version_of
+from polytrain.data.read.pieces import Piece, rows_of_scan
+from polytrain.data.types.extension_types import plain_columns, plain_schema
+from polytrain.data.types.missing import InLists, Missing, decides_type, is_list
+from polytrain.data.types.schemas import (
     bare,
     conformed,
     index_columns,
@@ -24,7 +24,7 @@ from polytrain.data.sources.schemas import (
     subschema,
     without,
 )
-from polytrain.data.sources.unreadable import refuse_unreadable
+from polytrain.data.types.unreadable import refuse_unreadable
 from polytrain.data_errors import ReadError, SourceError, one_line
 from polytrain.storage.filesystems import ResolvedPath, find
 

@@ -17,9 +17,9 @@ import ray
 from ray.exceptions import RayError
 
 from polytrain.data.plan.stream_partitioner import BlockRows
-from polytrain.data.sources.extension_types import plain_columns
-from polytrain.data.sources.ray_data import is_computed
-from polytrain.data.sources.schemas import bare
+from polytrain.data.read.ray_data import is_computed
+from polytrain.data.types.extension_types import plain_columns
+from polytrain.data.types.schemas import bare
 from polytrain.data_errors import SourceError, is_library, raised_at
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<name>.+)$', re.MULTILINE)

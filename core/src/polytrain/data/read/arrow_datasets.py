@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from polytrain.data.sources import parquet_files
-from polytrain.data.sources.extension_types import plain_schema
-from polytrain.data.sources.missing import Missing, noted
-from polytrain.data.sources.pieces import Pieces
-from polytrain.data.sources.schemas import (
+from polytrain.data.read import parquet_files
+from polytrain.data.read.pieces import Pieces
+from polytrain.data.read.tables import from_table
+from polytrain.data.types.extension_types import plain_schema
+from polytrain.data.types.missing import Missing, noted
+from polytrain.data.types.schemas import (
     bare,
     chosen,
     index_columns,
@@ -21,7 +22,6 @@ from polytrain.data.sources.schemas import (
     unified_type,
     without,
 )
-from polytrain.data.sources.tables import from_table
 from polytrain.data_errors import SourceError, one_line
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.shards.wide_types import with_wide_categories
+from polytrain.data.types.wide_types import with_wide_categories
 
 
 def without_views(table: pa.Table) -> pa.Table:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.sources.python_values import check_unchanged
-from polytrain.data.sources.times import in_one_unit, in_unit_of_arrow, is_time
-from polytrain.data.sources.views import without_view
+from polytrain.data.types.python_values import check_unchanged
+from polytrain.data.types.times import in_one_unit, in_unit_of_arrow, is_time
+from polytrain.data.types.views import without_view
 from polytrain.data_errors import SourceError, one_line
 
 _EXACT = 2**53

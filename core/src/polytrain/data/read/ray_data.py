@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.sources.extension_types import plain_columns
-from polytrain.data.sources.missing import Missing, found_missing, noted
-from polytrain.data.sources.pieces import Piece, Pieces, selected
-from polytrain.data.sources.schemas import (
+from polytrain.data.read.pieces import Piece, Pieces, selected
+from polytrain.data.types.extension_types import plain_columns
+from polytrain.data.types.missing import Missing, found_missing, noted
+from polytrain.data.types.schemas import (
     bare,
     chosen,
     conformed,
@@ -20,7 +20,7 @@ from polytrain.data.sources.schemas import (
     unified_type,
     without,
 )
-from polytrain.data.sources.unreadable import refuse_unreadable
+from polytrain.data.types.unreadable import refuse_unreadable
 from polytrain.data_errors import SourceError
 
 

@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from polytrain.data.sources.compression import open_decompressed
-from polytrain.data.sources.csv_types import (
+from polytrain.data.read.compression import open_decompressed
+from polytrain.data.read.csv_types import (
     MISSING,
     ColumnFacts,
     candidate,
     first_rounded,
     typed_block,
 )
-from polytrain.data.sources.expansion import format_of
-from polytrain.data.sources.file_version import FileVersion, version_of
-from polytrain.data.sources.missing import Missing
-from polytrain.data.sources.pieces import Piece
-from polytrain.data.sources.schemas import columns_to_count, refuse_repeated
-from polytrain.data.sources.streamed_rows import StreamedPiece
+from polytrain.data.read.expansion import format_of
+from polytrain.data.read.file_version import FileVersion, version_of
+from polytrain.data.read.pieces import Piece
+from polytrain.data.read.streamed_rows import StreamedPiece
+from polytrain.data.types.missing import Missing
+from polytrain.data.types.schemas import columns_to_count, refuse_repeated
 from polytrain.data_errors import SourceError, one_line
 from polytrain.storage.filesystems import find
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.shards.lists import lists_to_numpy
-from polytrain.data.shards.wide_types import widened
-from polytrain.data.sources.arrays import refuse_objects, table_of, tensors_of
-from polytrain.data.sources.extension_types import plain_columns
-from polytrain.data.sources.missing import found_missing, noted
-from polytrain.data.sources.pieces import Pieces, TablePiece
-from polytrain.data.sources.python_values import check_unchanged
-from polytrain.data.sources.schemas import chosen, index_columns, refuse_repeated, without
-from polytrain.data.sources.unreadable import refuse_unreadable
-from polytrain.data.sources.views import without_views
+from polytrain.data.read.pieces import Pieces, TablePiece
+from polytrain.data.types.arrays import refuse_objects, table_of, tensors_of
+from polytrain.data.types.extension_types import plain_columns
+from polytrain.data.types.lists import lists_to_numpy
+from polytrain.data.types.missing import found_missing, noted
+from polytrain.data.types.python_values import check_unchanged
+from polytrain.data.types.schemas import chosen, index_columns, refuse_repeated, without
+from polytrain.data.types.unreadable import refuse_unreadable
+from polytrain.data.types.views import without_views
+from polytrain.data.types.wide_types import widened
 from polytrain.data_errors import SourceError, one_line
 
 
