@@ -25,8 +25,8 @@ from polytrain.workers.job import LaunchOrder
 from polytrain.workers.job_memory import JobMemory
 from polytrain.workers.messages import SocketChannel
 from polytrain.workers.placement import NodeAddress, members
-from polytrain.workers.processes.agent_side import Listener
 from polytrain.workers.processes.client import ZygoteSpec
+from polytrain.workers.processes.zygotes import Listener
 from polytrain.workers.shard_cache import ShardCache
 from polytrain_plugins import Offer
 
@@ -38,8 +38,8 @@ class FakeZygotes:
 
     theirs: ClassVar[socket.socket]
 
-    def __init__(self, spec: ZygoteSpec, *, tell: Listener) -> None:
-        self.tell = tell
+    def __init__(self, spec: ZygoteSpec, entry: str, *, listener: Listener) -> None:
+        self.listener = listener
 
     async def connect(self) -> None:
         """It is there."""

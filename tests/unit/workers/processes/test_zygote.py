@@ -27,10 +27,11 @@ from polytrain.linux.processes import describe_exit
 from polytrain.linux.progress_page import Page
 from polytrain.testing.processes import eventually
 from polytrain.workers.messages import SocketChannel, pack
-from polytrain.workers.processes import agent_side, zygote
+from polytrain.workers.processes import zygote
 from polytrain.workers.processes.client import ZygoteConnection, ZygoteSpec
 from polytrain.workers.processes.forked import ForkRequest
 from polytrain.workers.processes.requirements import system_problems
+from polytrain.workers.processes.zygotes import Listener, Zygotes
 
 WORKER = "polytrain.workers.worker_process"
 
@@ -186,14 +187,14 @@ def test_what_a_zygote_dies_of_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
     assert "RuntimeError: something nobody has thought of" in text
 
 
-class Heard(agent_side.Listener):
+class Heard(Listener):
     """What an agent hears of its worker processes."""
 
     def __init__(self) -> None:
         self.lost: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
 
-    def process_lost(self, attempt: int, why: str) -> None:
-        self.lost.set_result((attempt, why))
+    def process_lost(self, number: int, why: str) -> None:
+        self.lost.set_result((number, why))
 
 
 def test_an_agent_hears_what_its_zygote_has_died_of() -> None:
@@ -203,14 +204,15 @@ def test_an_agent_hears_what_its_zygote_has_died_of() -> None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(spec.name)
             listener.listen()
-            zygotes = agent_side.Zygotes(spec, tell=heard)
+            zygotes = Zygotes(spec, WORKER, listener=heard)
             await zygotes.connect()
             connection, _ = listener.accept()
+            zygotes.fork(3, environment={}, directory="/", argv=[], descriptors=[])
             connection.sendall(pack(["dying", "MemoryError"]))
             connection.close()
             return await asyncio.wait_for(heard.lost, timeout=30)
 
-    assert asyncio.run(listen()) == (-1, "MemoryError")
+    assert asyncio.run(listen()) == (3, "MemoryError")
 
 
 DIES = """
@@ -234,7 +236,7 @@ def test_agents_hear_what_their_zygote_has_written_before_it_died(tmp_path: Path
             path=(str(tmp_path), *sys.path),
         )
         heard = [Heard(), Heard()]
-        zygotes = [agent_side.Zygotes(spec, tell=each) for each in heard]
+        zygotes = [Zygotes(spec, WORKER, listener=each) for each in heard]
         await zygotes[0].connect()
         fifo = await asyncio.to_thread(open, tmp_path / "fifo", "w")
         await zygotes[1].connect()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from polytrain.workers.output_pipe import OutputPipe
+from polytrain.workers.processes.output_pipe import OutputPipe
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def opened(
             heard.set()
 
     reader, writer = os.pipe()
-    pipe = OutputPipe(reader, tell=tell)
+    pipe = OutputPipe(reader, on_text=tell)
     pipe.open()
     try:
         yield pipe, writer
