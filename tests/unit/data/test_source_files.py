@@ -246,7 +246,7 @@ def test_links_to_files_of_a_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["", "*.parquet"])
-def test_a_link_to_nothing_is_told(tmp_path: Path, pattern: str) -> None:
+def test_a_link_to_nothing_is_reported(tmp_path: Path, pattern: str) -> None:
     write(tmp_path / "a.parquet", x=[1])
     (tmp_path / "b.parquet").symlink_to("gone.parquet")
     with pytest.raises(SourceError, match=r"link '.*b\.parquet' leads to no file"):
