@@ -25,8 +25,8 @@ from polytrain.output.observers import Observers
 from polytrain.output.worker_output import WorkerOutput
 from polytrain.policy.failure import FailurePolicy
 from polytrain.ray_names.callbacks import TrainRunContext, UserCallbacks
+from polytrain.record.entries import Opened
 from polytrain.record.journal import Journal
-from polytrain.record.ledger import Ledger
 from polytrain.run.actions import Conclude
 from polytrain.run.background_tasks import BackgroundTasks
 from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
@@ -249,11 +249,11 @@ class Driver:
         for clock in ("time.monotonic", "time.time"):
             self.monkeypatch.setattr(clock, lambda: group.now)
         with (
-            Journal(location.open(), token=1, ledger=Ledger()) as journal,
+            Journal(location.open(), token=1) as journal,
             WorkerOutput(self.path / "logs", retry_s=0) as output,
             BackgroundTasks(wake=group.wake, at_once=True) as background_tasks,
         ):
-            journal.opened(anew=True, identity={}, world_size=self.world_size)
+            journal.write(Opened(anew=True, identity={}, world_size=self.world_size))
             observers = self.observers
             context = TrainRunContext(
                 run=run,

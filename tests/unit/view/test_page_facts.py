@@ -98,11 +98,11 @@ def test_settings_that_were_chosen(facts: Facts) -> None:
     }
 
 
-def test_a_journal_of_an_earlier_version() -> None:
+def test_a_journal_that_says_little_of_its_ranks() -> None:
     lines = [opened(0), *attempt(1, 0)]
     lines[0].pop("configuration")
     for each in lines:
-        for name in ("hosts", "gpus", "rank", "rows", "device", "node"):
+        for name in ("hosts", "gpus", "rows", "device", "node"):
             each.pop(name, None)
     facts = page_of(lines)
     assert [(each.host, each.node, each.device, each.gpus, each.busy) for each in facts.ranks] == [

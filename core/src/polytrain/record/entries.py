@@ -14,6 +14,7 @@ from polytrain.errors import DamagedFileError, Failure, FailureKind, RunFormatEr
 from polytrain.policy.validation import ValidationStatus
 from polytrain.record.configuration import Configuration, configuration_in
 from polytrain.storage.typed_json import (
+    UNSTORED,
     Count,
     Digits,
     Duration,
@@ -24,14 +25,12 @@ from polytrain.storage.typed_json import (
     Stored,
     Within,
     fitting,
+    is_stored,
 )
 from polytrain_plugins import Stopped
 
 FORMAT = 5
 """Format of the lines: a journal of another format isn't read."""
-
-UNSTORED: Mapping[str, Any] = {"stored": False}
-"""Metadata of a field that no line has."""
 
 
 class _Content(TypedDict, total=False):
@@ -84,6 +83,10 @@ class _Configuration(TypedDict, total=False):
     datasets: dict[str, dict[str, Any]]
     versions: dict[str, str]
     cluster: str
+
+
+def _known_configuration(read: Mapping[str, Any] | None) -> Configuration | None:
+    return None if read is None else configuration_in(read)
 
 
 class _Failure(TypedDict):
@@ -168,10 +171,7 @@ class Opened(Entry):
     """Fingerprint of the function in `RunConfig.stop`."""
 
     configuration: Annotated[
-        Configuration | None,
-        Stored(
-            _Configuration | None, lambda read: None if read is None else configuration_in(read)
-        ),
+        Configuration | None, Stored(_Configuration | None, _known_configuration)
     ] = None
     """What people look up of it; nothing depends on it."""
 
@@ -236,7 +236,7 @@ class Launched(Entry):
 class ProcessesRequested(Entry):
     """Every rank's process is requested: data and starting point are on the nodes."""
 
-    attempt: Count = 0
+    attempt: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +244,8 @@ class MetricsReported(Entry):
     """A rank has reported metrics. Those of ranks above 0 are stored if the user wants them."""
 
     rank: Ranks = 0
-    n: Count
-    """How many reports of this rank the driver has written before."""
+    n: Count = 0
+    """How many reports of this rank the driver has written before: the journal counts them."""
 
     step: Count
     metrics: Mapping[str, Any]
@@ -353,7 +353,7 @@ class StacksDumped(Entry):
 class StragglerFound(Entry):
     """A rank is slower than the others."""
 
-    attempt: Count = 0
+    attempt: Count
     rank: Ranks
     host: str = ""
     reason: str
@@ -366,8 +366,8 @@ class LoadMeasured(Entry):
     The more ranks, the more windows make one line.
     """
 
-    attempt: Count = 0
-    window: Count = 0
+    attempt: Count
+    window: Count
     """The last one's number, from 0."""
 
     windows: Count = 1
@@ -492,7 +492,7 @@ def _stored_fields(kind: type[Entry]) -> Mapping[str, Any]:
     return {
         each.name: each.default if each.default_factory is MISSING else each.default_factory()
         for each in fields(kind)
-        if each.metadata.get("stored", True)
+        if is_stored(each)
     }
 
 

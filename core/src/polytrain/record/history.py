@@ -7,12 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from polytrain.config.configs import CheckpointConfig
-from polytrain.errors import RunFormatError
 from polytrain.policy.validation import Validation, Validations
 from polytrain.record.attempts import Attempts
 from polytrain.record.configuration import Configuration
 from polytrain.record.entries import (
-    FORMAT,
     Entry,
     Launched,
     MetricsReported,
@@ -249,8 +247,6 @@ def entries(journal: Iterable[bytes]) -> Iterator[Entry]:
             entry = strict_json.loads_to_show(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and entry.get("event") == "Opened" and "claim" in entry:
-            raise RunFormatError(1, FORMAT)
         if isinstance(entry, dict) and {"time", "token", "event"} <= entry.keys():
             yield decoded(entry, file=JOURNAL, number=number)
 

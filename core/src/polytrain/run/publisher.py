@@ -52,7 +52,6 @@ class Publisher:
         self.observers.rank_reported(self.run, public)
         entry = MetricsReported(
             rank=report.rank,
-            n=0,
             step=report.step,
             metrics=report.metrics,
             stalled_s=0.0 if report.rank else round(report.stalled_s, 6),

@@ -53,6 +53,10 @@ class Like:
     """What such a text is, for the error."""
 
 
+UNSTORED: Mapping[str, Any] = {"stored": False}
+"""Metadata of a dataclass's field that JSON hasn't: what is read has its default."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """How JSON holds a value: as another type, of which it is made."""
@@ -259,7 +263,9 @@ def _object(kind: Any) -> _Reader:
         optional = {name for name, hint in hints.items() if get_origin(hint) is NotRequired}
         required, others = kind.__required_keys__ - optional, True
     else:
-        hints = {each.name: hints[each.name] for each in fields(kind) if each.init}
+        hints = {
+            each.name: hints[each.name] for each in fields(kind) if each.init and is_stored(each)
+        }
         required, others = {e.name for e in fields(kind) if _is_required(e)}, False
     readers = {name: _reader(hint) for name, hint in hints.items()}
 
@@ -281,6 +287,11 @@ def _object(kind: Any) -> _Reader:
         return found if others else kind(**found)
 
     return read
+
+
+def is_stored(field: Any) -> bool:
+    """Return whether JSON has a field of a dataclass."""
+    return bool(field.metadata.get("stored", True))
 
 
 def _is_required(field: Any) -> bool:
