@@ -9,7 +9,7 @@ import pytest
 
 from polytrain.events.health import Stacks
 from polytrain.run.remote_requests import NoAnswerError, RemoteRequests, RequestKind, ask
-from polytrain.run.stacks_inquiries import StacksInquiries
+from polytrain.run.stacks_requests import StacksRequests
 from polytrain.storage.location import Location
 from polytrain_plugins import Stopped
 
@@ -54,7 +54,7 @@ def test_an_inline_run_answers_with_the_stack_of_its_thread(tmp_path: Path) -> N
 
 
 def test_stacks_answer_all_who_have_asked_meanwhile() -> None:
-    inquiries = StacksInquiries()
+    inquiries = StacksRequests()
     assert inquiries.add("a", attempt=1, world_size=2, now=0)
     assert not inquiries.add("b", attempt=1, world_size=2, now=1)
     inquiries.take(Stacks(attempt=1, rank=1, text="one"))
@@ -66,7 +66,7 @@ def test_stacks_answer_all_who_have_asked_meanwhile() -> None:
 
 
 def test_stacks_that_do_not_come_are_not_waited_for() -> None:
-    inquiries = StacksInquiries()
+    inquiries = StacksRequests()
     inquiries.add("a", attempt=1, world_size=2, now=0)
     inquiries.take(Stacks(attempt=1, rank=1, text="one"))
     assert inquiries.deadline == 12
@@ -74,7 +74,7 @@ def test_stacks_that_do_not_come_are_not_waited_for() -> None:
 
 
 def test_a_new_attempt_is_asked_again() -> None:
-    inquiries = StacksInquiries()
+    inquiries = StacksRequests()
     inquiries.add("a", attempt=1, world_size=2, now=0)
     assert inquiries.add("b", attempt=2, world_size=1, now=5)
     inquiries.take(Stacks(attempt=2, rank=0, text="zero"))

@@ -26,7 +26,7 @@ from polytrain.data.types.columns import empty_table
 from polytrain.data.types.wide_types import in_one_piece
 from polytrain.data_errors import too_few
 from polytrain.errors import BadDataError
-from polytrain.linux.progress_page import Stage, during
+from polytrain.linux.progress_page import WorkerStage, during
 
 _WHOLE = -1
 """Stands for the epoch that is read when a shard is asked for as a whole."""
@@ -240,7 +240,7 @@ class _Buffer:
         tables = [self._table]
         have = self._table.num_rows
         while self.dealt is None and (rows is None or have < rows):
-            with during(Stage.WAITING_FOR_DATA):
+            with during(WorkerStage.WAITING_FOR_DATA):
                 part = self._next.result()
             if isinstance(part, int):
                 self.dealt = part
