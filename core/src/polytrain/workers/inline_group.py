@@ -16,10 +16,9 @@ from polytrain.checkpoint.parts import clear_staged, stored_part
 from polytrain.checkpoint.scratch import Scratch
 from polytrain.checkpoint.starting_point import brought_near
 from polytrain.checkpoint.store import CheckpointStore
-from polytrain.data.shards.assignment import RunDataset, holding
+from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.opening import open_shards
-from polytrain.data.shards.spec import Held, ShardSpec
-from polytrain.data.streams.stream import StreamSpec
+from polytrain.data.shards.spec import DatasetSpec, Held, ShardSpec
 from polytrain.errors import CheckpointError, Failure, FailureKind
 from polytrain.events.attempt import AgentsPlaced, Event, Exited, Failed
 from polytrain.events.health import Started
@@ -53,7 +52,7 @@ class InlineGroup:
         job: WorkerJob,
         store: CheckpointStore,
         datasets: tuple[RunDataset, ...],
-        specs: tuple[ShardSpec | StreamSpec, ...],
+        specs: tuple[DatasetSpec, ...],
         environment: Mapping[str, str],
         variables: Mapping[str, str],
         cpus: int,
@@ -63,7 +62,7 @@ class InlineGroup:
         self._scratch = Scratch.hold(secrets.token_hex(8))
         self._specs = specs
         self._shard_cache = [
-            holding(dataset, spec, 1, 0)
+            dataset.held_rows(spec, 1, 0)
             for dataset, spec in zip(datasets, specs, strict=True)
             if isinstance(spec, ShardSpec) and spec.held is not Held.NOTHING
         ]
@@ -133,7 +132,7 @@ class InlineGroup:
     def _run(self, order: LaunchOrder, handle: Handler) -> None:
         scratch = self._scratch.path
         if self._tables is None:
-            self._tables = [holding.read() for holding in self._shard_cache]
+            self._tables = [held.read() for held in self._shard_cache]
         tables = self._tables
         try:
             order = replace(order, start=brought_near(order.start, scratch))

@@ -126,7 +126,7 @@ def computed(source: Source) -> Source:
 
 
 def _streaming(name: str, dataset: Any, columns: Sequence[str] | None, transform: Any) -> Source:
-    from polytrain.data.streams.ray_pipeline import stream_schema
+    from polytrain.data.sources.ray_pipeline import stream_schema
 
     if transform is not None:
         raise SourceError(

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.shards.lists import with_numbers
 from polytrain.data.sources.arrays import nested_list_type, nested_lists
 from polytrain.data.sources.missing import decides_type, innermost, is_list, is_list_of_numbers
 from polytrain.data.sources.unreadable import PERIODS, extension_name
+from polytrain.data.types.lists import with_numbers
 
 _FIXED = ("ray.data.arrow_tensor", "ray.data.arrow_tensor_v2")
 _VARIABLE = "ray.data.arrow_variable_shaped_tensor"

@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.shards.formats import empty_table
 from polytrain.data.sources.pieces import Pieces
 from polytrain.data.sources.transforms import Batch, applied, tried, typed
+from polytrain.data.types.columns import empty_table
 
 RandomFunction: TypeAlias = Callable[..., Mapping[str, Any]]
 

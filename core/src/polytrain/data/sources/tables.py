@@ -9,7 +9,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from polytrain.data.shards.lists import lists_to_numpy
 from polytrain.data.shards.wide_types import widened
 from polytrain.data.sources.arrays import refuse_objects, table_of, tensors_of
 from polytrain.data.sources.extension_types import plain_columns
@@ -19,6 +18,7 @@ from polytrain.data.sources.python_values import check_unchanged
 from polytrain.data.sources.schemas import chosen, index_columns, refuse_repeated, without
 from polytrain.data.sources.unreadable import refuse_unreadable
 from polytrain.data.sources.views import without_views
+from polytrain.data.types.lists import lists_to_numpy
 from polytrain.data_errors import SourceError, one_line
 
 

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from polytrain.data.shards.formats import column_to_numpy, empty_table, lists_of_numbers
 from polytrain.data.sources.arrays import table_of
 from polytrain.data.sources.missing import (
     decides_type,
@@ -21,6 +20,7 @@ from polytrain.data.sources.missing import (
 from polytrain.data.sources.pieces import Piece, Pieces, selected
 from polytrain.data.sources.schemas import exactly
 from polytrain.data.sources.unreadable import refuse_unreadable
+from polytrain.data.types.columns import column_to_numpy, empty_table, lists_of_numbers
 from polytrain.data_errors import ReadError, SourceError, TransformError, raised_at
 
 Batch: TypeAlias = dict[str, np.ndarray[Any, Any]]

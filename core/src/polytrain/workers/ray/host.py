@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from polytrain.data.streams.ray_pipeline import allow_blocking_get
+from polytrain.data.sources.ray_pipeline import allow_blocking_get
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_host import AgentHost, Mail
 from polytrain.workers.placement import NodeAddress

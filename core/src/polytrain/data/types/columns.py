@@ -9,16 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.shards.lists import (
-    check_numbers,
-    joined,
-    lists_by_row,
-    lists_by_type,
-    lists_to_numpy,
-    objects,
-    with_numbers,
-    with_objects,
-)
 from polytrain.data.shards.wide_types import without_missing_categories
 from polytrain.data.sources.missing import (
     decides_type,
@@ -31,6 +21,16 @@ from polytrain.data.sources.missing import (
     may_be_missing,
     may_lack_numbers,
     numbers_in,
+)
+from polytrain.data.types.lists import (
+    check_numbers,
+    joined,
+    lists_by_row,
+    lists_by_type,
+    lists_to_numpy,
+    objects,
+    with_numbers,
+    with_objects,
 )
 from polytrain.data_errors import ReadError
 

@@ -1,0 +1,1 @@
+"""Types of columns: how Arrow, NumPy and pandas hold their values."""
