@@ -24,11 +24,11 @@ import pytest
 from polytrain import DataConfig
 from polytrain.boosting.categories import codes_of
 from polytrain.data.checks import described
+from polytrain.data.read.describe import describe
+from polytrain.data.read.parquet_files import RowGroupPiece
+from polytrain.data.read.pieces import TablePiece
 from polytrain.data.shards.groups import group_starts
-from polytrain.data.sources.arrays import tensors_of
-from polytrain.data.sources.describe import describe
-from polytrain.data.sources.parquet_files import RowGroupPiece
-from polytrain.data.sources.pieces import TablePiece
+from polytrain.data.types.arrays import tensors_of
 from polytrain.data.types.columns import column_to_numpy
 from polytrain.data_errors import ReadError, SourceError
 from polytrain.testing.shards import shard_of

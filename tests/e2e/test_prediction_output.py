@@ -23,7 +23,7 @@ from tests.object_storage import S3Server, s3_server
 import polytrain
 from polytrain import InvalidJobError, PredictionFailedError, Result, RunConfig, make_trainer
 from polytrain.backends.reference import Reference, ReferenceEngine
-from polytrain.data.sources.pieces import SCAN_ROWS
+from polytrain.data.read.pieces import SCAN_ROWS
 from polytrain.prediction.output_files import OutputFiles
 from polytrain.run.lease import leased
 from polytrain.storage.filesystems import find

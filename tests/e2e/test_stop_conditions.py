@@ -1,6 +1,6 @@
 """`RunConfig.stop` and `time_budget_s`: every backend ends where it should, also after a kill.
 
-Which report ends a run is decided in `tests/unit/core/test_stop_rule.py`.
+Which report ends a run is decided in `tests/unit/policy/test_stop_rule.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Checkpoints are validated in processes of their own, while real workers train and are killed.
 
-What is decided is in `tests/unit/core/test_run_validation.py`; these runs show the processes.
+What is decided is in `tests/unit/validation/test_run_validation.py`; these runs show the processes.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import Any
 from polytrain.config.configs import DataConfig, ScalingConfig
 from polytrain.config.constraints import field_problems, wrong_type
 from polytrain.data.plan.position import DataChangedError, DataPosition, StreamPosition
+from polytrain.data.read.describe import computed, describe
 from polytrain.data.shards.assignment import RunDataset
 from polytrain.data.shards.groups import group_starts
 from polytrain.data.shards.spec import DatasetSpec, ShardSpec, StreamSpec
-from polytrain.data.sources.describe import computed, describe
 from polytrain.data_errors import SourceError, too_few
 from polytrain_plugins import Demand, Problem
 
@@ -175,7 +175,7 @@ def _why_not_streamed(dataset: RunDataset, demand: Demand, scaling: ScalingConfi
     whole = not dataset.is_split or dataset.name in demand.whole_datasets
     if scaling.num_workers == 0 or demand.reads_tables or whole:
         return ""
-    from polytrain.data.sources.ray_pipeline import cpu_shortage
+    from polytrain.data.read.ray_pipeline import cpu_shortage
     from polytrain.ray_api.state import living_nodes
 
     held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}

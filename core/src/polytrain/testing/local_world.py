@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.data.read.describe import describe
 from polytrain.data.shards.assignment import RunDataset
-from polytrain.data.sources.describe import describe
 from polytrain.events.attempt import Done, Failed, Offered, Reported
 from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.storage.location import Location

@@ -15,9 +15,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, assert_never
 
 from polytrain.checkpoint.parts import StagedPart, misplaced_part
 from polytrain.checkpoint.scratch import Scratch
@@ -27,6 +27,19 @@ from polytrain.errors import Failure, FailureKind
 from polytrain.events.attempt import Exited, Failed
 from polytrain.events.health import Overstayed, Stacks, Started, Unkillable
 from polytrain.linux.processes import describe_exit, kill_session
+from polytrain.workers.calls import (
+    Acknowledge,
+    Call,
+    Drain,
+    Kill,
+    LaunchProcess,
+    Leave,
+    ReadStacks,
+    Seat,
+    SendCheckpoints,
+    SendRoster,
+    StoreRest,
+)
 from polytrain.workers.group import Happening
 from polytrain.workers.import_path import import_path
 from polytrain.workers.job import LaunchOrder
@@ -46,11 +59,10 @@ from polytrain.workers.processes.agent_side import Zygotes
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.rank_data import RankData
 from polytrain.workers.storage_marker import storage_problem
-from polytrain_plugins import Offer
 
 if TYPE_CHECKING:
     from polytrain.workers.ray.streams import StreamOrder
-    from polytrain.workers.shard_cache import CacheRequest, ShardCache
+    from polytrain.workers.shard_cache import ShardCache
 
 
 _SIGKILLED = describe_exit(signal.SIGKILL)
@@ -157,11 +169,7 @@ class Agent:
 
         self._scratch: Scratch | None = None
         self._job_memory = job_memory
-        self._job = -1
-        """The descriptor of the job's memory, once there is a rank."""
-
-        self._seat: tuple[int, int] | None = None
-        self._seated = asyncio.Condition()
+        self._seat: Seat | None = None
         self._has_roster = -1
         self._to_drain = -1
         self._data = RankData()
@@ -175,13 +183,6 @@ class Agent:
         unusable = await storage_problem(location, self._spec.marker, host=host)
         return replace(self._place, unusable=unusable)
 
-    async def prepare(self, seat: tuple[int, int], data: CacheRequest | None, job: bytes) -> None:
-        """Take a rank and a world size, and start to read its data. `launch` waits for the data."""
-        async with self._seated:
-            self._seat, self._job = seat, self._job_memory.keep(job)
-            self._data.request(data)
-            self._seated.notify_all()
-
     async def events(self) -> AsyncIterator[list[Happening]]:
         """Yield all events in order, as soon as they happen; several at once if they are ready."""
         while True:
@@ -190,13 +191,47 @@ class Agent:
                 batch.append(self._events.get_nowait())
             yield batch
 
-    async def launch(
-        self, seat: tuple[int, int], order: LaunchOrder, streams: tuple[StreamOrder, ...]
-    ) -> None:
-        """Request a worker process for a new attempt, with its data and starting point."""
-        # Ray doesn't order calls: this one may arrive before that of `prepare`.
-        async with self._seated:
-            await self._seated.wait_for(lambda: self._seat == seat)
+    async def carry_out(self, call: Call | LaunchProcess) -> None:
+        """Do what a call says. Calls may overlap, and arrive in any order: Ray doesn't order them.
+
+        Those that concern another attempt than the current one have no effect.
+        """
+        match call:
+            case LaunchProcess(order=order, streams=streams, seat=seat):
+                if seat is not None:
+                    self._seat = seat
+                    self._data.request(seat.data)
+                await self._launch(order, streams)
+            case SendRoster(attempt=attempt, offers=offers):
+                self._send(attempt, roster_message(offers))
+                self._has_roster = attempt
+                if self._to_drain == attempt:
+                    self._send(attempt, drain_message())
+            case Drain(attempt=attempt):
+                # The worker process reads it after the roster.
+                self._to_drain = attempt
+                if self._has_roster == attempt:
+                    self._send(attempt, drain_message())
+            case Leave(attempt=attempt):
+                await self._leave(attempt)
+            case Kill(attempt=attempt):
+                self._kill(attempt)
+            case ReadStacks(attempt=attempt, pausing=pausing):
+                stacks = Stacks(
+                    attempt=attempt, rank=self._rank, text=await self._stacks(attempt, pausing)
+                )
+                self._events.put_nowait(stacks)
+            case StoreRest(attempt=attempt, checkpoint=checkpoint, stored_already=stored_already):
+                self._parts.store_rest(attempt, checkpoint, stored_already)
+            case Acknowledge(attempt=attempt, checkpoint=checkpoint):
+                self._parts.forget_copies(before=checkpoint)
+                self._send(attempt, settled_message(checkpoint))
+            case SendCheckpoints(attempt=attempt, number=number, checkpoints=checkpoints):
+                self._send(attempt, checkpoints_message(number, checkpoints))
+            case _:
+                assert_never(call)
+
+    async def _launch(self, order: LaunchOrder, streams: tuple[StreamOrder, ...]) -> None:
         if order.attempt <= self._killed:
             self._emit_no_start(order.attempt)
             return
@@ -223,42 +258,14 @@ class Agent:
             return
         self._loading = -1
         try:
-            self._launch(order, held, streams)
+            self._fork(order, held, streams)
         except OSError as error:
             self._never_started(
                 order, FailureKind.STARTUP, f"can't fork the worker process: {error}"
             )
 
-    async def store_rest(
-        self, attempt: int, checkpoint: int, stored_already: Mapping[str, str] | None
-    ) -> None:
-        """Store this rank's part without the files that rank 0 has stored; None drops it."""
-        self._parts.store_rest(attempt, checkpoint, stored_already)
-
-    async def acknowledge(self, attempt: int, checkpoint: int) -> None:
-        """Notify the worker process that this checkpoint is committed or dropped."""
-        self._parts.forget_copies(before=checkpoint)
-        self._send(attempt, settled_message(checkpoint))
-
-    async def send_checkpoints(self, attempt: int, number: int, checkpoints: Sequence[Any]) -> None:
-        """Answer the worker process's question for the run's checkpoints."""
-        self._send(attempt, checkpoints_message(number, checkpoints))
-
-    async def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
-        """Send all offers to the worker process."""
-        self._send(attempt, roster_message(offers))
-        self._has_roster = attempt
-        if self._to_drain == attempt:
-            self._send(attempt, drain_message())
-
-    async def drain(self, attempt: int) -> None:
-        """Ask the worker process for a checkpoint and a stop, after it has the roster."""
-        self._to_drain = attempt
-        if self._has_roster == attempt:
-            self._send(attempt, drain_message())
-
-    async def leave(self, attempt: int) -> None:
-        """Let the worker process leave the collective and end, and end it if it doesn't."""
+    async def _leave(self, attempt: int) -> None:
+        """Ask the worker process to end, and end it if it doesn't."""
         worker = self._connection_of(attempt)
         if worker is None:
             return
@@ -272,21 +279,17 @@ class Agent:
                 stacks=await worker.stacks(pausing=True),
             )
             self._events.put_nowait(overstayed)
-            await self.kill(attempt)
+            self._kill(attempt)
 
-    async def dump_stacks(self, attempt: int, pausing: bool) -> None:
-        """Send the worker process's stacks."""
+    async def _stacks(self, attempt: int, pausing: bool) -> str:
         worker = self._connection_of(attempt)
         if worker is not None:
-            stacks = await worker.stacks(pausing)
-        elif self._loading == attempt:
-            stacks = "it has no process yet: its agent loads its data and its starting checkpoint"
-        else:
-            stacks = "its process is gone"
-        self._events.put_nowait(Stacks(attempt=attempt, rank=self._rank, text=stacks))
+            return await worker.stacks(pausing)
+        if self._loading == attempt:
+            return "it has no process yet: its agent loads its data and its starting checkpoint"
+        return "its process is gone"
 
-    async def kill(self, attempt: int) -> None:
-        """Kill the worker process."""
+    def _kill(self, attempt: int) -> None:
         self._killed = attempt
         self._zygotes.kill(attempt)
         worker = self._connection_of(attempt)
@@ -335,7 +338,7 @@ class Agent:
     @property
     def _rank(self) -> int:
         assert self._seat is not None, "nothing is launched before it has a rank"
-        return self._seat[0]
+        return self._seat.rank
 
     async def _brought_near(self, order: LaunchOrder) -> LaunchOrder:
         start, scratch = order.start, self._scratch
@@ -348,7 +351,7 @@ class Agent:
 
         return await asyncio.get_running_loop().run_in_executor(None, bring)
 
-    def _launch(
+    def _fork(
         self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]
     ) -> None:
         assert self._scratch is not None
@@ -372,7 +375,7 @@ class Agent:
                 argv=self._spec.argv,
                 descriptors=[
                     *worker.theirs,
-                    self._job,
+                    self._job_memory.descriptor,
                     *(held.descriptors if held else ()),
                     *(line.fileno() for line in lines),
                 ],

@@ -14,8 +14,8 @@ from threading import Lock
 
 import pyarrow as pa
 
+from polytrain.data.read.pieces import Piece
 from polytrain.data.shards.shared_memory import Extent, from_shared_memory
-from polytrain.data.sources.pieces import Piece
 
 logger = logging.getLogger(__name__)
 

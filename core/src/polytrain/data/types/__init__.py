@@ -1,1 +1,1 @@
-"""Types of columns: how Arrow, NumPy and pandas hold their values."""
+"""Columns: Arrow types that every reader knows, from whatever Python, NumPy or a file has."""

@@ -9,8 +9,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.shards.wide_types import without_missing_categories
-from polytrain.data.sources.missing import (
+from polytrain.data.types.lists import (
+    check_numbers,
+    joined,
+    lists_by_row,
+    lists_by_type,
+    lists_to_numpy,
+    objects,
+    with_numbers,
+    with_objects,
+)
+from polytrain.data.types.missing import (
     decides_type,
     decides_type_in_lists,
     has_fixed_shape,
@@ -22,16 +31,7 @@ from polytrain.data.sources.missing import (
     may_lack_numbers,
     numbers_in,
 )
-from polytrain.data.types.lists import (
-    check_numbers,
-    joined,
-    lists_by_row,
-    lists_by_type,
-    lists_to_numpy,
-    objects,
-    with_numbers,
-    with_objects,
-)
+from polytrain.data.types.wide_types import without_missing_categories
 from polytrain.data_errors import ReadError
 
 Parts: TypeAlias = Sequence[np.ndarray[Any, Any]]

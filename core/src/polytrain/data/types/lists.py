@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polytrain.data.sources.missing import has_fixed_shape, is_list
+from polytrain.data.types.missing import has_fixed_shape, is_list
 from polytrain.data_errors import ReadError
 
 Array = np.ndarray[Any, Any]

@@ -21,7 +21,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polytrain.data.plan.stream_partitioner import RankRows, Segment, StreamPartitioner
-from polytrain.data.sources.ray_pipeline import (
+from polytrain.data.read.ray_pipeline import (
     Pipeline,
     allow_blocking_get,
     plain_rows,
@@ -29,8 +29,8 @@ from polytrain.data.sources.ray_pipeline import (
     prepared,
     reason_of,
 )
-from polytrain.data.sources.schemas import conformed
 from polytrain.data.types.columns import empty_table
+from polytrain.data.types.schemas import conformed
 from polytrain.data_errors import ReadError
 
 

@@ -1,0 +1,99 @@
+"""What an attempt resumes from is brought to its node, and is what it was said to be."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import fsspec
+import pytest
+from tests.unit.checkpoint.checkpoints import manifest
+
+from polytrain.checkpoint.checkpoint import Checkpoint
+from polytrain.checkpoint.manifest import MANIFEST_NAME, StoredFile
+from polytrain.checkpoint.starting_point import StartingPoint, brought_near, starting_point
+from polytrain.errors import CheckpointError
+from polytrain.storage.location import Location
+
+HOSTILE = ("../escaped", "inner/../../escaped", "../../../../escaped", "..", "./model", "nul\0")
+"""Names that lead, or could lead, out of the directory that they are joined to."""
+
+
+def far_away(run: str, content: bytes) -> Location:
+    """A directory of files that isn't on this machine's disk."""
+    location = Location.of(f"memory://{run}/checkpoints/checkpoint_000003-1.0", retry_s=0)
+    location.open().write("model", content)
+    return location
+
+
+def hostile_bucket(name: str) -> Location:
+    """A bucket with an object of this name: keys of objects may be any text."""
+    location = far_away("hostile", b"theirs")
+    objects = fsspec.filesystem("memory").store
+    objects[f"{location.address.removeprefix('memory:/')}/{name}"] = next(iter(objects.values()))
+    return location
+
+
+@pytest.fixture(autouse=True)
+def no_objects() -> None:
+    """Memory of the process: what other tests have written is still there."""
+    fsspec.filesystem("memory").store.clear()
+
+
+def test_two_checkpoints_of_one_name_are_two(tmp_path: Path) -> None:
+    """A run is begun with another one's checkpoint, and later resumes from its own."""
+    for run, content in (("theirs", b"their model"), ("ours", b"our model"), ("theirs", b"?")):
+        start = brought_near(starting_point(far_away(run, content)), tmp_path)
+        assert start.path is not None
+        assert Path(start.path, "model").read_bytes() == content
+
+
+def test_what_is_near_stays_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "model").write_bytes(b"here")
+    for start in (starting_point(Location.of(tmp_path)), StartingPoint()):
+        assert brought_near(start, tmp_path / "scratch") == start
+
+
+def test_a_checkpoint_far_away_is_a_directory_for_a_while(tmp_path: Path) -> None:
+    location = far_away("shown", b"weights")
+    checkpoint = Checkpoint(location.address)
+    with checkpoint.as_directory() as directory:
+        assert Path(directory, "model").read_bytes() == b"weights"
+    assert not Path(directory).exists()
+    assert Path(checkpoint.to_directory(tmp_path / "kept"), "model").read_bytes() == b"weights"
+    fsspec.filesystem("memory").rm("/shown", recursive=True)
+    with pytest.raises(CheckpointError, match="there are no files"), checkpoint.as_directory():
+        pass
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_listed_name_that_leads_out_of_the_directory_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    start = starting_point(hostile_bucket(name))
+    with pytest.raises(CheckpointError, match="isn't used as a path"):
+        brought_near(start, tmp_path / "a" / "b")
+    with (
+        pytest.raises(CheckpointError, match="isn't used as a path"),
+        Checkpoint(str(start.path)).as_directory(),
+    ):
+        pass
+    assert not [path for path in tmp_path.rglob("escaped*") if path.is_file()]
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "/escaped", ""])
+def test_a_manifest_with_a_name_that_leads_out_of_the_directory_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    location = hostile_bucket(name)
+    digest = hashlib.sha256(b"theirs").hexdigest()
+    file = StoredFile(name=name, size=6, sha256=digest, rank=0)
+    location.open().write(MANIFEST_NAME, manifest(3, [file]).to_json().encode())
+    with pytest.raises(ValueError, match="isn't used as a path"):
+        brought_near(starting_point(location), tmp_path / "a" / "b")
+    with (
+        pytest.raises(CheckpointError, match="isn't used as a path"),
+        Checkpoint(location.address).as_directory(),
+    ):
+        pass
+    assert not [path for path in tmp_path.rglob("escaped*") if path.is_file()]

@@ -1,0 +1,343 @@
+"""The driver of a run in a test's hands: a group without processes, and its clock."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, assert_never
+
+import pytest
+from tests.unit.checkpoint.checkpoints import store_part
+
+from polytrain.checkpoint.events import PartStaged, PartStored
+from polytrain.checkpoint.manager import CheckpointManager
+from polytrain.checkpoint.manifest import AttemptId
+from polytrain.checkpoint.store import CheckpointStore
+from polytrain.config.configs import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from polytrain.config.validation_config import ValidationConfig
+from polytrain.errors import RunOwnedError
+from polytrain.events.attempt import AgentsPlaced, Done, Exited, Joined, Offered, Reported
+from polytrain.events.health import Stacks, Started
+from polytrain.output.observers import Observers
+from polytrain.output.worker_output import WorkerOutput
+from polytrain.policy.failure import FailurePolicy
+from polytrain.ray_names.callbacks import TrainRunContext, UserCallbacks
+from polytrain.record.journal import Journal
+from polytrain.record.ledger import Ledger
+from polytrain.run.actions import Conclude
+from polytrain.run.background_tasks import BackgroundTasks
+from polytrain.run.checkpoint_coordinator import CheckpointCoordinator
+from polytrain.run.controller import Controller
+from polytrain.run.health_monitor import HealthMonitor
+from polytrain.run.publisher import Publisher
+from polytrain.run.remote_requests import RemoteRequests
+from polytrain.run.states import State
+from polytrain.run.stop_requests import StopRequests
+from polytrain.storage.location import Location
+from polytrain.validation.coordinator import ValidationCoordinator
+from polytrain.validation.validator import NotValidated, Validated, ValidationTask
+from polytrain.workers.calls import (
+    Acknowledge,
+    Call,
+    Drain,
+    Kill,
+    Leave,
+    ReadStacks,
+    SendCheckpoints,
+    SendRoster,
+    StoreRest,
+)
+from polytrain.workers.group import Handler, Happening
+from polytrain.workers.job import LaunchOrder
+from polytrain.workers.placement import NodeAddress, members
+from polytrain_plugins import CheckpointKind, Member, Offer, RunInfo
+
+BEGAN = 100.0
+"""When a run begins, in seconds on its clock."""
+
+Life = Callable[[LaunchOrder], Sequence[Happening]]
+"""What the ranks of an attempt say, from joining to being done."""
+
+
+@dataclass
+class FakeGroup:
+    """A `WorkerGroup` whose worker processes are what a test says of them."""
+
+    world_size: int
+    life: Life
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    """What the controller has asked for, in order; the launch of each attempt included."""
+
+    now: float = BEGAN
+    """Seconds on the clock of the run."""
+
+    pending: deque[Happening] = field(default_factory=deque)
+    alive: set[int] = field(default_factory=set)
+    order: LaunchOrder | None = None
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        here = NodeAddress(node_id="node", host="127.0.0.1")
+        return members([here] * self.world_size, cpus=1, gpus=0)
+
+    def place(self, *, avoid: frozenset[str], without: frozenset[int]) -> None:
+        self.calls.append(("place", avoid, without))
+        self.pending.append(AgentsPlaced(nodes=("node",) * self.world_size))
+
+    def launch(self, order: LaunchOrder) -> None:
+        self.calls.append(("launch", order.attempt, order.start.step))
+        self.order = order
+        self.alive = set(range(self.world_size))
+        self.pending += [Started(attempt=order.attempt, rank=rank) for rank in self.alive]
+        self.pending += [
+            Offered(attempt=order.attempt, rank=rank, offer=Offer()) for rank in self.alive
+        ]
+
+    def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
+        match call:
+            case SendRoster(attempt=attempt):
+                self.meet(attempt)
+            case Drain(attempt=attempt):
+                self.drain(attempt)
+            case Leave(attempt=attempt):
+                self._end(attempt, killed=False)
+            case Kill(attempt=attempt):
+                self.calls.append(("kill", attempt))
+                self._end(attempt, killed=True)
+            case ReadStacks(attempt=attempt, pausing=pausing):
+                self.calls.append(("read_stacks", attempt, pausing))
+                self.pending += [
+                    Stacks(attempt=attempt, rank=rank, text="at rest") for rank in self.alive
+                ]
+            case StoreRest(checkpoint=checkpoint, stored_already=stored_already):
+                names = None if stored_already is None else sorted(stored_already)
+                self.calls.append(("store_rest", *(ranks or ()), checkpoint, names))
+            case Acknowledge(checkpoint=checkpoint):
+                self.calls.append(("acknowledge", checkpoint, sorted(ranks or ())))
+            case SendCheckpoints(number=number, checkpoints=checkpoints):
+                self.calls.append(("send_checkpoints", *(ranks or ()), number, [*checkpoints]))
+            case _:
+                assert_never(call)
+
+    def meet(self, attempt: int) -> None:
+        """The ranks have each other's offers, and live."""
+        assert self.order is not None
+        self.pending += [Joined(attempt=attempt, rank=rank) for rank in self.alive]
+        self.pending += self.life(self.order)
+
+    def drain(self, attempt: int) -> None:
+        """The ranks are to stop."""
+        self.calls.append(("drain", attempt))
+
+    def wait(self, handle: Handler, timeout: float | None) -> None:
+        if not self.pending:
+            assert timeout is not None, "the run waits for ever"
+            self.now += timeout
+        # As a group of real processes does: all that is known by now.
+        while self.pending:
+            handle(self.pending.popleft())
+
+    def wake(self) -> None:
+        """It never sleeps."""
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+    def _end(self, attempt: int, *, killed: bool) -> None:
+        how = "killed by SIGKILL" if killed else "exited with code 0"
+        self.pending += [
+            Exited(attempt=attempt, rank=rank, how=how, killed=killed) for rank in self.alive
+        ]
+        self.alive = set()
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        """The arguments of all calls of this kind."""
+        return [tuple(call[1:]) for call in self.calls if call[0] == kind]
+
+
+class FakeLease:
+    """A lease that a test can lose."""
+
+    token = 1
+    lost: RunOwnedError | None = None
+
+    def notify(self, when_lost: Callable[[], None]) -> None:
+        self.when_lost = when_lost
+
+    def check(self) -> None:
+        if self.lost is not None:
+            raise self.lost
+
+
+@dataclass
+class FakeValidator:
+    """Calls a function of the test in the driver's process."""
+
+    outcome: Callable[[ValidationTask], Validated | NotValidated]
+
+    def validate(self, task: ValidationTask) -> Validated | NotValidated:
+        return self.outcome(task)
+
+    def cancel(self) -> None:
+        """Nothing runs."""
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+@dataclass
+class Driver:
+    """A controller with everything that it needs, in a directory of its own."""
+
+    path: Path
+    monkeypatch: pytest.MonkeyPatch
+    life: Life
+    world_size: int = 2
+    max_failures: int = 0
+    merges_files: bool = True
+    kind: CheckpointKind = CheckpointKind.ONE_RANK
+    failure_config: FailureConfig = field(default_factory=FailureConfig)
+    checkpoint_config: CheckpointConfig = field(default_factory=CheckpointConfig)
+    group: FakeGroup = field(init=False)
+    manager: CheckpointManager = field(init=False)
+    controller: Controller = field(init=False)
+    stop_requests: StopRequests = field(default_factory=StopRequests)
+    lease: FakeLease = field(default_factory=FakeLease)
+    validation: Callable[[ValidationTask], Validated | NotValidated] | None = None
+    """What becomes of the validation of a checkpoint; None if checkpoints aren't validated."""
+
+    observers: Observers = field(default_factory=Observers)
+    released: threading.Event = field(default_factory=threading.Event)
+    """Set when training has ended and the run waits for validations alone."""
+
+    callbacks: Sequence[Any] = ()
+    validation_config: ValidationConfig = field(
+        default_factory=lambda: ValidationConfig(fn=lambda checkpoint: {})
+    )
+
+    def validations(self, manager: CheckpointManager, journal: Journal) -> ValidationCoordinator:
+        """What validates checkpoints, at once."""
+        if self.validation is None:
+            return ValidationCoordinator(manager=manager, journal=journal)
+        made = ValidationCoordinator(
+            config=self.validation_config, manager=manager, journal=journal
+        )
+        made.validator = FakeValidator(self.validation)
+        return made
+
+    def conclude(self) -> Conclude:
+        """Run to the end."""
+        self.group = group = FakeGroup(self.world_size, self.life)
+        location = Location.of(self.path, retry_s=0)
+        self.manager = CheckpointManager(
+            store=CheckpointStore(location=location),
+            config=self.checkpoint_config,
+            backend="reference",
+            kind=self.kind,
+            merges_files=self.merges_files,
+            versions={},
+            world_size=self.world_size,
+            token=1,
+        )
+        run = RunInfo(
+            name="run", backend="reference", num_workers=self.world_size, path=str(self.path)
+        )
+        lease: Any = self.lease
+        for clock in ("time.monotonic", "time.time"):
+            self.monkeypatch.setattr(clock, lambda: group.now)
+        with (
+            Journal(location.open(), token=1, ledger=Ledger()) as journal,
+            WorkerOutput(self.path / "logs", retry_s=0) as output,
+            BackgroundTasks(wake=group.wake, at_once=True) as background_tasks,
+        ):
+            journal.opened(anew=True, identity={}, world_size=self.world_size)
+            observers = self.observers
+            context = TrainRunContext(
+                run=run,
+                run_config=RunConfig(),
+                scaling_config=ScalingConfig(),
+                train_loop_config=None,
+            )
+            validations = self.validations(self.manager, journal)
+            self.controller = Controller(
+                state=State(
+                    world_size=self.world_size, policy=FailurePolicy(max_failures=self.max_failures)
+                ),
+                group=group,
+                checkpoints=CheckpointCoordinator(
+                    run=run,
+                    group=group,
+                    manager=self.manager,
+                    lease=lease,
+                    journal=journal,
+                    background_tasks=background_tasks,
+                    observers=observers,
+                    validations=validations,
+                ),
+                lease=lease,
+                journal=journal,
+                background_tasks=background_tasks,
+                publisher=Publisher(
+                    run=run,
+                    journal=journal,
+                    observers=observers,
+                    background_tasks=background_tasks,
+                    output=output,
+                ),
+                callbacks=UserCallbacks(self.callbacks, context, None),
+                output=output,
+                health_monitor=HealthMonitor(
+                    config=self.failure_config, group=group, journal=journal
+                ),
+                validations=validations,
+                stop_requests=self.stop_requests,
+                remote_requests=RemoteRequests(location.open(), 1, stop=self.stop_requests.request),
+                release_workers=self.released.set,
+            )
+            return self.controller.conclude()
+
+    def staged(self, rank: int, number: int, *, waits: bool = False) -> PartStaged:
+        """A rank has staged its part."""
+        return PartStaged(attempt=self._attempt, rank=rank, checkpoint=number, waits=waits)
+
+    def stored(
+        self,
+        rank: int,
+        number: int,
+        *,
+        step: int | None = None,
+        validation: Mapping[str, Any] | None = None,
+        **files: str,
+    ) -> PartStored:
+        """A rank's part with these files is in the storage."""
+        attempt_id = AttemptId(token=1, attempt=self._attempt)
+        return PartStored(
+            attempt=self._attempt,
+            rank=rank,
+            checkpoint=number,
+            step=number + 1 if step is None else step,
+            metrics={},
+            positions={},
+            validation=validation,
+            files=store_part(self.manager.store, number, rank, attempt_id=attempt_id, **files),
+        )
+
+    def reported(self, rank: int, step: int) -> Reported:
+        return Reported(attempt=self._attempt, rank=rank, step=step, metrics={"loss": 1.0 / step})
+
+    def all_done(self) -> list[Done]:
+        return [Done(attempt=self._attempt, rank=rank) for rank in range(self.world_size)]
+
+    @property
+    def _attempt(self) -> int:
+        assert self.group.order is not None
+        return self.group.order.attempt
+
+    @property
+    def committed(self) -> list[list[str]]:
+        """The names of the files of each checkpoint that a restart could begin with."""
+        found = self.manager.store.find(since_token=0).manifests
+        return [sorted(file.name for file in manifest.files) for manifest in found]

@@ -1,0 +1,543 @@
+"""The driver of a run: what it asks of its workers, and what it keeps, whatever they say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.run.driver import BEGAN, Driver, FakeGroup
+
+from polytrain.checkpoint.events import PartVoid
+from polytrain.checkpoint.manager import CheckpointManager
+from polytrain.config.configs import CheckpointConfig, FailureConfig
+from polytrain.errors import Failure, FailureKind, RunOwnedError
+from polytrain.events.attempt import (
+    AgentLost,
+    Done,
+    Drained,
+    Exited,
+    Failed,
+    Joined,
+)
+from polytrain.events.health import Load, Started
+from polytrain.events.output import Output
+from polytrain.output.observers import Observers
+from polytrain.record.journal import Journal
+from polytrain.workers.group import Happening
+from polytrain.workers.job import LaunchOrder
+from polytrain_plugins import CheckpointKind, Stopped
+
+
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: object) -> Driver:
+    """One whose ranks are done at once; a test gives them another life."""
+    made = Driver(tmp_path, monkeypatch, lambda order: made.all_done(), **options)  # type: ignore[arg-type]  # options of Driver
+    return made
+
+
+def lines(path: Path, event: str) -> list[dict[str, object]]:
+    """The journal's lines of one kind."""
+    entries = map(json.loads, (path / "journal.jsonl").read_text().splitlines())
+    return [entry for entry in entries if entry["event"] == event]
+
+
+def test_a_report_counts_once_though_a_restart_repeats_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, max_failures=1)
+
+    def life(order: LaunchOrder) -> Sequence[Happening]:
+        steps = [run.reported(rank, step) for step in (1, 2) for rank in (0, 1)]
+        if order.attempt == 0:
+            run.group.alive.discard(1)
+            exit_ = Exited(attempt=0, rank=1, how="killed by SIGKILL", killed=False)
+            return [*steps, run.staged(0, 0), run.stored(0, 0, model="1"), exit_]
+        return [*steps[2:], *run.all_done()]
+
+    run.life = life
+    assert run.conclude().succeeded
+    assert run.group.of("launch") == [(0, 0), (1, 1)]
+    assert run.controller.journal.reports.steps().tolist() == [1, 2]
+    assert run.group.of("kill") == [(0,)]
+
+
+def test_files_of_all_ranks_make_one_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1's agent waits until it is known what rank 0 has stored."""
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.staged(1, 0),
+        run.stored(0, 0, both="x", of_0="0"),
+        run.stored(1, 0, of_1="1"),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.group.of("store_rest") == [(1, 0, ["both", "of_0"])]
+    assert run.committed == [["both", "of_0", "of_1"]]
+    assert run.group.of("acknowledge") == [(0, [0, 1])]
+    [manifest] = run.manager.checkpoints
+    assert manifest.written_by == "every_rank"
+
+
+def test_a_rank_that_comes_after_the_first_commit_is_added_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.stored(0, 0, of_0="0"),
+        run.staged(1, 0),
+        run.stored(1, 0, of_1="1"),
+        # From now on it is waited for.
+        run.staged(0, 1),
+        run.stored(0, 1, of_0="00"),
+        run.staged(1, 1),
+        run.stored(1, 1, of_1="11"),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.committed == [["of_0", "of_1"], ["of_0", "of_1"]]
+    # Rank 1 doesn't hear of a commit that its part isn't in.
+    assert run.group.of("acknowledge") == [(0, [0]), (0, [0, 1]), (1, [0, 1])]
+    assert len(run.manager.checkpoints) == 2
+
+
+def test_a_restart_waits_for_the_ranks_that_wrote_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, max_failures=1)
+
+    def life(order: LaunchOrder) -> Sequence[Happening]:
+        if order.attempt == 0:
+            run.group.alive.discard(1)
+            return [
+                run.staged(0, 0),
+                run.staged(1, 0),
+                run.stored(0, 0, of_0="0"),
+                run.stored(1, 0, of_1="1"),
+                Exited(attempt=0, rank=1, how="killed by SIGKILL", killed=False),
+            ]
+        number = order.first_checkpoint
+        return [run.staged(0, number), run.stored(0, number, of_0="00"), *run.all_done()]
+
+    run.life = life
+    conclusion = run.conclude()
+    assert not conclusion.succeeded
+    assert "rank 1 has reported 0 of them, and rank 0 1" in conclusion.failures[0].message
+    assert run.committed == [["of_0", "of_1"]], "half of a checkpoint isn't committed"
+
+
+def test_ranks_that_add_no_file_may_report_fewer_than_rank_0(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the ranks' data differ in length. Their parts are compared with rank 0's."""
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.staged(1, 0),
+        run.stored(0, 0, model="0"),
+        # Rank 0's part isn't committed before it is compared.
+        run.stored(1, 0),
+        run.staged(0, 1),
+        run.stored(0, 1, model="1"),
+        run.staged(1, 1),
+        run.stored(1, 1),
+        run.staged(0, 2),
+        run.stored(0, 2, model="2"),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.committed == [["model"]] * 3
+    assert run.group.of("acknowledge") == [(0, [0, 1]), (1, [0]), (1, [1]), (2, [0])]
+    assert [manifest.written_by for manifest in run.manager.checkpoints] == ["rank_0"] * 3
+
+
+def test_every_checkpoint_is_committed_though_rank_0_is_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has stored its next part before rank 1's part of this one is compared."""
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.staged(1, 0),
+        run.stored(0, 0, model="0"),
+        run.staged(0, 1),
+        run.stored(0, 1, model="1"),
+        run.stored(1, 0),
+        run.staged(1, 1),
+        run.stored(1, 1),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.committed == [["model"]] * 2
+    # Otherwise rank 0 would wait for ever once `max_in_flight` is reached.
+    assert run.group.of("acknowledge") == [(0, [0, 1]), (1, [0]), (1, [1])]
+
+
+def test_a_part_that_has_changed_does_not_hold_up_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.staged(1, 0),
+        run.stored(0, 0, model="0"),
+        run.staged(0, 1),
+        run.stored(0, 1, model="1"),
+        PartVoid(attempt=0, rank=1, checkpoint=0, reason="model has changed"),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert [manifest.number for manifest in run.manager.checkpoints] == [1]
+
+
+def test_a_rank_that_reports_more_checkpoints_than_rank_0_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent would wait for a part of rank 0 that never comes."""
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.staged(1, 0),
+        run.stored(0, 0, model="0"),
+        run.stored(1, 0),
+        run.staged(1, 1, waits=True),
+        Done(attempt=0, rank=0),
+    ]
+    [failure] = run.conclude().failures
+    assert failure.kind is FailureKind.CHECKPOINT_MISMATCH
+    assert "rank 0 has reported 1 of them, and rank 1 2; rank 0 has ended" in failure.message
+    assert run.group.of("store_rest") == [(1, 0, ["model"]), (1, 1, None)]
+    assert run.committed == [["model"]]
+
+
+def test_a_lost_agent_keeps_no_checkpoint_from_being_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+
+    def life(order: LaunchOrder) -> Sequence[Happening]:
+        run.group.alive.discard(1)
+        lost = AgentLost(rank=1, reason="its node is gone")
+        return [run.staged(0, 0), run.staged(1, 0), run.stored(0, 0, model="0"), lost]
+
+    run.life = life
+    assert not run.conclude().succeeded
+    assert run.committed == [["model"]]
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["rank 0 died first", "rank 0 stored it"])
+def test_a_part_that_waits_for_rank_0_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_kept: bool
+) -> None:
+    """Its agent would wait for ever otherwise."""
+    run = driver(tmp_path, monkeypatch)
+
+    def life(order: LaunchOrder) -> Sequence[Happening]:
+        run.group.alive.discard(0)
+        exit_ = Exited(attempt=0, rank=0, how="killed by SIGKILL", killed=False)
+        kept = [run.staged(0, 0), run.stored(0, 0, of_0="0")] if is_kept else []
+        return [*kept, run.staged(1, 0), exit_, run.staged(1, 1)]
+
+    run.life = life
+    assert not run.conclude().succeeded
+    first = ["of_0"] if is_kept else None
+    assert run.group.of("store_rest") == [(1, 0, first), (1, 1, None)]
+
+
+NO_FIT: dict[str, Callable[[Driver], Sequence[Happening]]] = {
+    "rank 1 reported 'of_1' for checkpoint 0 only after the run had committed checkpoint 1": (
+        lambda run: [run.staged(1, 0), run.stored(1, 0, of_1="1")]
+    ),
+    "ranks 0 and 1 reported checkpoint 1 at different steps, 2 and 9": (
+        lambda run: [run.staged(1, 1), run.stored(1, 1, step=9, of_1="1")]
+    ),
+    "Ranks 0 and 1 both wrote 'of_0' into one checkpoint, with different content": (
+        lambda run: [run.staged(1, 1), run.stored(1, 1, of_0="2")]
+    ),
+}
+
+
+@pytest.mark.parametrize("message", NO_FIT)
+def test_ranks_that_do_not_fit_together_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.stored(0, 0, of_0="0"),
+        run.staged(0, 1),
+        run.stored(0, 1, of_0="1"),
+        *NO_FIT[message](run),
+    ]
+    [failure] = run.conclude().failures
+    assert failure.kind is FailureKind.CHECKPOINT_MISMATCH
+    assert failure.message.startswith(message)
+    assert "written_by='rank_0'" in failure.message
+
+
+def test_a_rank_that_reports_fewer_checkpoints_is_named_after_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(
+        tmp_path,
+        monkeypatch,
+        kind=CheckpointKind.EVERY_RANK,
+        merges_files=False,
+        checkpoint_config=CheckpointConfig(report_timeout_s=30),
+    )
+    run.life = lambda order: [run.staged(0, 0, waits=True), run.stored(0, 0, of_0="0")]
+    conclusion = run.conclude()
+    assert "rank 1 has reported none for 30 s" in conclusion.failures[0].message
+    assert run.group.now == BEGAN + 30
+    assert run.committed == []
+
+
+def test_a_void_part_drops_its_checkpoint_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.staged(1, 0),
+        PartVoid(attempt=0, rank=0, checkpoint=0, reason="'model' was written to"),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.group.of("store_rest") == [(1, 0, None)]
+    assert run.group.of("acknowledge") == [(0, [0, 1])]
+    assert run.committed == []
+    [line] = lines(tmp_path, "PartVoid")
+    assert (line["rank"], line["reason"]) == (0, "'model' was written to")
+
+
+def test_a_void_part_takes_back_a_checkpoint_that_lacks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+    run.life = lambda order: [
+        run.staged(0, 0),
+        run.stored(0, 0, of_0="0"),
+        run.staged(1, 0),
+        PartVoid(attempt=0, rank=1, checkpoint=0, reason="'of_1' was written to"),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert run.committed == []
+    assert run.manager.checkpoints == []
+
+
+def test_a_driver_without_its_lease_commits_nothing_and_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, max_failures=-1)
+
+    def life(order: LaunchOrder) -> Sequence[Happening]:
+        run.lease.lost = RunOwnedError("The run was taken over by process 7.")
+        return [run.staged(0, 0), run.stored(0, 0, model="1")]
+
+    run.life = life
+    conclusion = run.conclude()
+    assert [failure.kind for failure in conclusion.failures] == [FailureKind.LEASE_LOST]
+    assert run.group.of("launch") == [(0, 0)]
+    assert run.committed == []
+
+
+def test_a_stop_is_heard_with_the_report_in_which_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An inline run has no other moment: its training function runs in the driver's thread."""
+    run = driver(tmp_path, monkeypatch)
+    stopped = Stopped(by="observer", reason="interrupted")
+    monkeypatch.setattr(Observers, "reported", lambda *_: run.stop_requests.request(stopped))
+    reports_before: list[int] = []
+    monkeypatch.setattr(
+        FakeGroup, "drain", lambda *_: reports_before.append(len(run.controller.journal.reports))
+    )
+    run.life = lambda order: [
+        run.reported(0, 1),
+        run.reported(0, 2),
+        Drained(attempt=0, rank=0),
+    ]
+    run.conclude()
+    assert reports_before == [1]
+
+
+def test_a_stop_waits_for_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+    stopped = Stopped(by="observer", reason="enough")
+
+    def life(order: LaunchOrder) -> Sequence[Happening]:
+        run.stop_requests.request(stopped)
+        part = [run.staged(0, 0, waits=True), run.stored(0, 0, model="1")]
+        return [run.reported(0, 1), *part, Drained(attempt=0, rank=0)]
+
+    run.life = life
+    conclusion = run.conclude()
+    assert run.group.of("drain") == [(0,)]
+    assert run.committed == [["model"]]
+    assert (conclusion.succeeded, conclusion.stopped) == (False, stopped)
+
+
+def test_ranks_that_never_meet_end_the_attempt_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, failure_config=FailureConfig(rendezvous_timeout_s=20))
+    monkeypatch.setattr(FakeGroup, "meet", lambda group, attempt: None)
+    [failure] = run.conclude().failures
+    assert failure.kind is FailureKind.STARTUP
+    assert "rendezvous_timeout_s=20" in failure.message
+    assert failure.stacks == {0: "at rest", 1: "at rest"}
+    assert 20 <= run.group.now - BEGAN < 40
+
+
+def test_what_raises_after_a_peer_is_lost_is_not_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch)
+
+    def life(order: LaunchOrder) -> Sequence[Happening]:
+        run.group.alive.discard(1)
+        noise = Failure(
+            kind=FailureKind.USER_ERROR, rank=0, message="RuntimeError: Connection reset by peer"
+        )
+        return [
+            Failed(attempt=0, failure=noise),
+            Exited(attempt=0, rank=1, how="killed by SIGKILL", killed=False),
+        ]
+
+    run.life = life
+    conclusion = run.conclude()
+    assert [(failure.kind, failure.rank) for failure in conclusion.failures] == [
+        (FailureKind.WORKER_LOST, 1)
+    ]
+
+
+def test_done_ranks_leave_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = driver(tmp_path, monkeypatch, world_size=3)
+    run.life = lambda order: [
+        Done(attempt=0, rank=2),
+        Joined(attempt=0, rank=1),
+        Done(attempt=0, rank=0),
+        Done(attempt=0, rank=1),
+    ]
+    assert run.conclude().succeeded
+    assert run.group.of("kill") == []
+
+
+def test_a_rank_that_never_has_its_rows_ends_the_attempt_at_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent hangs in a read, or in fetching the checkpoint: no process was asked for."""
+    run = driver(tmp_path, monkeypatch, failure_config=FailureConfig(load_timeout_s=50))
+
+    def launch(group: FakeGroup, order: LaunchOrder) -> None:
+        group.order, group.alive = order, {0, 1}
+        group.pending.append(Started(attempt=order.attempt, rank=0))
+
+    monkeypatch.setattr(FakeGroup, "launch", launch)
+    [failure] = run.conclude().failures
+    assert (failure.kind, failure.rank) == (FailureKind.STARTUP, 1)
+    assert "has not loaded the data and the starting checkpoint within 50 s" in failure.message
+    assert "FailureConfig(load_timeout_s=…)" in failure.message
+    assert 50 <= run.group.now - BEGAN < 70
+
+
+@pytest.mark.parametrize("moment", ["while it commits", "before it deletes"])
+def test_a_driver_that_was_paused_deletes_nothing_of_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """What the other driver has started from is what this one's retention would delete."""
+    run = driver(tmp_path, monkeypatch, checkpoint_config=CheckpointConfig(num_to_keep=1))
+    taken = RunOwnedError("The run was taken over by process 7.")
+
+    def take_over(*_: object) -> None:
+        run.lease.lost = taken
+
+    def life(order: LaunchOrder) -> Sequence[Happening]:
+        if moment == "while it commits":
+            monkeypatch.setattr(
+                CheckpointManager, "commit", followed_by(take_over, CheckpointManager.commit, 2)
+            )
+        else:
+            monkeypatch.setattr(
+                CheckpointManager,
+                "committed",
+                followed_by(take_over, CheckpointManager.committed, 2),
+            )
+        parts = [[run.staged(0, n), run.stored(0, n, model=str(n))] for n in (0, 1)]
+        return [*parts[0], *parts[1]]
+
+    run.life = life
+    conclusion = run.conclude()
+    assert {failure.kind for failure in conclusion.failures} == {FailureKind.LEASE_LOST}
+    assert run.committed == [["model"], ["model"]]
+
+
+def followed_by(
+    action: Callable[..., None], method: Callable[..., Any], calls: int
+) -> Callable[..., Any]:
+    """A method after whose call of this number something happens."""
+    called = 0
+
+    def both(*arguments: Any) -> Any:
+        nonlocal called
+        called += 1
+        answer = method(*arguments)
+        if called == calls:
+            action()
+        return answer
+
+    return both
+
+
+def test_a_journal_that_grows_in_memory_is_synced_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, syncs = driver(tmp_path, monkeypatch), []
+    monkeypatch.setattr(Journal, "wants_sync", True)
+    monkeypatch.setattr(Journal, "sync", lambda journal: syncs.append(len(journal.reports)))
+
+    run.life = lambda order: [
+        *(run.reported(rank, step) for step in (1, 2) for rank in (0, 1)),
+        *run.all_done(),
+    ]
+    assert run.conclude().succeeded
+    assert syncs == [0, 1, 2, 2]  # the first and the last when the run begins and ends
+
+
+def test_the_journal_has_how_busy_all_ranks_were_and_where_one_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = driver(tmp_path, monkeypatch, max_failures=1)
+
+    def life(order: LaunchOrder) -> Sequence[Happening]:
+        def load(rank: int, window: int, busy: float) -> Load:
+            return Load(attempt=order.attempt, rank=rank, window=window, busy=busy)
+
+        if order.attempt == 1:
+            return run.all_done()
+        run.group.alive.discard(1)
+        return [
+            load(1, 0, 0.999),
+            load(0, 0, 0.25),
+            load(0, 1, 0.5),  # that of rank 1 never comes
+            Output(attempt=0, rank=1, stream="stderr", text="no memory is left\n"),
+            Exited(attempt=0, rank=1, how="killed by SIGKILL", killed=False),
+        ]
+
+    run.life = life
+    assert run.conclude().succeeded
+    [window] = lines(tmp_path, "Load")
+    assert (window["attempt"], window["window"], window["busy"]) == (0, 0, [0.25, 1.0])
+    [ended] = lines(tmp_path, "AttemptEnded")
+    failure = ended["failure"]
+    assert isinstance(failure, dict)
+    assert (failure["rank"], failure["host"]) == (1, "127.0.0.1")
+    assert failure["last_lines"] == ["no memory is left"]

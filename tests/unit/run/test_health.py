@@ -1,0 +1,66 @@
+"""Nodes that keep losing workers are left out for a while."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.run.play import Play, exited, placed
+
+from polytrain.events.attempt import Exited, Joined, Offered
+from polytrain.policy.health import Loss, avoided
+from polytrain.run.actions import AcquireWorkers, Launch
+from polytrain.run.machine import step
+from polytrain.run.states import State
+from polytrain_plugins import Offer
+
+losses = st.lists(
+    st.builds(lambda node, at: Loss(node=node, at=at), st.sampled_from("abc"), st.floats(0, 1000)),
+    max_size=10,
+)
+
+
+@given(losses=losses, cooldown_s=st.floats(1, 2000), now=st.floats(1000, 3000))
+def test_a_node_is_left_out_while_two_of_its_losses_are_recent(
+    losses: list[Loss], cooldown_s: float, now: float
+) -> None:
+    out = avoided(losses, cooldown_s=cooldown_s, now=now)
+    for node in "abc":
+        recent = [loss for loss in losses if loss.node == node and now - loss.at < cooldown_s]
+        assert (node in out) == (len(recent) >= 2)
+
+
+def test_no_cool_down_leaves_no_node_out() -> None:
+    assert avoided([Loss(node="a", at=5.0)] * 5, cooldown_s=0.0, now=5.0) == frozenset()
+
+
+def lose(state: State, rank: int, *, now: float) -> tuple[State, tuple[object, ...]]:
+    """Let a rank of two be killed; what follows once both are gone."""
+    attempt = state.attempt
+    for each in range(2):
+        offer = Offered(attempt=attempt, rank=each, offer=Offer())
+        state = step(state, offer, now=now).state
+    for each in range(2):
+        state = step(state, Joined(attempt=attempt, rank=each), now=now).state
+    ends: list[Exited] = [
+        exited(rank, attempt, killed=False),
+        exited(1 - rank, attempt, killed=True),
+    ]
+    for end in ends:
+        transition = step(state, end, now=now)
+        state = transition.state
+    return state, transition.actions
+
+
+def test_a_run_leaves_a_node_at_its_second_loss_there_and_returns_after_the_cool_down() -> None:
+    play = Play(2, max_failures=-1, node_cooldown_s=60.0)
+    play.tell(placed(2, per_node=1))
+    state, actions = lose(play.state, 1, now=100.0)
+    # One loss may befall anybody.
+    assert actions[-1] == Launch(attempt=1)
+    state, actions = lose(state, 0, now=110.0)
+    assert actions[-1] == Launch(attempt=2)
+    state, actions = lose(state, 1, now=159.0)
+    assert actions[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
+    state = step(state, placed(2, per_node=1), now=160.0).state
+    state, actions = lose(state, 0, now=1000.0)
+    assert actions[-1] == Launch(attempt=4)

@@ -1,0 +1,362 @@
+"""Attempts that the run itself ends: to grow, to move away, to stop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.run.play import Play, exited, offered, placed, raised, reported, storage_failure
+
+from polytrain.checkpoint.events import PartStaged
+from polytrain.errors import FailureKind
+from polytrain.events.attempt import (
+    AgentLost,
+    AgentsPlaced,
+    ConditionMet,
+    Done,
+    Drained,
+    DrainWanted,
+    Event,
+    PlacementFailed,
+    Purpose,
+    SavesOnRequest,
+    stop_wanted,
+)
+from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
+from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, Training
+from polytrain.workers.calls import Drain, Kill
+from polytrain_plugins import Stopped
+
+
+def wanted(purpose: Purpose, *nodes: str, ranks: frozenset[int] = frozenset()) -> DrainWanted:
+    return DrainWanted(
+        purpose=purpose, reason=f"because of {purpose}", nodes=frozenset(nodes), ranks=ranks
+    )
+
+
+RESIZE = wanted(Purpose.RESIZE)
+STOP = stop_wanted(Stopped(by="observer", reason="enough"))
+
+MOVE = wanted(Purpose.MOVE, "node-1")
+ALL = pytest.mark.parametrize("drain", [RESIZE, MOVE, STOP], ids=lambda d: d.purpose.name)
+
+
+def drained(rank: int = 0, attempt: int = 0) -> Drained:
+    return Drained(attempt=attempt, rank=rank)
+
+
+def killed(ranks: int, attempt: int = 0) -> list[Event]:
+    return [exited(rank, attempt, killed=True) for rank in range(ranks)]
+
+
+@ALL
+def test_trainers_are_told_once_and_killed_after_the_first_has_stopped(drain: DrainWanted) -> None:
+    play = Play(4).launched().training().tell(drain)
+    assert play.latest == (Drain(attempt=0),)
+    assert play.tell(drain).latest == ()
+    assert play.tell(drained()).latest == (Kill(attempt=0),)
+    assert play.tell(drained(1)).latest == ()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_a_resize_goes_on_with_as_many_as_are_placed_and_charges_nothing(size: int) -> None:
+    play = Play(2).launched().training().tell(RESIZE, drained(), *killed(2))
+    ended, place = play.latest
+    assert ended == EndAttempt(attempt=0, reason=RESIZE.reason, root=None)
+    assert place == AcquireWorkers()
+    assert play.tell(placed(size)).latest == (Launch(attempt=1),)
+    assert play.state.world_size == size
+    play.training()
+    # The new attempt isn't told to stop for the old one's reason.
+    assert [action for action in play.actions if isinstance(action, Drain)] == [Drain(attempt=0)]
+    play.leaving().tell(*(exited(rank, 1, killed=False) for rank in range(size)))
+    assert play.conclusion().succeeded
+    assert play.state.attempts == ()
+
+
+def test_a_move_avoids_the_nodes_that_go_from_then_on() -> None:
+    play = Play(4, max_failures=1).launched().training().tell(MOVE, drained(), *killed(4))
+    assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
+    play.tell(AgentsPlaced(nodes=("node-0",) * 4)).training()
+    play.tell(AgentLost(rank=2, reason="gone"), *killed(2, 1), exited(3, 1, killed=True))
+    assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
+
+
+@pytest.mark.parametrize("phase", ["gathering", "training"])
+def test_nodes_without_a_worker_of_the_run_may_go(phase: str) -> None:
+    play = Play(4).launched()
+    if phase == "training":
+        play.training()
+    before = play.state.phase
+    play.tell(wanted(Purpose.MOVE, "node-7", "node-8"))
+    assert play.latest == ()
+    assert play.state.phase == before
+    if phase == "gathering":
+        play.tell(*(offered(rank) for rank in range(4)))
+    assert not any(isinstance(action, Drain) for action in play.actions)
+    # They get no worker later either.
+    play.tell(RESIZE, drained(), *killed(4))
+    assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-7", "node-8"}))
+
+
+def test_a_move_that_is_wanted_while_workers_are_placed_there_follows_at_once() -> None:
+    play = Play(4).tell(MOVE)
+    assert play.latest == ()
+    play.launched().training()
+    assert Drain(attempt=0) in play.actions
+    play.tell(drained(), *killed(4))
+    assert play.latest[-1] == AcquireWorkers(avoid=frozenset({"node-1"}))
+
+
+def test_workers_that_must_stay_on_nodes_that_go_are_not_moved_again_and_again() -> None:
+    play = Play(4).launched().training().tell(MOVE, drained(), *killed(4))
+    play.launched().training()
+    assert [action for action in play.actions if isinstance(action, Drain)] == [Drain(attempt=0)]
+
+
+@pytest.mark.parametrize("drain", [RESIZE, STOP], ids=lambda d: d.purpose.name)
+def test_a_drain_while_ranks_gather(drain: DrainWanted) -> None:
+    """To grow they go on until they have met; to stop there is nothing to wait for."""
+    play = Play(2).launched().tell(offered(0), drain)
+    if drain is RESIZE:
+        assert isinstance(play.state.phase, Gathering)
+        assert play.tell(offered(1)).latest[-1] == Drain(attempt=0)
+    else:
+        assert play.latest == (Kill(attempt=0),)
+        play.tell(*killed(2))
+        assert play.conclusion().stopped
+        assert play.conclusion().failures == ()
+
+
+def test_stopping_while_workers_are_placed_is_at_once() -> None:
+    play = Play(2).tell(STOP)
+    assert play.latest == (Conclude(succeeded=False, stopped=STOP.stopped, reason=STOP.reason),)
+
+
+@ALL
+def test_after_the_last_rank_is_done_nothing_is_drained(drain: DrainWanted) -> None:
+    play = Play(4).launched().training().leaving().tell(drain)
+    assert play.latest == ()
+    assert isinstance(play.state.phase, Leaving)
+    play.tell(*(exited(rank, killed=False) for rank in range(4)))
+    assert play.conclusion().succeeded
+
+
+@ALL
+def test_all_ranks_may_be_done_before_the_drain_reaches_them(drain: DrainWanted) -> None:
+    play = Play(4).launched().training().tell(drain)
+    play.tell(*(Done(attempt=0, rank=rank) for rank in range(4)), drained())
+    assert isinstance(play.state.phase, Leaving)
+    play.tell(*(exited(rank, killed=False) for rank in range(4)))
+    assert play.conclusion().succeeded
+    assert not play.conclusion().stopped
+
+
+@pytest.mark.parametrize("first", [RESIZE, MOVE], ids=lambda d: d.purpose.name)
+def test_who_is_to_stop_does_not_go_on_first(first: DrainWanted) -> None:
+    play = Play(4).launched().training().tell(first, STOP, drained(), *killed(4))
+    assert play.conclusion().stopped
+    assert play.conclusion().reason == STOP.reason
+
+
+@pytest.mark.parametrize("later", [RESIZE, MOVE], ids=lambda d: d.purpose.name)
+def test_nothing_makes_a_run_forget_that_it_is_to_stop(later: DrainWanted) -> None:
+    play = Play(4).launched().training().tell(STOP, later, drained(), *killed(4))
+    assert play.conclusion().stopped
+    assert play.conclusion().reason == STOP.reason
+
+
+def test_of_two_requests_to_stop_the_first_is_named() -> None:
+    later = stop_wanted(Stopped(by="signal", reason="SIGINT"))
+    play = Play(4).launched().training().tell(STOP, later, drained(), *killed(4))
+    assert play.conclusion().stopped == STOP.stopped
+    assert [each for each in play.actions if isinstance(each, Drain)] == [Drain(attempt=0)]
+
+
+def test_a_resize_that_becomes_a_move_is_both() -> None:
+    replaced = wanted(Purpose.MOVE, "node-0", ranks=frozenset({3}))
+    play = Play(4).launched().training().tell(RESIZE, MOVE, replaced, drained(), *killed(4))
+    assert play.latest[-1] == AcquireWorkers(
+        avoid=frozenset({"node-0", "node-1"}), without=frozenset({3})
+    )
+
+
+@ALL
+def test_a_failure_before_the_last_checkpoint_is_a_failure(drain: DrainWanted) -> None:
+    play = Play(4, max_failures=1).launched().training().tell(drain, raised(1))
+    assert play.latest == (Kill(attempt=0),)
+    play.tell(drained(), *killed(4))
+    [ended] = [action for action in play.actions if isinstance(action, EndAttempt)]
+    assert ended.root is not None
+    assert ended.root.rank == 1
+    if drain is STOP:
+        assert play.conclusion().stopped
+    else:
+        # What was wanted is done all the same.
+        assert play.latest[-1] == AcquireWorkers(avoid=drain.nodes)
+
+
+def test_a_failure_that_is_one_too_many_while_the_run_is_to_stop_leaves_it_stopped() -> None:
+    play = Play(2, max_failures=0).launched().training().tell(STOP, raised(0), *killed(2))
+    assert play.conclusion().stopped
+    assert not play.conclusion().succeeded
+    assert play.conclusion().failures == ()
+
+
+def test_a_stop_while_a_failed_generation_ends_leaves_it_stopped() -> None:
+    play = Play(2, max_failures=0).launched().training()
+    play.tell(raised(0), exited(0, killed=True), STOP)
+    assert isinstance(play.state.phase, Ending)
+    play.tell(exited(1, killed=True))
+    assert play.conclusion().stopped
+
+
+@pytest.mark.parametrize(
+    "event",
+    [raised(1), exited(1, killed=False), AgentLost(rank=1, reason="its agent has died")],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_fails_after_the_last_checkpoint_is_not_charged(event: Event) -> None:
+    play = Play(2).launched().training().tell(RESIZE, drained(), event, *killed(2))
+    assert play.actions[-1] == AcquireWorkers()
+    assert play.state.attempts == ()
+    assert isinstance(play.state.phase, Placing)
+
+
+def test_a_drained_generation_whose_checkpoint_is_lost_has_failed() -> None:
+    play = Play(2).launched().training().tell(RESIZE, drained(), storage_failure(0), *killed(2))
+    assert play.conclusion().failures[0].kind is FailureKind.STORAGE
+
+
+def test_workers_that_can_not_be_had_after_a_resize_end_the_run() -> None:
+    play = Play(2).launched().training().tell(RESIZE, drained(), *killed(2))
+    play.tell(PlacementFailed(reason="no room"))
+    assert play.conclusion().failures[0].kind is FailureKind.STARTUP
+
+
+def test_a_rank_that_was_not_asked_to_stop_stops_nothing() -> None:
+    play = Play(2).launched().training()
+    before = play.state
+    assert play.tell(drained()).latest == ()
+    assert play.state == before
+
+
+def test_an_agent_that_is_lost_with_a_node_that_was_to_go_is_free() -> None:
+    play = Play(4, max_failures=0).launched().training().tell(reported(0, 1), MOVE)
+    play.tell(AgentLost(rank=2, reason="node died", kind=FailureKind.NODE_LOST))
+    play.tell(*(exited(rank, killed=True) for rank in (0, 1, 3)))
+    ended, place = play.latest
+    assert isinstance(ended, EndAttempt)
+    assert ended.root is not None
+    assert ended.root.kind is FailureKind.PREEMPTED
+    assert place == AcquireWorkers(avoid=frozenset({"node-1"}))
+
+
+def test_an_agent_that_is_lost_on_another_node_meanwhile_is_not() -> None:
+    play = Play(4, max_failures=0).launched().training().tell(MOVE)
+    play.tell(AgentLost(rank=0, reason="node died", kind=FailureKind.NODE_LOST))
+    play.tell(*(exited(rank, killed=True) for rank in (1, 2, 3)))
+    assert isinstance(play.state.phase, Concluded)
+    assert play.conclusion().failures[0].kind is FailureKind.NODE_LOST
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        FailureKind.AGENT_LOST,
+        FailureKind.NODE_LOST,
+        FailureKind.OUT_OF_MEMORY,
+        FailureKind.PREEMPTED,
+    ],
+)
+def test_however_an_agent_is_lost_while_ranks_leave_the_run_goes_on(kind: FailureKind) -> None:
+    """What it was storing is gone with it, and its rank's end is never told."""
+    play = Play(2, max_failures=1).launched().training().leaving()
+    play.tell(AgentLost(rank=0, reason="gone", kind=kind), exited(1, killed=True))
+    assert isinstance(play.state.phase, Placing)
+
+
+def test_memory_that_ran_out_is_the_cause_of_what_its_peers_raise() -> None:
+    play = Play(2).launched().training().tell(raised(0, "RuntimeError: connection reset by peer"))
+    gone = exited(1, killed=False)
+    play.tell(type(gone)(attempt=0, rank=1, how=gone.how, killed=False, out_of_memory=True))
+    play.tell(exited(0, killed=True))
+    [failure] = play.conclusion().failures
+    assert (failure.kind, failure.rank) == (FailureKind.OUT_OF_MEMORY, 1)
+
+
+def test_training_goes_on_while_a_drain_waits_for_a_checkpoint() -> None:
+    play = Play(2).launched().training().tell(RESIZE)
+    assert isinstance(play.state.phase, Training)
+    assert play.tell(reported(0, 5)).state.steps[0] == 5
+
+
+def not_saving() -> Play:
+    play = Play(2).launched().training()
+    play.state = replace(play.state, saves=False)
+    return play
+
+
+def test_a_stop_does_not_wait_for_a_checkpoint_that_nobody_makes() -> None:
+    play = not_saving().tell(STOP)
+    assert play.latest == (Kill(attempt=0),)
+    assert "no checkpoint was made" in play.reason
+    play.tell(*killed(2))
+    assert (play.conclusion().succeeded, play.conclusion().stopped) == (False, STOP.stopped)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        PartStaged(attempt=0, rank=0, checkpoint=0, waits=False),
+        SavesOnRequest(attempt=0, rank=1),
+    ],
+)
+def test_a_stop_waits_for_who_makes_checkpoints(event: Event) -> None:
+    assert not_saving().tell(event, STOP).latest == (Drain(attempt=0),)
+
+
+def test_other_drains_wait_whoever_makes_checkpoints() -> None:
+    """They can't be had without: the run is to be resumed from what it has reached."""
+    assert not_saving().tell(RESIZE).latest == (Drain(attempt=0),)
+
+
+MET = ConditionMet(attempt=0, rank=0, stopped=Stopped(by="condition", reason="loss <= 0.1", step=5))
+
+
+def test_a_condition_ends_the_run_with_the_checkpoint_of_rank_0() -> None:
+    """Nobody is asked for a checkpoint: another rank's, which may be behind, would be too early."""
+    play = Play(2, max_failures=1).launched().training().tell(MET)
+    assert play.latest == ()
+    assert play.tell(drained()).latest == (Kill(attempt=0),)
+    play.tell(*killed(2))
+    conclusion = play.conclusion()
+    assert (conclusion.succeeded, conclusion.stopped) == (True, MET.stopped)
+    assert [a for a in play.actions if isinstance(a, Drain)] == []
+
+
+@pytest.mark.parametrize(("committed", "restarts"), [(4, True), (5, False), (6, False)])
+def test_a_failure_before_that_checkpoint_is_committed_costs_an_attempt(
+    committed: int, restarts: bool
+) -> None:
+    play = Play(2, max_failures=1).launched().training().tell(MET)
+    play.state = replace(play.state, committed=committed)
+    play.tell(raised(1), exited(0, 0, killed=True), exited(1, 0, killed=True))
+    assert (play.latest[-1] == Launch(attempt=1)) == restarts
+    if restarts:
+        assert play.state.drain is None
+    else:
+        assert play.conclusion().stopped == MET.stopped
+
+
+def test_a_condition_ends_a_run_without_checkpoints_at_once() -> None:
+    play = Play(1).launched()
+    play.state = replace(play.state, saves=False)
+    assert play.training().tell(MET).latest == (Kill(attempt=0),)
+    assert play.tell(*killed(1)).conclusion().succeeded
+
+
+def test_a_signal_that_came_before_a_condition_is_the_reason() -> None:
+    play = Play(1).launched().training().tell(STOP, MET, drained(), *killed(1))
+    conclusion = play.conclusion()
+    assert (conclusion.succeeded, conclusion.stopped) == (False, STOP.stopped)

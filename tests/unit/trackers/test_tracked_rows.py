@@ -1,0 +1,132 @@
+"""Which rows a tracker lacks: whatever befalls run and tracker, it has every step exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.record.journal_writer import JournalWriter
+
+from polytrain.trackers.rows import Position, TrackedRows
+from polytrain.trackers.tracker import Row, flat
+
+EVENTS = st.lists(
+    st.sampled_from(("report", "report", "report", "commit", "validate", "restart", "driver")),
+    max_size=40,
+)
+
+
+@dataclass
+class Store:
+    """A tracker's store. It refuses a step that it has."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+
+    def deliver(self, missing: TrackedRows) -> None:
+        while not (delivery := missing.next()).is_empty:
+            if delivery.rewind is not None:
+                self.rows = {s: row for s, row in self.rows.items() if s <= delivery.rewind}
+            for row in delivery.rows:
+                assert row.step > max(self.rows, default=0)
+                self.rows[row.step] = row
+            for late in delivery.amendments:
+                old = self.rows[late.step]
+                metrics = {**old.metrics, **late.metrics}
+                self.rows[late.step] = Row(step=old.step, time=old.time, metrics=metrics)
+            missing.done(delivery)
+
+    def metrics(self) -> list[Mapping[str, Any]]:
+        return [self.rows[step].metrics for step in sorted(self.rows)]
+
+
+@pytest.mark.parametrize("can_rewind", [True, False])
+@settings(max_examples=30)
+@given(events=EVENTS, data=st.data())
+def test_a_store_ends_up_with_the_history(can_rewind: bool, events: list[str], data: Any) -> None:
+    """Sent from the journal, by processes that come and go."""
+    with TemporaryDirectory() as directory:
+        driver, store, position = JournalWriter(Path(directory)), Store(), Position(since=1)
+        for event in events:
+            driver.do(event)
+            if data.draw(st.booleans()):
+                missing = TrackedRows(position, can_rewind=can_rewind)
+                for entry in driver.entries():
+                    missing.take(entry)
+                store.deliver(missing)
+                position = missing.position
+        driver.finish()
+        missing = TrackedRows(position, can_rewind=can_rewind)
+        for entry in driver.entries():
+            missing.take(entry)
+        store.deliver(missing)
+        assert store.metrics() == [flat(metrics) for metrics in driver.history().history]
+        # Nothing is left to do, for anybody.
+        again = TrackedRows(missing.position, can_rewind=can_rewind)
+        for entry in driver.entries():
+            again.take(entry)
+        assert again.next().is_empty
+
+
+@pytest.mark.parametrize("can_rewind", [True, False])
+@settings(max_examples=30)
+@given(events=EVENTS, data=st.data())
+def test_what_is_sent_live_is_what_is_sent_later(
+    can_rewind: bool, events: list[str], data: Any
+) -> None:
+    """One tracker lives as long as the driver; the next driver continues where it was."""
+    with TemporaryDirectory() as directory:
+        driver, store, position = JournalWriter(Path(directory)), Store(), Position(since=1)
+        live: TrackedRows | None = None
+        token = 0
+        for event in [*events, "finish"]:
+            driver.finish() if event == "finish" else driver.do(event)
+            if driver.token != token:
+                token = driver.token
+                live = TrackedRows(position, can_rewind=can_rewind)
+                for entry in driver.entries():
+                    if entry["token"] < token:
+                        live.take(entry)
+            assert live is not None
+            for taken in driver.taken:
+                live.take(taken)
+            driver.taken.clear()
+            if data.draw(st.booleans()) or event == "finish":
+                store.deliver(live)
+                position = live.position
+        assert store.metrics() == [flat(metrics) for metrics in driver.history().history]
+
+
+def test_an_undone_step_is_not_sent_where_it_would_stay(tmp_path: Path) -> None:
+    driver = JournalWriter(tmp_path)
+    missing = TrackedRows(Position(since=1), can_rewind=False)
+    for event in ("report", "report", "commit", "report"):
+        driver.do(event)
+    for entry in driver.entries():
+        missing.take(entry)
+    assert [row.step for row in missing.next().rows] == [1, 2]
+
+
+def test_all_rows_are_sent_on_request_and_not_again(tmp_path: Path) -> None:
+    driver, store = JournalWriter(tmp_path), Store()
+    for event in ("report", "report"):
+        driver.do(event)
+    missing = TrackedRows(Position(since=1), can_rewind=False, all_rows=True)
+    for entry in driver.entries():
+        missing.take(entry)
+    store.deliver(missing)
+    before = dict(store.rows)
+    for event in ("driver", "report", "report", "report"):
+        driver.do(event)
+    driver.finish()
+    missing = TrackedRows(missing.position, can_rewind=False)
+    for entry in driver.entries():
+        missing.take(entry)
+    store.deliver(missing)
+    assert sorted(store.rows) == [1, 2, 3]
+    assert {step: store.rows[step] for step in before} == before

@@ -1,0 +1,406 @@
+"""Trackers without a run: files of rows, hostile names, and what happens if a tracker fails."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from tests.unit.record.journal_writer import JournalWriter
+
+from polytrain import InvalidJobError, RunConfig, RunOwnedError, make_trainer
+from polytrain.storage.location import Location
+from polytrain.trackers import CSV, JSONLines, MLflow, TensorBoard
+from polytrain.trackers.delivery import TrackedFacts, send_missing
+from polytrain.trackers.state import TrackerState
+from polytrain.trackers.text_file import FileTracker
+from polytrain.trackers.tracker import Row, TrackedRun, Tracker, flat
+from polytrain.trackers.tracking import Tracking
+from polytrain.view.cli.show import command as show
+from polytrain.view.cli.sync import command
+
+HOSTILE = {"a/b": 1.5, 'q"uote,': 2, "<script>": 0.25, "new\nline": 7, "step": 9, "": 3.0, "ü": -1}
+
+
+def run_in(directory: Path, run_id: str = "") -> TrackedRun:
+    return TrackedRun(
+        name="run", address=str(directory), key="key", run_id=run_id, directory=directory
+    )
+
+
+def rows_of(*metrics: Mapping[str, Any]) -> list[Row]:
+    return [Row(step=n, time=n / 8, metrics=each) for n, each in enumerate(metrics, 1)]
+
+
+@pytest.fixture(params=[CSV, JSONLines])
+def tracker(request: pytest.FixtureRequest) -> FileTracker:
+    made: FileTracker = request.param()
+    return made
+
+
+def read_back(tracker: FileTracker, directory: Path) -> list[Row]:
+    """Read a file as a user would, not with our code."""
+    path = directory / f"metrics{tracker.suffix}"
+    if isinstance(tracker, JSONLines):
+        return [Row(**json.loads(line)) for line in path.read_text().splitlines()]
+    with path.open(newline="") as file:
+        header, *lines = csv.reader(file)
+    assert header[:2] == ["step", "time"]
+    return [
+        Row(
+            step=int(step),
+            time=float(when),
+            metrics={
+                name: json.loads(cell) for name, cell in zip(header[2:], cells, strict=True) if cell
+            },
+        )
+        for step, when, *cells in lines
+    ]
+
+
+def test_nested_metrics_are_flat() -> None:
+    assert flat({"a": {"b": 1, "c": {"d": 2}}, "e": 3}) == {"a/b": 1, "a/c/d": 2, "e": 3}
+
+
+def test_any_name_and_a_new_metric_are_kept(tracker: FileTracker, tmp_path: Path) -> None:
+    rows = rows_of({"loss": 0.5}, {"loss": 0.25, **HOSTILE}, {"text": 'a "b",\n', "ok": True})
+    sink = tracker.open(run_in(tmp_path))
+    for row in rows:
+        sink.write([row])
+    sink.close()
+    assert read_back(tracker, tmp_path) == rows
+
+
+def test_a_table_of_numbers_is_read_by_pandas(tmp_path: Path) -> None:
+    sink = CSV().open(run_in(tmp_path))
+    sink.write(rows_of({"loss": 0.5, "n": 1}, {"loss": math.nan, "n": 2}, {"loss": math.inf}))
+    table = pd.read_csv(tmp_path / "metrics.csv")
+    assert table["loss"].tolist()[::2] == [0.5, math.inf]
+    assert math.isnan(table["loss"][1])
+    assert table["step"].tolist() == [1, 2, 3]
+
+
+def test_an_incomplete_line_is_written_again(tracker: FileTracker, tmp_path: Path) -> None:
+    rows = rows_of({"loss": 0.5}, {"loss": 0.25}, {"loss": 0.125})
+    tracker.open(run_in(tmp_path)).write(rows)
+    path = tmp_path / f"metrics{tracker.suffix}"
+    path.write_bytes(path.read_bytes()[:-4])
+    sink = tracker.open(run_in(tmp_path, str(path)))
+    assert sink.sent == 2
+    sink.write(rows)
+    assert read_back(tracker, tmp_path) == rows
+
+
+def test_rows_are_removed_and_amended(tracker: FileTracker, tmp_path: Path) -> None:
+    sink = tracker.open(run_in(tmp_path))
+    sink.write(rows_of({"loss": 0.5}, {"loss": 0.25}, {"loss": 0.125}))
+    sink.rewind(2)
+    sink.amend(Row(step=1, time=9.0, metrics={"accuracy": 1.0}))
+    assert read_back(tracker, tmp_path) == rows_of({"loss": 0.5, "accuracy": 1.0}, {"loss": 0.25})
+
+
+def test_the_file_of_a_different_run_is_kept(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.csv"
+    mine.write_text("a,b\n1,2\n")
+    with pytest.raises(FileExistsError, match="isn't of this run: give another path"):
+        CSV(str(mine)).open(run_in(tmp_path))
+    assert mine.read_text() == "a,b\n1,2\n"
+
+
+@dataclass(frozen=True)
+class Memory(Tracker):
+    """Keeps rows in this process; `hook` may fail or wait."""
+
+    name: ClassVar[str] = "memory"
+    store: list[Row] = field(default_factory=list, compare=False)
+    hook: Callable[[], None] = field(default=lambda: None, compare=False)
+    ended: list[Mapping[str, Any]] = field(default_factory=list, compare=False)
+    grown: threading.Condition = field(default_factory=threading.Condition, compare=False)
+
+    def open(self, run: TrackedRun) -> _MemorySink:
+        self.hook()
+        return _MemorySink(self, run)
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def has(self, count: int) -> bool:
+        """Wait for so many rows."""
+        with self.grown:
+            return self.grown.wait_for(lambda: len(self.store) >= count, timeout=60)
+
+
+@dataclass
+class _MemorySink:
+    tracker: Memory
+    run: TrackedRun
+    run_id: str = "1"
+    sent: int | None = None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        self.tracker.hook()
+        with self.tracker.grown:
+            self.tracker.store.extend(rows)
+            self.tracker.grown.notify_all()
+
+    def rewind(self, step: int) -> None:
+        raise AssertionError("it can't")
+
+    def amend(self, row: Row) -> None:
+        with self.tracker.grown:
+            self.tracker.store.append(row)
+            self.tracker.grown.notify_all()
+
+    def finish(self, summary: Mapping[str, Any], *, succeeded: bool) -> None:
+        self.tracker.ended.append({**self.run.options, **summary})
+
+    def close(self) -> None:
+        pass
+
+
+def facts_of(directory: Path) -> TrackedFacts:
+    return TrackedFacts(
+        location=Location.of(directory),
+        since=1,
+        identity={"backend": "reference", "options": {"rounds": 3}},
+        world_size=2,
+    )
+
+
+EVENTS = ("report", "report", "commit", "report", "restart", "report", "report")
+
+
+def write_run(directory: Path, tracking: Tracking, events: Sequence[str] = EVENTS) -> JournalWriter:
+    writer = JournalWriter(directory, tracking.follow)
+    for event in events:
+        writer.do(event)
+    writer.finish()
+    return writer
+
+
+def of(store: Sequence[Row]) -> list[Mapping[str, Any]]:
+    return [row.metrics for row in store]
+
+
+def test_the_end_is_sent_with_options_and_ledger(tmp_path: Path) -> None:
+    tracker = Memory()
+    with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
+        writer = write_run(tmp_path, tracking)
+    assert of(tracker.store) == [flat(metrics) for metrics in writer.history().history]
+    (ended,) = tracker.ended
+    assert ended["backend"] == "reference"
+    assert ended["rounds"] == 3
+    assert ended["state"] == "finished"
+    assert ended["restarts"] == 1
+    assert ended["checkpoint"] == str(tmp_path / "checkpoints/c2")
+    assert {"goodput", "seconds/train"} <= ended.keys()
+    assert send_missing(tracker, Location.of(tmp_path)) == 0
+    assert len(tracker.ended) == 1
+
+
+def test_a_tracker_that_raises_gets_the_rest_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unreachable() -> None:
+        raise ConnectionError("no route to the tracker")
+
+    broken = Memory(hook=unreachable)
+    with Tracking([broken], facts_of(tmp_path), own_token=1) as tracking:
+        writer = write_run(tmp_path, tracking)
+    assert caplog.text.count("no route to the tracker") <= 2
+    assert f"polytrain sync {tmp_path}" in caplog.text
+    working = Memory()
+    assert send_missing(working, Location.of(tmp_path)) == 4
+    assert of(working.store) == [flat(metrics) for metrics in writer.history().history]
+    assert send_missing(working, Location.of(tmp_path)) == 0
+
+
+@pytest.mark.parametrize(("end_within_s", "is_urgent"), [(0.2, False), (600.0, True)])
+def test_a_tracker_that_hangs_blocks_nothing(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    end_within_s: float,
+    is_urgent: bool,
+) -> None:
+    """Nor does it block a program that wants to end at once."""
+    released, entered = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        entered.set()
+        released.wait(60)
+
+    monkeypatch.setattr("polytrain.trackers.tracking._END_WITHIN_S", end_within_s)
+    tracker = Memory(hook=hang)
+    try:
+        began = time.monotonic()
+        with Tracking(
+            [tracker], facts_of(tmp_path), own_token=1, is_urgent=lambda: is_urgent
+        ) as tracking:
+            assert entered.wait(30)
+            write_run(tmp_path, tracking)
+        assert time.monotonic() - began < 30
+    finally:
+        released.set()
+    assert "it takes too long. Send it with: polytrain sync" in caplog.text
+
+
+def test_a_driver_that_has_lost_the_run_sends_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def taken_over() -> None:
+        raise RunOwnedError("it was taken over by process 7")
+
+    tracker = Memory()
+    facts = facts_of(tmp_path)
+    with Tracking([tracker], facts, own_token=1, check_lease=taken_over) as tracking:
+        write_run(tmp_path, tracking)
+    assert tracker.store == []
+    assert "is left to another driver: it was taken over by process 7" in caplog.text
+
+
+def test_more_than_the_queue_holds_is_sent_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polytrain.trackers.tracking._QUEUED", 3)
+    tracker = Memory()
+    with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
+        writer = write_run(tmp_path, tracking, ("report",) * 50)
+    assert of(tracker.store) == [flat(metrics) for metrics in writer.history().history]
+
+
+def test_a_tracker_that_comes_back_catches_up_while_the_run_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("polytrain.trackers.tracking._SEND_EVERY_S", 0.001)
+    monkeypatch.setattr("polytrain.trackers.tracking._RETRY_AFTER_AT_MOST_S", 0.001)
+    is_back, was_asked = threading.Event(), threading.Event()
+
+    def unreachable() -> None:
+        was_asked.set()
+        if not is_back.is_set():
+            raise ConnectionError("no route to the tracker")
+
+    tracker = Memory(hook=unreachable)
+    with Tracking([tracker], facts_of(tmp_path), own_token=1) as tracking:
+        writer = JournalWriter(tmp_path, tracking.follow)
+        for event in ("report",) * 10_500 + ("commit",):
+            writer.do(event)
+        assert was_asked.wait(30)
+        state = next((tmp_path / "trackers").glob("memory-*.json"))
+        is_back.set()
+        assert tracker.has(10_500)
+        # It goes on with what comes now.
+        for event in ("restart",) + ("report",) * 5 + ("validate", "commit"):
+            writer.do(event)
+        assert tracker.has(10_506)
+        assert json.loads(state.read_text())["position"]["since"] == 1
+        writer.finish()
+    kept = [flat(metrics) for metrics in writer.history().history]
+    assert [row for row in of(tracker.store) if "accuracy" not in row] == [
+        {name: value for name, value in each.items() if name != "accuracy"} for each in kept
+    ]
+    assert caplog.text.count("steps behind") == 1
+    assert "10500 steps behind" in caplog.text
+
+
+@pytest.mark.parametrize("lasting", [1, 2, 5])
+def test_a_tracker_that_is_slow_gets_every_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lasting: int
+) -> None:
+    monkeypatch.setattr("polytrain.trackers.tracking._SEND_EVERY_S", 0.001)
+    monkeypatch.setattr("polytrain.trackers.tracking._RETRY_AFTER_AT_MOST_S", 0.001)
+    monkeypatch.setattr("polytrain.trackers.tracking._QUEUED", lasting)
+    tracker = Memory()
+    for driver in (1, 2):
+        facts = replace(facts_of(tmp_path), since=1)
+        with Tracking([tracker], facts, own_token=driver) as tracking:
+            if driver == 1:
+                writer = JournalWriter(tmp_path, tracking.follow)
+            writer.follow = tracking.follow
+            writer.do("driver")
+            for event in EVENTS * 10:
+                writer.do(event)
+    writer.finish()
+    send_missing(tracker, Location.of(tmp_path))
+    rows = [row for row in of(tracker.store) if "accuracy" not in row]
+    assert [row["step"] for row in rows] == sorted({row["step"] for row in rows})
+    assert [row["step"] for row in rows] == writer.history().history.steps().tolist()
+
+
+def test_show_says_how_far_a_tracker_is_behind(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path)
+    with Tracking([CSV()], facts, own_token=1) as tracking:
+        writer = JournalWriter(tmp_path, tracking.follow)
+        for event in ("report", "report", "commit"):
+            writer.do(event)
+    # Its driver dies; the next one can't send anything, to either of two trackers.
+    for state in (TrackerState.of(MLflow("http://away")), TrackerState.of(CSV("/away/m.csv"))):
+        replace(state, position=replace(state.position, since=1)).write(writer.storage)
+    for event in ("driver", "report", "report", "report", "commit", "report"):
+        writer.do(event)
+    shown = CliRunner().invoke(show, [str(tmp_path)]).output
+    assert "tracker    csv is 4 steps behind: it has step 2" in shown
+    assert "tracker    csv is 6 steps behind: it has step 0" in shown
+    # No checkpoint covers the last step.
+    assert "tracker    mlflow is 5 steps behind: it has step 0" in shown
+    told = json.loads(CliRunner().invoke(show, [str(tmp_path), "--json"]).output)["data"]
+    assert {"name": "mlflow", "step": 0, "lacks": 5} in told["trackers"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        ({"track": "mlflw"}, "'mlflw' is not a tracker. Did you mean 'mlflow'?"),
+        ({"track": 3}, "RunConfig.track: it is a int"),
+        ({"track": ("csv", None)}, "None is not a tracker"),
+        ({"track": ("csv", "csv")}, "CSV(path=None) is given twice"),
+        ({"observers": (CSV(""),)}, "CSV.path: '' is not a path"),
+        ({"observers": (CSV("."),)}, "is a directory"),
+        ({"observers": (CSV,)}, "it is the class CSV. Give CSV(…)"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_starts(
+    arguments: dict[str, Any], wrong: str
+) -> None:
+    with pytest.raises(InvalidJobError) as caught:
+        make_trainer("reference", lambda: None, run_config=RunConfig(**arguments))
+    assert wrong in str(caught.value)
+
+
+def test_a_tracker_that_is_not_installed_names_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TensorBoard, "requires", ("no_such_module",))
+    with pytest.raises(InvalidJobError, match=r"no_such_module.*pip install"):
+        make_trainer("reference", lambda: None, run_config=RunConfig(track="tensorboard"))
+
+
+def test_sync_adds_a_tracker_to_a_run_that_had_none(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "run")
+    for event in EVENTS:
+        writer.do(event)
+    writer.finish()
+    assert writer.journal is not None
+    none = CliRunner().invoke(command, [str(tmp_path / "run")])
+    assert none.exit_code == 2
+    assert "has no tracker. Name one: --to csv or --to jsonl" in none.output
+    unknown = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "mlflw"])
+    assert unknown.exit_code == 2
+    assert "There is no tracker 'mlflw'" in unknown.output
+    done = CliRunner().invoke(command, [str(tmp_path / "run"), "--to", "jsonl"])
+    assert done.output == "JSONLines(path=None): 4 steps sent\n"
+    assert of(read_back(JSONLines(), tmp_path / "run")) == [
+        flat(metrics) for metrics in writer.history().history
+    ]
+    again = CliRunner().invoke(command, [str(tmp_path / "run")])
+    assert again.output == "JSONLines(path=None): 0 steps sent\n"

@@ -1,0 +1,564 @@
+"""The command line, on runs of this process and of drivers that died."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, version
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import polytrain
+from polytrain import (
+    Checkpoint,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+    Trainer,
+    TrainingFailedError,
+    make_trainer,
+)
+from polytrain.record.entries import FORMAT
+from polytrain.run.lease import leased
+from polytrain.storage.location import Location
+from polytrain.view.cli import group, main
+
+DIES = """
+import os, sys
+import polytrain
+from polytrain import RunConfig, ScalingConfig, make_trainer
+
+def train():
+    polytrain.report({"loss": 0.5})
+    os._exit(9)
+
+make_trainer(
+    "reference", train, scaling_config=ScalingConfig(num_workers=0),
+    run_config=RunConfig(name="dead", storage_path=sys.argv[1], progress=False),
+).fit()
+"""
+
+
+def report_three(directory: Path) -> None:
+    for step in range(1, 4):
+        print("step", step)
+        (directory / "state").write_text(f"{step}")
+        saved = Checkpoint.from_directory(directory)
+        polytrain.report({"loss": 1 / step, "bound": float("nan")}, checkpoint=saved)
+
+
+def fail_once() -> None:
+    polytrain.report({"loss": 1.0})
+    if polytrain.get_context().get_attempt() == 0:
+        raise OSError("the disk is away")
+
+
+def fail_always() -> None:
+    raise ValueError("no such column")
+
+
+def fit(
+    storage: Path,
+    name: str,
+    function: Any,
+    config: Mapping[str, Any] | None = None,
+    datasets: Mapping[str, Any] | None = None,
+) -> None:
+    make_trainer(
+        "reference",
+        function,
+        train_loop_config=config,
+        datasets=datasets,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(
+            name=name,
+            storage_path=storage,
+            progress=False,
+            failure_config=FailureConfig(max_failures=1),
+        ),
+    ).fit()
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A storage with a run in each state."""
+    storage, work = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("work")
+    rows = {"x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 0.0]}
+    fit(storage, "done", lambda: report_three(work), datasets={"train": rows})
+    fit(storage, "mended", fail_once)
+    with pytest.raises(TrainingFailedError):
+        fit(storage, "failed", fail_always)
+    driver = subprocess.run([sys.executable, "-c", DIES, str(storage)], capture_output=True)
+    assert driver.returncode == 9, driver.stderr
+    (storage / "no run").mkdir()
+    return storage
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """The data that a command prints as JSON."""
+    main([*arguments, "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["schema_version"] == 1
+    assert answer["command"] == arguments[0]
+    return answer["data"]
+
+
+def test_runs_are_listed_with_their_states(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = {row["name"]: row for row in shown(capsys, "runs", str(storage))}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        "done": "finished",
+        "mended": "finished",
+        "failed": "failed",
+        "dead": "interrupted",
+    }
+    assert (rows["done"]["reports"], rows["done"]["restarts"]) == (3, 0)
+    assert (rows["mended"]["reports"], rows["mended"]["restarts"]) == (1, 1)
+    assert rows["dead"]["metrics"] == {"loss": 0.5}
+    assert main(["runs", str(storage)]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["NAME", "STATE", "BACKEND"]
+    assert [line.split()[0] for line in lines] == ["done", "mended", "failed", "dead"]
+
+
+def test_a_run_that_cannot_be_read_does_not_hide_the_others(
+    storage: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(storage / "done", tmp_path / "done")
+    (tmp_path / "later").mkdir()
+    opened = {"time": 1.0, "token": 1, "event": "Opened", "format": 99}
+    (tmp_path / "later" / "journal.jsonl").write_text(json.dumps(opened) + "\n")
+    later, done = shown(capsys, "runs", str(tmp_path))
+    assert (later["name"], later["state"], later["metrics"]) == ("later", "unreadable", None)
+    assert "format 99" in later["reason"]
+    assert later.keys() == done.keys()
+    assert main(["runs", str(tmp_path)]) == 0
+    output, errors = capsys.readouterr()
+    assert [line.split()[:2] for line in output.splitlines()[1:]] == [
+        ["later", "unreadable"],
+        ["done", "finished"],
+    ]
+    assert "format 99" in errors
+
+
+@pytest.mark.parametrize("command", ["show", "report", "logs", "verify"])
+def test_a_file_is_no_run(command: str, storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = storage / "done" / "journal.jsonl"
+    assert main([command, str(journal)]) == 3
+    assert f"There is no run in {journal}: a run has a journal.jsonl" in capsys.readouterr().err
+
+
+def test_numbers_that_json_lacks_are_read_by_every_reader(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    main(["show", str(storage / "done"), "--json"])
+    answer = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert answer["data"]["metrics"]["bound"] is None
+
+
+def test_a_run_is_shown_with_what_its_attempts_came_to(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = shown(capsys, "show", str(storage / "mended"))
+    first, second = facts["attempts"]
+    assert first["failure"] == "USER_ERROR: rank 0: OSError: the disk is away"
+    assert second["failure"] is None
+    assert sum(facts["seconds"].values()) == pytest.approx(
+        polytrain.Result.from_path(storage / "mended").ledger.wall_s
+    )
+    assert main(["show", str(storage / "mended")]) == 0
+    assert "the disk is away" in capsys.readouterr().out
+
+
+def test_a_run_that_failed_is_shown_with_the_next_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def talk_and_fail() -> None:
+        print("reading column x")
+        fail_always()
+
+    trainer = make_trainer(
+        "reference",
+        talk_and_fail,
+        scaling_config=ScalingConfig(num_workers=1, cluster="local"),
+        run_config=RunConfig(name="it's bad", storage_path=tmp_path, progress="none"),
+    )
+    with pytest.raises(TrainingFailedError):
+        trainer.fit()
+    run = tmp_path / "it's bad"
+    main(["show", str(run)])
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if "to see more" in each]
+    program, *arguments = shlex.split(line.partition(": ")[2])
+    assert program == "polytrain"
+    assert main(arguments) == 0
+    assert "reading column x" in capsys.readouterr().out
+
+
+def test_nested_metrics_have_the_names_that_trackers_give_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, "run", polytrain.report, {"eval": {"accuracy": 0.25}, "loss": 1.0})
+    for arguments in (["runs", str(tmp_path)], ["show", str(tmp_path / "run")]):
+        assert main(arguments) == 0
+        assert "eval/accuracy=0.25 loss=1" in capsys.readouterr().out
+
+
+def test_a_storage_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path / "rnus")]) == 3
+    assert f"There is no directory {tmp_path}/rnus" in capsys.readouterr().err
+
+
+def test_before_the_first_run_there_are_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["runs"]) == 0
+    assert "There are no runs in" in capsys.readouterr().out
+
+
+def test_a_run_is_shown_with_its_configuration_and_ranks(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = shown(capsys, "show", str(storage / "done"))
+    assert facts["settings"]["run_config.failure_config.max_failures"] == 1
+    assert facts["datasets"]["train"]["rows"] == 3
+    assert facts["datasets"]["train"]["columns"] == ["x", "y"]
+    assert facts["versions"]["polytrain-core"] == version("polytrain-core")
+    (rank,) = facts["ranks"]
+    node = os.uname().nodename
+    assert (rank["node"], rank["device"], rank["rows"]) == (node, "CPU", {"train": 3})
+    main(["show", str(storage / "done")])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "run_config.failure_config.max_failures = 1" in lines
+    assert f"0    {node}, CPU, 3 rows" in lines
+    # A default isn't worth a line.
+    assert not any("retry_user_errors" in line for line in lines)
+
+
+def test_a_run_that_can_be_resumed_has_an_exit_code_of_its_own(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", str(storage / "dead")]) == 75
+    assert "fit() resumes it" in capsys.readouterr().out
+
+
+def test_the_exit_code_of_show_says_how_the_run_ended(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = {name: main(["show", str(storage / name)]) for name in ("done", "failed", "dead")}
+    assert codes == {"done": 0, "failed": 1, "dead": 75}
+    assert "failed: " in capsys.readouterr().out
+    assert main(["show", str(storage / "failed"), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["data"]["state"] == "failed"
+    assert main(["show", str(storage / "failed"), "-f"]) == 1
+
+
+@pytest.fixture
+def stalled(tmp_path: Path) -> Iterator[Path]:
+    """A run whose driver, this process, has written nothing for an hour."""
+    times = [time.time() - 3600 - each for each in (40, 30, 20, 10, 0)]
+    storage = Location.of(tmp_path).open()
+    identity = {"backend": "reference", "options": {}, "datasets": {}}
+    lines = (
+        {"event": "Opened", "format": FORMAT, "anew": True, "identity": identity, "world_size": 1},
+        {"event": "Launched", "attempt": 0, "step": 0, "start": None, "world_size": 1},
+        {"event": "Offered", "phase": "Training", "attempt": 0},
+        {"event": "Joined", "phase": "Training", "attempt": 0},
+        {"event": "Reported", "n": 0, "step": 1, "metrics": {"loss": 0.5}},
+    )
+    with leased(storage, storage) as lease:
+        written = [
+            json.dumps({"time": at, "token": lease.token, **line}) + "\n"
+            for at, line in zip(times, lines, strict=True)
+        ]
+        (tmp_path / "journal.jsonl").write_text("".join(written))
+        yield tmp_path
+
+
+def test_of_a_run_that_stalls_time_is_counted_until_now(
+    stalled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = shown(capsys, "show", str(stalled))
+    assert facts["state"] == "running"
+    assert facts["seconds"]["train"] == pytest.approx(3610, abs=60)
+    assert time.time() - facts["last_report"] == pytest.approx(3600, abs=60)
+    assert main(["show", str(stalled)]) == 0
+    assert "reports    1: loss=0.5, 60 min ago" in capsys.readouterr().out
+    page = shown(capsys, "report", str(stalled))
+    assert page["seconds"]["train"] == pytest.approx(3610, abs=60)
+    assert sum(each["seconds"] for each in page["spans"]) == pytest.approx(page["wall_s"])
+
+
+@pytest.mark.parametrize("by_s", [86_400, -86_400])
+def test_of_a_run_that_stalls_a_clock_that_is_set_counts_no_time(
+    stalled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, by_s: float
+) -> None:
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + by_s)
+    facts = shown(capsys, "show", str(stalled))
+    assert facts["seconds"]["train"] == pytest.approx(3610, abs=60)
+    assert main(["show", str(stalled)]) == 0
+    assert "reports    1: loss=0.5, 60 min ago" in capsys.readouterr().out
+
+
+def test_of_a_driver_elsewhere_time_is_counted_until_its_last_heartbeat(
+    stalled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (lease,) = (stalled / "leases").iterdir()
+    owner = json.loads(lease.read_text())
+    lease.write_text(json.dumps({**owner, "machine": "elsewhere", "beat_at": time.time() - 600}))
+    facts = shown(capsys, "show", str(stalled))
+    assert facts["state"] == "running"
+    assert facts["seconds"]["train"] == pytest.approx(3010, abs=60)
+    assert main(["show", str(stalled)]) == 0
+    assert "last sign of life 10 min ago" in capsys.readouterr().out
+
+
+def report_own_state(config: Mapping[str, Any]) -> None:
+    command = [sys.executable, "-m", "polytrain", "show", config["run"], "--json"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    polytrain.report({"state": json.loads(shown)["data"]["state"]})
+
+
+def test_a_run_at_work_is_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = str(tmp_path / "busy")
+    fit(tmp_path, "busy", report_own_state, {"run": run})
+    facts = shown(capsys, "show", run)
+    assert facts["metrics"] == {"state": "running"}
+    assert facts["state"] == "finished"
+
+
+def test_a_run_is_found_by_its_name_alone(
+    storage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "polytrain_results").symlink_to(storage)
+    assert shown(capsys, "show", "done")["state"] == "finished"
+
+
+@pytest.mark.parametrize("command", ["show", "logs", "verify"])
+def test_a_run_that_is_not_there(
+    command: str, storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(storage / "no run")]) == 3
+    assert "There is no run in" in capsys.readouterr().err
+
+
+def test_a_storage_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "no runs" in capsys.readouterr().out
+
+
+def test_a_journal_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "journal.jsonl").write_text(
+        '{"time": 1.0, "token": 1, "event": "Opened", "format": 99}\n'
+    )
+    assert main(["show", str(tmp_path)]) == 1
+    assert "99" in capsys.readouterr().err
+
+
+def test_checkpoints_are_compared_with_their_hashes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    fit(tmp_path, "run", lambda: report_three(work))
+    assert main(["verify", str(tmp_path / "run")]) == 0
+    assert "3 intact, 0 damaged" in capsys.readouterr().out
+    *_, newest = sorted((tmp_path / "run" / "checkpoints").iterdir())
+    (newest / "state").write_text("4")
+    assert main(["verify", str(tmp_path / "run")]) == 1
+    printed = capsys.readouterr().out
+    assert f"damaged  {newest.name}" in printed
+    assert "2 intact, 1 damaged" in printed
+
+
+def test_of_a_progress_bar_in_a_log_the_last_state_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(tmp_path, "run", polytrain.report, {"loss": 1.0})
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(exist_ok=True)
+    (logs / "rank_0.log").write_bytes(b"begin\r\n\r10%\r60%\r100%\nnext\n\r20%")
+    assert main(["logs", str(tmp_path / "run"), "--rank", "0"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["begin", "100%", "next", "20%"]
+
+
+def test_logs_without_a_line_are_told(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(storage / "done")]) == 0
+    assert capsys.readouterr() == ("", "The ranks have printed nothing.\n")
+
+
+def test_a_rank_that_has_printed_nothing_is_no_error(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["logs", str(storage / "done"), "--rank", "0"]) == 0
+    assert capsys.readouterr() == ("", "Rank 0 has printed nothing.\n")
+
+
+def test_a_rank_that_the_run_does_not_have_is_named(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["logs", str(storage / "done"), "--rank", "3"]) == 1
+    assert "--rank: the run has no rank 3. It has 1, counted from 0" in capsys.readouterr().err
+
+
+def test_a_misspelt_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shw", "a-run"]) == 2
+    assert "No such command 'shw'. Did you mean 'show'?" in capsys.readouterr().err
+
+
+def test_other_distributions_add_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command(help="Say hello.")
+    def hello() -> int:
+        click.echo("hello")
+        return 4
+
+    monkeypatch.setattr(sys.modules[__name__], "hello", hello, raising=False)
+    points = [
+        EntryPoint(name="hello", value=f"{__name__}:hello", group=group.PLUGINS),
+        EntryPoint(name="broken", value="json:dumps", group=group.PLUGINS),
+    ]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    assert main(["hello"]) == 4
+    assert capsys.readouterr().out == "hello\n"
+    assert main(["broken"]) == 1
+    assert "name a click.Command" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    assert "hello" in capsys.readouterr().out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"polytrain {version('polytrain-core')}\n"
+
+
+IMPORTS_OF_HELP = """
+import sys
+from polytrain.view.cli import main
+from polytrain.view.cli.group import COMMANDS
+
+slow = {"cloudpickle", "importlib.metadata", "numpy", "polytrain_plugins", "pyarrow", "ray"}
+wrong = {command: [command, "--no-such-option"] for command in COMMANDS}
+# Its unknown options are pytest's.
+wrong["conformance"] = ["conformance"]
+for command in COMMANDS:
+    for arguments, code in (([command, "--help"], 0), (wrong[command], 2)):
+        assert main(arguments) == code, arguments
+        found = slow & sys.modules.keys()
+        assert not found, (arguments, found)
+"""
+
+
+def test_the_help_of_a_command_and_a_wrong_option_import_nothing_that_reads_a_run() -> None:
+    asked = subprocess.run(
+        [sys.executable, "-c", IMPORTS_OF_HELP], capture_output=True, text=True, check=False
+    )
+    assert asked.returncode == 0, asked.stderr
+
+
+def test_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shwo"]) == 2
+    assert "shwo" in capsys.readouterr().err
+
+
+def one_report() -> Trainer:
+    def train() -> None:
+        polytrain.report({"loss": 1.0})
+
+    return make_trainer("reference", train, scaling_config=ScalingConfig(num_workers=0))
+
+
+JOB = """
+backend = "reference"
+train_loop_per_worker = "tests.unit.view.test_cli:fail_once"
+
+[scaling_config]
+num_workers = 0
+
+[run_config]
+name = "job"
+progress = false
+failure_config = {max_failures = 1}
+"""
+
+
+def test_a_job_in_a_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    file, storage = str(tmp_path / "job.toml"), f"run_config.storage_path={tmp_path}"
+    assert main(["run", file, "--set", storage]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/job: finished. loss=1\n"
+    assert len(polytrain.load(tmp_path / "job").history) == 1
+    again = ["run", "--set", storage, file, "--set=run_config.failure_config.max_failures=0"]
+    assert main([*again, "--set", "run_config.name=again"]) == 1
+    assert "the disk is away" in capsys.readouterr().err
+
+
+def test_a_trainer_of_a_module_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert main(["run", "tests.unit.view.test_cli:one_report"]) == 0
+    assert "finished. loss=1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--wrokers", "2", "train.py"], "No such option"),
+        (["missing.py"], "there is no file 'missing.py'"),
+        (["missing.toml"], "No such file or directory"),
+        (["nowhere:trainer"], "No module named 'nowhere'"),
+        (["json:dumps"], "json:dumps"),
+        (["tests.unit.view.test_cli:JOB"], "is a str. Name a Trainer"),
+        (["--workers", "2", "json:dumps"], "--workers: only for scripts"),
+        (["--set", "a=b", "train.py"], "--set: only for a job"),
+        (["job.toml", "--lr=1"], "--lr: a job takes --set KEY=VALUE only"),
+        (["json:dumps", "x"], "x: only scripts take arguments"),
+        ([], "Missing argument 'WHAT'"),
+    ],
+)
+def test_a_run_that_is_wrong_is_not_begun(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_shells_complete_commands_and_runs(tmp_path: Path) -> None:
+    fit(tmp_path / "polytrain_results", "higgs", lambda: polytrain.report({"loss": 1.0}))
+
+    def completions(words: str) -> str:
+        environment = {
+            **os.environ,
+            "HOME": str(tmp_path),
+            "_POLYTRAIN_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(words.split())),
+        }
+        program = "from polytrain.view.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+
+    assert "plain,stacks\n" in completions("polytrain ")
+    assert completions("polytrain show ") == "plain,higgs\n"
