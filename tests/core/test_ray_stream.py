@@ -318,7 +318,7 @@ def test_tensors_of_different_shapes_are_nested_lists() -> None:
     assert [np.shape(row) for row in table["x"].to_pylist()] == [(2, n + 1) for n in range(6)]
 
 
-def test_another_shape_than_the_first_rows_is_told_with_the_remedy() -> None:
+def test_another_shape_than_the_first_rows_is_reported_with_the_remedy() -> None:
     dataset = ray.data.range(10, override_num_blocks=2).map_batches(ragged, batch_size=5)
     stream = Ranks(dataset)
     stream.begin(world_size=1)
@@ -400,7 +400,7 @@ def test_a_pipeline_without_rows_or_with_a_failure_has_no_schema() -> None:
         stream_schema(ray.data.range(8).map_batches(fail))
 
 
-def test_no_spare_cpu_is_told() -> None:
+def test_no_spare_cpu_is_reported() -> None:
     assert cpu_shortage(numbers(), {"CPU": 3}, 4) is None
     shortage = cpu_shortage(numbers(), {"CPU": 4}, 4)
     assert shortage is not None
@@ -408,7 +408,7 @@ def test_no_spare_cpu_is_told() -> None:
     assert cpu_shortage(items(), {"CPU": 4}, 4) is None
 
 
-def test_waiting_for_a_cpu_is_told_and_ends_when_there_is_one() -> None:
+def test_waiting_for_a_cpu_is_reported_and_ends_when_there_is_one() -> None:
     @ray.remote(num_cpus=CPUS)
     class Greedy:
         def ready(self) -> None: ...

@@ -162,9 +162,9 @@ def test_a_kill_costs_no_more_than_what_was_not_finished(
     assert before == {f"part-{number:05}.parquet" for number in range(4)}
     (tmp_path / "read").unlink()
 
-    code, told, errors = run_driver(tmp_path, RESUMED)
+    code, printed, errors = run_driver(tmp_path, RESUMED)
     assert code == 0, errors
-    assert told.split() == [str(ROWS)]
+    assert printed.split() == [str(ROWS)]
     rows_read = {int(line) for line in (tmp_path / "read").read_text().split()}
     left = set(range(1000, ROWS))
     assert left <= rows_read

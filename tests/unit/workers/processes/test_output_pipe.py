@@ -10,20 +10,22 @@ from typing import Any
 
 import pytest
 
-from polytrain.workers.output_pipe import OutputPipe
+from polytrain.workers.processes.output_pipe import OutputPipe
 
 
 @contextmanager
-def opened(told: list[str], heard: asyncio.Event | None = None) -> Iterator[tuple[OutputPipe, int]]:
+def opened(
+    lines: list[str], heard: asyncio.Event | None = None
+) -> Iterator[tuple[OutputPipe, int]]:
     """A pipe that is read, and its other end."""
 
     def tell(text: str) -> None:
-        told.append(text)
+        lines.append(text)
         if heard is not None:
             heard.set()
 
     reader, writer = os.pipe()
-    pipe = OutputPipe(reader, tell=tell)
+    pipe = OutputPipe(reader, on_text=tell)
     pipe.open()
     try:
         yield pipe, writer
@@ -34,14 +36,14 @@ def opened(told: list[str], heard: asyncio.Event | None = None) -> Iterator[tupl
 
 def test_all_states_of_a_bar_are_one_piece() -> None:
     async def scenario() -> list[str]:
-        told: list[str] = []
-        with opened(told) as (pipe, writer):
+        messages: list[str] = []
+        with opened(messages) as (pipe, writer):
             for done in range(100):
                 os.write(writer, f"\r{done}%".encode())
                 await asyncio.sleep(0)
-            assert told == []
+            assert messages == []
             assert pipe.last_words.endswith("%")
-        return told
+        return messages
 
     assert asyncio.run(scenario()) == ["\r99%"]
 
@@ -82,8 +84,8 @@ def fill(writer: int, state: bytes) -> int:
 @pytest.mark.parametrize("length", [20, 700, 2100])
 def test_a_process_that_writes_a_bar_without_a_pause_does_not_wait(length: int) -> None:
     async def scenario() -> float:
-        clock, told = Waiting(asyncio.get_running_loop()), list[str]()
-        with opened(told) as (_, writer):
+        clock, found = Waiting(asyncio.get_running_loop()), list[str]()
+        with opened(found) as (_, writer):
             os.set_blocking(writer, False)
             for _ in range(40):
                 while not fill(writer, b"\r" + b"#" * (length - 1)):
@@ -95,8 +97,8 @@ def test_a_process_that_writes_a_bar_without_a_pause_does_not_wait(length: int) 
 
 def test_a_bar_that_moves_slowly_wakes_nobody_at_each_state() -> None:
     async def scenario() -> tuple[int, int]:
-        states, told = 0, list[str]()
-        with opened(told) as (_, writer):
+        states, found = 0, list[str]()
+        with opened(found) as (_, writer):
 
             def moves() -> None:
                 nonlocal states
@@ -107,7 +109,7 @@ def test_a_bar_that_moves_slowly_wakes_nobody_at_each_state() -> None:
             moves()
             while clock.now_s < 100:
                 await asyncio.sleep(0)
-        return states, len(told)
+        return states, len(found)
 
     reads, passes = asyncio.run(scenario())
     assert reads < 250
@@ -116,31 +118,31 @@ def test_a_bar_that_moves_slowly_wakes_nobody_at_each_state() -> None:
 
 def test_a_bar_that_stands_still_is_passed_on_and_what_follows_comes_at_once() -> None:
     async def scenario() -> list[str]:
-        told: list[str] = []
+        messages: list[str] = []
         heard = asyncio.Event()
-        with opened(told, heard) as (_, writer):
+        with opened(messages, heard) as (_, writer):
             os.write(writer, b"\r10%\r20%")
             await asyncio.wait_for(heard.wait(), 30)
             heard.clear()
             os.write(writer, b"\nloss 0.5\n")
             await asyncio.wait_for(heard.wait(), 30)
-            assert told == ["\r20%", "\nloss 0.5\n"]
-        return told
+            assert messages == ["\r20%", "\nloss 0.5\n"]
+        return messages
 
     asyncio.run(scenario())
 
 
 def test_nothing_is_lost_between_bars() -> None:
     async def scenario() -> str:
-        told: list[str] = []
-        with opened(told) as (_, writer):
+        messages: list[str] = []
+        with opened(messages) as (_, writer):
             os.write(writer, b"\r10%")
             await asyncio.sleep(0)
             os.write(writer, "größe\n".encode() * 1000)
             os.write(writer, b"\r20%")
             await asyncio.sleep(0)
             os.write(writer, b"\rend")
-        return "".join(told)
+        return "".join(messages)
 
     text = asyncio.run(scenario())
     assert text.count("größe\n") == 1000
@@ -149,11 +151,11 @@ def test_nothing_is_lost_between_bars() -> None:
 
 def test_what_was_written_before_a_failure_is_passed_on_before_it() -> None:
     async def scenario() -> list[str]:
-        told: list[str] = []
-        with opened(told) as (pipe, writer):
+        messages: list[str] = []
+        with opened(messages) as (pipe, writer):
             os.write(writer, b"\r10%\rthe disk is full")
             pipe.read_all()
-            return list(told)
+            return list(messages)
 
     assert asyncio.run(scenario()) == ["\rthe disk is full"]
 

@@ -1,4 +1,4 @@
-"""The agent's connection to its node's zygote, which forks its worker processes."""
+"""A connection on an event loop to the node's zygote, which forks processes."""
 
 from __future__ import annotations
 
@@ -10,46 +10,56 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from polytrain.workers.messages import FrameBuffer
-from polytrain.workers.output_pipe import READ_SIZE
 from polytrain.workers.processes.client import (
     PAUSE_S,
     ZygoteConnection,
     ZygoteSpec,
     attempts_to_connect,
 )
-
-_ENTRY = "polytrain.workers.worker_process"
+from polytrain.workers.processes.output_pipe import READ_SIZE
 
 
 class Listener(Protocol):
-    """Is notified of the start and end of worker processes."""
+    """Is notified of the start and end of processes, by the numbers that it gave them."""
 
-    def process_started(self, attempt: int, pid: int) -> None:
-        """The worker process has started with this process id."""
+    def process_started(self, number: int, pid: int) -> None:
+        """The process has started with this process id."""
 
-    def process_ended(self, attempt: int, how: str, *, killed: bool) -> None:
-        """The worker process has ended."""
+    def process_ended(self, number: int, how: str, *, killed: bool) -> None:
+        """The process has ended, or couldn't be started.
 
-    def process_lost(self, attempt: int, why: str) -> None:
-        """The worker process's zygote is gone; `why` is empty if it gave no reason."""
+        Args:
+            number: of the process.
+            how: how it ended, for people.
+            killed: whether it was alive when its end was requested.
+        """
+
+    def process_lost(self, number: int, why: str) -> None:
+        """The zygote of the process is gone; `why` is empty if it gave no reason."""
 
 
 class Zygotes:
-    """The agent's connection to its node's zygote, and to the next one if that ends.
+    """The connection to the node's zygote, and to the next one if that ends.
 
-    The first agent that needs the node's zygote starts it. All methods run on the agent's event
-    loop.
+    Whoever needs the node's zygote first starts it. All methods run on one event loop.
     """
 
-    def __init__(self, spec: ZygoteSpec, *, tell: Listener) -> None:
+    def __init__(self, spec: ZygoteSpec, entry: str, *, listener: Listener) -> None:
+        """
+        Args:
+            spec: the settings of the zygote.
+            entry: the module whose `main` the processes run.
+            listener: is notified of the start and end of each process.
+        """
         self._spec = spec
-        self._tell = tell
+        self._entry = entry
+        self._listener = listener
         self._node: _Connection | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
 
     async def connect(self) -> None:
-        """Start or connect to the node's zygote, so that it imports what worker processes need.
+        """Start or connect to the node's zygote, so that it imports what processes need.
 
         Raises:
             OSError: see `ZygoteConnection.open`.
@@ -68,14 +78,14 @@ class Zygotes:
 
     def fork(
         self,
-        attempt: int,
+        number: int,
         *,
         environment: Mapping[str, str],
         directory: str,
         argv: Sequence[str],
         descriptors: Sequence[int],
     ) -> None:
-        """Request a worker process.
+        """Request a process.
 
         Raises:
             OSError: the zygote is gone.
@@ -83,22 +93,22 @@ class Zygotes:
         zygote = self._node
         if zygote is None:
             raise ConnectionError("its zygote is gone")
-        zygote.attempt = attempt
         try:
             path = list(self._spec.path)
             zygote.connection.request(
-                ["fork", attempt, dict(environment), directory, path, list(argv), _ENTRY],
+                ["fork", number, dict(environment), directory, path, list(argv), self._entry],
                 descriptors,
             )
         except OSError as error:
             why = f"{error.strerror}, {zygote.why_lost}" if zygote.why_lost else error.strerror
             raise OSError(error.errno, why) from error
+        zygote.running.add(number)
 
-    def kill(self, attempt: int) -> None:
-        """Kill a worker process. If its zygote is gone, so is the process."""
-        if self._node is not None and self._node.attempt == attempt:
+    def kill(self, number: int) -> None:
+        """Kill a process. If its zygote is gone, so is the process."""
+        if self._node is not None and number in self._node.running:
             with contextlib.suppress(OSError):
-                self._node.connection.request(["kill", attempt])
+                self._node.connection.request(["kill", number])
 
     def preload(
         self,
@@ -107,17 +117,17 @@ class Zygotes:
         environment: Mapping[str, str],
         directory: str,
     ) -> None:
-        """Request a preloaded zygote with what a worker process imported, unless there is one."""
+        """Request a preloaded zygote with what a process imported, unless there is one."""
         imported = [list(modules), dict(variables), dict(environment), directory]
         if self._node is not None:
             with contextlib.suppress(OSError):
-                self._node.connection.request(["preload", _ENTRY, *imported])
+                self._node.connection.request(["preload", self._entry, *imported])
 
     def close(self) -> subprocess.Popen[bytes] | None:
-        """Disconnect, which ends this agent's worker processes.
+        """Disconnect, which ends these processes.
 
         Returns:
-            The node's zygote if this agent started it. It lives while other agents use it.
+            The node's zygote if it was started here. It lives while others use it.
         """
         self._is_closed = True
         node, self._node = self._node, None
@@ -139,27 +149,32 @@ class Zygotes:
             return
         for message in zygote.frames.feed(data):
             if message[0] == "forked":
-                self._tell.process_started(message[1], message[2])
+                self._listener.process_started(message[1], message[2])
             elif message[0] == "dying":
                 zygote.why = message[1]
             else:
-                self._tell.process_ended(message[1], message[2], killed=message[3])
+                _, number, how, killed = message
+                zygote.running.discard(number)
+                self._listener.process_ended(number, how, killed=killed)
 
     def _lost(self, zygote: _Connection) -> None:
         asyncio.get_running_loop().remove_reader(zygote.connection.socket)
         why = zygote.why_lost
         zygote.connection.leave()
         self._node = None
-        self._tell.process_lost(zygote.attempt, why)
+        for number in zygote.running:
+            self._listener.process_lost(number, why)
 
 
 class _Connection:
-    """A connection to a zygote, and the last attempt that it forked for."""
+    """A connection to a zygote, and the processes that it has forked for it."""
 
     def __init__(self, connection: ZygoteConnection) -> None:
         self.connection = connection
         self.frames = FrameBuffer()
-        self.attempt = -1
+        self.running: set[int] = set()
+        """Numbers of the processes whose end hasn't been reported."""
+
         self.why = ""
         """The zygote's reason for its end; empty if it gave none."""
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from polytrain.workers.loop_thread import LoopThread
+from polytrain.workers.processes.loop_thread import LoopThread
 
 
 def is_there(name: str) -> bool:

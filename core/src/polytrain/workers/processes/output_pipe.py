@@ -30,14 +30,14 @@ LAST_WORDS = 4000
 class OutputPipe:
     """Reads the pipe as text, and passes it on. All methods run on the agent's event loop."""
 
-    def __init__(self, reader: int, *, tell: Callable[[str], None]) -> None:
+    def __init__(self, reader: int, *, on_text: Callable[[str], None]) -> None:
         """
         Args:
             reader: the descriptor, which is closed with this.
-            tell: called with text.
+            on_text: called with what is written.
         """
         self._reader = reader
-        self._tell = tell
+        self._on_text = on_text
         self._loop = asyncio.get_running_loop()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._limit = OutputLimit(now=self._loop.time())
@@ -133,4 +133,4 @@ class OutputPipe:
 
     def _emit(self, text: str) -> None:
         if text:
-            self._tell(text)
+            self._on_text(text)
