@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from polytrain.extension import adapted_digests, unequal_layers
+from polytrain.extension import adapted_digests, nested_layers, unequal_layers
 from polytrain_torch.collectives.call_agreement import agree_on_call
 from polytrain_torch.collectives.gathering import gathered
 from polytrain_torch.collectives.node_group import gradient_group
@@ -182,7 +182,7 @@ def _average_statistics(model: Any) -> None:
     """Average the moving statistics of BatchNormalization: each rank's layers see its own rows."""
     if dist.get_world_size() == 1:
         return
-    for layer in model._flatten_layers():
+    for layer in nested_layers(model):
         # Frozen, it sees nothing.
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             for variable in (layer.moving_mean, layer.moving_variance):

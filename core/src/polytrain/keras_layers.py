@@ -1,4 +1,4 @@
-"""Finds Keras layers that `adapt` has fitted to other rows on one rank than on another.
+"""The layers of Keras models, and whether `adapt` has fitted them to the same rows on all ranks.
 
 Imports no framework: the plugins of TensorFlow and torch both train Keras models.
 """
@@ -8,6 +8,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+
+def nested_layers(model: Any) -> list[Any]:
+    """Return a Keras model and all layers inside its layers.
+
+    Keras has no public name for this: `model.layers` has only the outermost, and a model of a
+    subclass may hold others in any attribute.
+    """
+    return list(model._flatten_layers())
 
 
 def adapted_digests(model: Any) -> dict[str, int]:
@@ -21,7 +30,7 @@ def adapted_digests(model: Any) -> dict[str, int]:
     """
     return {
         layer.name: zlib.crc32(_fitted(layer))
-        for layer in model._flatten_layers()
+        for layer in nested_layers(model)
         if callable(getattr(layer, "adapt", None))
     }
 
