@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from polytrain.data.plan.cursor import Cursor, Epoch
     from polytrain.data.plan.position import DataPosition
     from polytrain.data.plan.row_plan import Plan
-    from polytrain.data.shards.formats import empty_table, to_format
     from polytrain.data.shards.groups import group_sizes
     from polytrain.data.shards.tensor_shapes import TensorShapes, check_named, check_range
+    from polytrain.data.types.columns import empty_table, to_format
     from polytrain.errors import BadDataError
     from polytrain.keras_layers import adapted_digests, nested_layers, unequal_layers
     from polytrain.workers.call_counter import Calls
@@ -58,13 +58,13 @@ _DOOR = Door(
         "adapted_digests": "polytrain.keras_layers",
         "check_named": "polytrain.data.shards.tensor_shapes",
         "check_range": "polytrain.data.shards.tensor_shapes",
-        "empty_table": "polytrain.data.shards.formats",
+        "empty_table": "polytrain.data.types.columns",
         "group_sizes": "polytrain.data.shards.groups",
         "nested_layers": "polytrain.keras_layers",
         "open_cursor": "polytrain.workers.worker_api",
         "scratch_directory": "polytrain.workers.worker_api",
         "starting_checkpoint": "polytrain.workers.worker_api",
-        "to_format": "polytrain.data.shards.formats",
+        "to_format": "polytrain.data.types.columns",
         "unequal_layers": "polytrain.keras_layers",
     },
 )

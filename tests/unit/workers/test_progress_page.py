@@ -13,6 +13,7 @@ import pytest
 from polytrain.backends.reference import Reference
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.config.run_spec import RunSpec
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.stream_partitioner import Segment
@@ -26,20 +27,9 @@ from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import Message, settled_message
-from polytrain_plugins import CheckpointKind
 
 JOB = WorkerJob(
-    run_name="run",
-    backend=Reference(),
-    training_function=None,
-    training_config=None,
-    checkpoint_frequency=0,
-    checkpoint_kind=CheckpointKind.ONE_RANK,
-    merges_files=False,
-    max_in_flight=2,
-    waits_for_commit=False,
-    near_staging=None,
-    checkpoints=Location.of("/nowhere"),
+    spec=RunSpec(backend=Reference()), near_staging=None, checkpoints=Location.of("/nowhere")
 )
 ORDER = LaunchOrder(
     attempt_id=AttemptId(token=0, attempt=0), members=(), start=StartingPoint(), first_checkpoint=0
@@ -47,6 +37,7 @@ ORDER = LaunchOrder(
 
 WRITER = """
 import sys
+from polytrain.config.run_spec import RunSpec
 from polytrain.linux import progress_page
 
 progress_page.write_to(int(sys.argv[1]))
@@ -90,7 +81,7 @@ def start(script: str, *arguments: int) -> subprocess.Popen[str]:
     )
 
 
-def told(process: subprocess.Popen[str]) -> str:
+def line_from(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
 
@@ -103,10 +94,10 @@ def go_on(process: subprocess.Popen[str]) -> None:
 def test_a_reader_sees_beats_and_stages_of_another_process(page: Page) -> None:
     assert (page.beats, page.stage) == (0, Stage.STARTING)
     with start(WRITER, page.descriptor) as writer:
-        assert told(writer) == "waiting\n"
+        assert line_from(writer) == "waiting\n"
         assert (page.beats, page.stage) == (2, Stage.WAITING_FOR_COMMIT)
         go_on(writer)
-        assert told(writer) == "over\n"
+        assert line_from(writer) == "over\n"
         assert (page.beats, page.stage) == (2, Stage.TRAINING)
         go_on(writer)
 
@@ -174,10 +165,10 @@ def test_a_wait_for_a_stream_shows_and_its_batches_are_progress(page: Page) -> N
 
 def test_what_its_children_do_is_a_process_s_work_even_when_they_are_gone() -> None:
     with start(WORKING_CHILD) as parent:
-        assert told(parent) == "burnt\n"
+        assert line_from(parent) == "burnt\n"
         assert cpu_seconds(parent.pid) >= 0.5
         go_on(parent)
-        assert told(parent) == "reaped\n"
+        assert line_from(parent) == "reaped\n"
         assert cpu_seconds(parent.pid) >= 0.5
         go_on(parent)
 

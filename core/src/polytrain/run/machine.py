@@ -1,10 +1,7 @@
 """The state machine of a run: an event in, the next state and its actions out.
 
-    Placing ──► Gathering ──► Training ──► Leaving ──► Concluded
-       ▲            │             │
-       │            └──► Ending ◄─┘        every failure, of whatever kind, and every resize
-       └───────────────────┘ │
-                             └──► Concluded
+Its phases are Placing, Gathering, Training, Leaving, Ending and Concluded; ARCHITECTURE.md has a
+table of the ways between them.
 
 Pure: no clock, no Ray, no process. Any failure ends the attempt. Once all its processes are gone
 the cause is known, the failure policy decides, and the next attempt is launched. Before a planned
@@ -45,18 +42,10 @@ from polytrain.events.attempt import (
 )
 from polytrain.policy.failure import classified, failed_attempt
 from polytrain.policy.health import Loss, avoided
-from polytrain.run.actions import (
-    AcquireWorkers,
-    Conclude,
-    Drain,
-    EndAttempt,
-    Kill,
-    Launch,
-    Leave,
-    SendRoster,
-)
+from polytrain.run.actions import AcquireWorkers, Conclude, EndAttempt, Launch
 from polytrain.run.states import Concluded, Ending, Gathering, Leaving, Placing, State, Training
 from polytrain.run.transition import Transition
+from polytrain.workers.calls import Drain, Kill, Leave, SendRoster
 
 # After the last rank is done, only failures that could lose the final checkpoint count.
 _LOSES_A_CHECKPOINT = (

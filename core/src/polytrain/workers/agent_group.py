@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from polytrain.checkpoint.store import CheckpointStore
 from polytrain.config.configs import ScalingConfig
+from polytrain.config.run_spec import RunSpec
 from polytrain.config.runtime_env import parts_of_ray, variables_of
 from polytrain.events.attempt import DrainWanted, Event, Purpose
-from polytrain.functions.pickling import code_of_job, pickled_with
 from polytrain.policy.scaling import holds
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Arrived, Delivery, Gone
+from polytrain.workers.calls import Call, LaunchProcess, Seat
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.placement import members
@@ -26,7 +28,7 @@ from polytrain.workers.processes.cache import WarmZygote, keep, warm_zygote
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.shared_store import SharedStore
 from polytrain.workers.worker_pool import AgentLauncher, Cluster, WorkerPool
-from polytrain_plugins import Demand, Member, Offer
+from polytrain_plugins import Demand, Member
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
@@ -62,14 +64,8 @@ class Watch(Protocol):
 class CallingLauncher(AgentLauncher, Protocol):
     """A launcher that calls agents, and can end all of them."""
 
-    def call(self, calls: Mapping[AgentHandle, tuple[Any, ...]], method: str, *shared: Any) -> None:
-        """Call a method of several agents, without waiting for it.
-
-        Args:
-            calls: each agent's own arguments.
-            method: the method's name.
-            shared: further arguments, the same for all. They travel to each node once.
-        """
+    def call(self, calls: Mapping[AgentHandle, Call | LaunchProcess]) -> None:
+        """Send a call to each of these agents, without waiting for anything."""
 
     def close(self, timeout_s: float) -> None:
         """End all agents, and release their resources.
@@ -87,9 +83,20 @@ class AgentCluster(Cluster, SharedStore, Protocol):
         """The driver's node."""
 
     def launcher(
-        self, spec: AgentSpec, scaling: ScalingConfig, mailbox: queue.SimpleQueue[Delivery]
+        self,
+        spec: AgentSpec,
+        job: bytes,
+        scaling: ScalingConfig,
+        mailbox: queue.SimpleQueue[Delivery],
     ) -> CallingLauncher:
-        """Return the launcher of agents. The mailbox receives their events."""
+        """Return the launcher of agents.
+
+        Args:
+            spec: the settings of the agents.
+            job: the pickled job of their worker processes.
+            scaling: the wanted number of workers, with their resources.
+            mailbox: receives the agents' events.
+        """
 
     def watch(self, tell: Callable[[frozenset[str]], None]) -> Watch:
         """Report draining nodes."""
@@ -99,15 +106,12 @@ class AgentCluster(Cluster, SharedStore, Protocol):
 class AgentGroupSpec:
     """The settings of the workers."""
 
-    scaling: ScalingConfig
+    run: RunSpec
     demand: Demand
-    job: WorkerJob
     store: CheckpointStore
     marker: str
     """A file that the driver wrote into the run's storage."""
 
-    hang_timeout_s: float | None
-    straggler_window_s: float | None
     passes_all_reports: bool
     """Whether all reports of ranks above 0 are sent to the driver, and not only the newest."""
 
@@ -115,14 +119,8 @@ class AgentGroupSpec:
     specs: tuple[ShardSpec | StreamSpec, ...]
     """Of the data sets, in the same order."""
 
-    directory: str
-    """The driver's working directory."""
-
     path: tuple[str, ...]
     """The driver's `sys.path`."""
-
-    runtime_env: Mapping[str, Any]
-    """`RunConfig.worker_runtime_env`."""
 
 
 class AgentGroup:
@@ -136,7 +134,7 @@ class AgentGroup:
         self._cluster = cluster
         self._token = secrets.token_hex(8)
         self._node_id = cluster.node_id
-        scaling, agent_spec = spec.scaling, self._describe_agents()
+        scaling, agent_spec = spec.run.scaling_config, self._describe_agents()
         # The zygote imports frameworks while agents start.
         self._zygote = self._have_zygote_early(agent_spec.zygote)
         if self._zygote is not None:
@@ -144,7 +142,8 @@ class AgentGroup:
             agent_spec = replace(agent_spec, zygote=replace(agent_spec.zygote, name=name))
         self._zygote_spec = agent_spec.zygote
         self._mailbox: queue.SimpleQueue[Delivery] = queue.SimpleQueue()
-        self._launcher = cluster.launcher(agent_spec, scaling, self._mailbox)
+        job = WorkerJob.of(spec.run, spec.store).pickled()
+        self._launcher = cluster.launcher(agent_spec, job, scaling, self._mailbox)
         self._of_the_pool: deque[Event] = deque()
         self._pool = WorkerPool(
             scaling,
@@ -154,9 +153,6 @@ class AgentGroup:
             tell=self._of_the_pool.append,
         )
         self._data: ShardCachePlanner | None = None
-        job = spec.job
-        written = code_of_job(job.training_function, job.backend, job.stop_rule.function)
-        self._job = pickled_with(*written, value=job)
         self._streams = _streams(spec)
         self._nodes = cluster.watch(self._nodes_are_leaving)
 
@@ -164,8 +160,8 @@ class AgentGroup:
     def members(self) -> tuple[Member, ...]:
         return members(
             [agent_handle.place for agent_handle in self._pool.ranked],
-            cpus=self._spec.scaling.cpus_per_worker,
-            gpus=self._spec.scaling.gpus_per_worker,
+            cpus=self._spec.run.scaling_config.cpus_per_worker,
+            gpus=self._spec.run.scaling_config.gpus_per_worker,
         )
 
     @property
@@ -178,47 +174,26 @@ class AgentGroup:
         self._pool.place(avoid=avoid, without=without)
 
     def launch(self, order: LaunchOrder) -> None:
-        self._seat(len(order.members))
+        self._let_zygote_go_if_unused()
         streams: tuple[StreamOrder, ...] = () if self._streams is None else self._streams.start()
+        seats = self._new_seats(len(order.members))
         self._launcher.call(
-            {agent_handle: (agent_handle.seat,) for agent_handle in self._pool.ranked},
-            "launch",
-            order,
-            streams,
+            {
+                agent_handle: LaunchProcess(
+                    order=order, streams=streams, seat=seats.get(agent_handle)
+                )
+                for agent_handle in self._pool.ranked
+            }
         )
 
-    def send_roster(self, attempt: int, offers: tuple[Offer, ...]) -> None:
-        self._call_all("send_roster", attempt, offers)
-
-    def drain(self, attempt: int) -> None:
-        self._call_all("drain", attempt)
-
-    def leave(self, attempt: int) -> None:
-        self._call_all("leave", attempt)
-
-    def kill(self, attempt: int) -> None:
-        self._call_all("kill", attempt)
-
-    def dump_stacks(self, attempt: int, *, pausing: bool) -> None:
-        self._call_all("dump_stacks", attempt, pausing)
-
-    def store_rest(
-        self, attempt: int, rank: int, checkpoint: int, stored_already: Mapping[str, str] | None
-    ) -> None:
-        # There may be fewer ranks by now.
-        concerned = dict.fromkeys(self._pool.ranked[rank : rank + 1], ())
-        self._launcher.call(concerned, "store_rest", attempt, checkpoint, stored_already)
-
-    def send_checkpoints(
-        self, attempt: int, rank: int, number: int, checkpoints: Sequence[Any]
-    ) -> None:
-        concerned = dict.fromkeys(self._pool.ranked[rank : rank + 1], ())
-        self._launcher.call(concerned, "send_checkpoints", attempt, number, checkpoints)
-
-    def acknowledge(self, attempt: int, checkpoint: int, ranks: Collection[int]) -> None:
-        ranked = enumerate(self._pool.ranked)
-        concerned = {agent_handle: () for rank, agent_handle in ranked if rank in ranks}
-        self._launcher.call(concerned, "acknowledge", attempt, checkpoint)
+    def call(self, call: Call, ranks: Collection[int] | None = None) -> None:
+        self._launcher.call(
+            {
+                agent_handle: call
+                for rank, agent_handle in enumerate(self._pool.ranked)
+                if ranks is None or rank in ranks
+            }
+        )
 
     def wait(self, handle: Handler, timeout: float | None) -> None:
         if self._update_pool(handle):
@@ -252,39 +227,44 @@ class AgentGroup:
                 self._zygote.connection.close()
 
     def _describe_agents(self) -> AgentSpec:
+        config = self._spec.run.run_config
+        runtime_env, failure = config.worker_runtime_env or {}, config.failure_config
         zygote = zygote_for(
             self._spec.demand,
             name=self._token,
-            threads=self._spec.scaling.cpus_per_worker,
+            threads=self._spec.run.scaling_config.cpus_per_worker,
             with_data=bool(self._spec.datasets),
             path=self._spec.path,
         )
-        zygote = replace(zygote, variables=variables_of(self._spec.runtime_env))
+        zygote = replace(zygote, variables=variables_of(runtime_env))
         return AgentSpec(
             token=self._token,
             zygote=zygote,
             environment=zygote.environment,
-            directory=self._spec.directory,
+            directory=os.getcwd(),
             argv=tuple(sys.argv),
             store=self._spec.store,
             marker=self._spec.marker,
             prefix=sys.prefix,
             # Agents set the variables of worker processes themselves.
-            runtime_env=self._spec.runtime_env if parts_of_ray(self._spec.runtime_env) else {},
-            hang_timeout_s=self._spec.hang_timeout_s,
-            straggler_window_s=self._spec.straggler_window_s,
+            runtime_env=runtime_env if parts_of_ray(runtime_env) else {},
+            hang_timeout_s=failure.hang_timeout_s,
+            straggler_window_s=(
+                failure.straggler_window_s if failure.stragglers != "ignore" else None
+            ),
             passes_all_reports=self._spec.passes_all_reports,
             leave_timeout_s=LEAVE_TIMEOUT_S,
             kill_timeout_s=_KILL_TIMEOUT_S,
-            merges_files=self._spec.job.merges_files,
+            merges_files=self._spec.run.merges_files,
         )
 
     def _have_zygote_early(self, spec: ZygoteSpec) -> WarmZygote | None:
-        if parts_of_ray(self._spec.runtime_env):
+        if parts_of_ray(self._spec.run.run_config.worker_runtime_env):
             # This process isn't in the runtime environment, and neither would the zygote be.
             return None
         if not holds(
-            self._cluster.living_nodes().get(self._node_id, {}), self._spec.scaling.resources
+            self._cluster.living_nodes().get(self._node_id, {}),
+            self._spec.run.scaling_config.resources,
         ):
             return None
         return warm_zygote(replace(spec, name=""), self._node_id)
@@ -313,25 +293,24 @@ class AgentGroup:
         reason = f"{len(nodes)} node(s) are about to be taken away"
         self._mailbox.put((DrainWanted(purpose=Purpose.MOVE, reason=reason, nodes=nodes),))
 
-    def _seat(self, world_size: int) -> None:
-        """Prepare every agent for its rank, with the rank's data."""
+    def _let_zygote_go_if_unused(self) -> None:
         if self._zygote is not None and not any(
             agent_handle.place.node_id == self._node_id for agent_handle in self._pool.here
         ):
             # Not waited for: an agent that hasn't arrived yet may be its client.
             self._zygote.connection.leave()
+
+    def _new_seats(self, world_size: int) -> dict[AgentHandle, Seat]:
+        """Return the seats of the agents that get another rank, with the rank's data."""
         # Not before: while the actors started, the zygotes could import.
         data = self._data = self._data or _planner(self._spec, self._cluster)
-        seated = {}
+        seats = {}
         for rank, agent_handle in enumerate(self._pool.ranked):
             if agent_handle.seat != (rank, world_size):
                 agent_handle.seat = (rank, world_size)
                 request = None if data is None else data.order(world_size, rank)
-                seated[agent_handle] = (agent_handle.seat, request)
-        self._launcher.call(seated, "prepare", self._job)
-
-    def _call_all(self, method: str, *shared: Any) -> None:
-        self._launcher.call(dict.fromkeys(self._pool.ranked, ()), method, *shared)
+                seats[agent_handle] = Seat(rank=rank, world_size=world_size, data=request)
+        return seats
 
     def _wait_limit(self, timeout: float | None) -> float:
         limit_s = _LONGEST_WAIT_S if timeout is None else min(timeout, _LONGEST_WAIT_S)
@@ -374,6 +353,6 @@ def _streams(spec: AgentGroupSpec) -> Streams | None:
     # Only Ray has streams.
     from polytrain.workers.ray.streams import Streams
 
-    scaling = spec.scaling
+    scaling = spec.run.scaling_config
     held = {name: amount * scaling.max_workers for name, amount in scaling.resources.items()}
     return Streams(spec.datasets, held)
