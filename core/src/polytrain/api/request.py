@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -49,7 +48,6 @@ from polytrain.storage.location import Location
 from polytrain.trackers.names import tracker_problems, trackers_of
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.processes.requirements import system_problems
-from polytrain.workers.processes.warm import warm_problems
 from polytrain.workers.ray.address import client_problem
 from polytrain.workers.spawned_scripts import guard_problems
 from polytrain_plugins import Backend, DatasetInfo, Job, Problem
@@ -246,7 +244,7 @@ def cluster_problems_now(request: Request) -> Iterable[Problem]:
     scaling = request.scaling
     if scaling.num_workers == 0:
         return inline_problems(request.validation)
-    refused = (*system_problems(), *warm_problems(os.environ))
+    refused = tuple(system_problems())
     if refused:
         return refused
     around = surroundings_of(request)

@@ -23,7 +23,7 @@ from polytrain.workers.calls import Call, LaunchProcess, Seat
 from polytrain.workers.group import Handler, Happening
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.placement import members
-from polytrain.workers.processes.cache import WarmZygote, keep, warm_zygote
+from polytrain.workers.processes.cache import KeptZygote, keep, kept_or_new_zygote
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
 from polytrain.workers.shared_store import SharedStore
 from polytrain.workers.worker_pool import AgentLauncher, Cluster, WorkerPool
@@ -264,7 +264,7 @@ class AgentGroup:
             merges_files=self._spec.job.merges_files,
         )
 
-    def _have_zygote_early(self, spec: ZygoteSpec) -> WarmZygote | None:
+    def _have_zygote_early(self, spec: ZygoteSpec) -> KeptZygote | None:
         if parts_of_ray(self._spec.runtime_env):
             # This process isn't in the runtime environment, and neither would the zygote be.
             return None
@@ -272,7 +272,7 @@ class AgentGroup:
             self._cluster.living_nodes().get(self._node_id, {}), self._spec.scaling.resources
         ):
             return None
-        return warm_zygote(replace(spec, name=""), self._node_id)
+        return kept_or_new_zygote(replace(spec, name=""), self._node_id)
 
     def _take(self, happening: Happening | Arrived | Gone, handle: Handler) -> None:
         match happening:

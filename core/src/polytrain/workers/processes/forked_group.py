@@ -11,7 +11,7 @@ from types import TracebackType
 from polytrain.linux.progress_page import Page
 from polytrain.workers.messages import ConnectionClosedError, FrameBuffer
 from polytrain.workers.output_pipe import READ_SIZE
-from polytrain.workers.processes.cache import keep, warm_zygote
+from polytrain.workers.processes.cache import keep, kept_or_new_zygote
 from polytrain.workers.processes.client import ZygoteSpec
 
 _NODE = "this process"
@@ -33,7 +33,7 @@ class ForkedGroup:
         spec = ZygoteSpec(
             name="", environment=environment, modules=(entry, *modules), path=tuple(sys.path)
         )
-        self._zygote = warm_zygote(spec, _NODE)
+        self._zygote = kept_or_new_zygote(spec, _NODE)
         self._frames = FrameBuffer()
         self._page = Page()
         self._started: list[int] = []
