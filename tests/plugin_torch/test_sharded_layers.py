@@ -18,7 +18,7 @@ def shards(config: dict[str, Any]) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     import polytrain
-    from polytrain_torch.collecting import gathered
+    from polytrain_torch.collectives.gathering import gathered
 
     def model() -> torch.nn.Sequential:
         torch.manual_seed(dist.get_rank())
@@ -57,7 +57,7 @@ def test_layers_get_rank_0s_weights(tmp_path: Path) -> None:
     assert run(tmp_path, shards_before=False) == [expected] * 2
 
 
-def test_that_layers_sharded_before_do_not_is_told(
+def test_that_layers_sharded_before_do_not_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     expected = {"are_of_rank_0": False, "are_layers_sharded": True}
@@ -71,7 +71,7 @@ def replicates(config: dict[str, Any]) -> None:
     from torch.distributed.fsdp import fully_shard
 
     import polytrain
-    from polytrain_torch.collecting import gathered
+    from polytrain_torch.collectives.gathering import gathered
 
     torch.manual_seed(dist.get_rank())
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))

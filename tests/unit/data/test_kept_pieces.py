@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from polytrain.data.plan.row_plan import Plan
+from polytrain.data.read.describe import describe
+from polytrain.data.read.pieces import Piece
 from polytrain.data.shards.kept_pieces import KeptPieces
 from polytrain.data.shards.rows import PieceRows
-from polytrain.data.sources.describe import describe
-from polytrain.data.sources.pieces import Piece
 
 ROWS = 10_000
 
@@ -50,14 +50,12 @@ def test_row_groups_are_decoded_about_once(window: int, groups: int, shards: int
     plan = Plan(rows=ROWS * groups, shards=shards, shuffle="window", window=window)
     order = plan.epoch(0)
     seen: list[int] = []
-    with rows.streams() as opened:
+    with rows.reading(order.of_shard) as take:
         for shard in range(shards):
-            stream = opened(order.of_shard(shard), 0)
             for start in range(0, len(plan.shard_rows(shard)), 50):
                 stop = min(start + 50, len(plan.shard_rows(shard)))
-                picked = order.of_shard(shard).pick(range(start, stop))
-                for part in stream.take_all([*picked]):
-                    seen += part.region.table["id"].to_pylist()[part.start : part.stop]
+                for part in take([(shard, range(start, stop))]):
+                    seen += part.table["id"].to_pylist()
     assert sorted(seen) == list(range(ROWS * groups))
     assert len(seen) <= sum(sum(piece.decoded) for piece in pieces) <= 2 * len(seen)
 
@@ -120,9 +118,9 @@ def test_row_groups_for_which_there_is_no_room_are_read_in_parts(
         ]
     assert [piece.decoded[-2:] for piece in pieces] == [[23, 23], [23, 23]]
     assert open_files(temporary) == []
-    [told] = caplog.messages
-    assert "TMPDIR" in told
-    assert "window_rows" in told
+    [message] = caplog.messages
+    assert "TMPDIR" in message
+    assert "window_rows" in message
 
 
 def test_every_type_comes_back_from_the_disk_as_it_was(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from polytrain.workers.job import LaunchOrder
 from polytrain.workers.job_memory import JobMemory
 from polytrain.workers.messages import SocketChannel
 from polytrain.workers.placement import NodeAddress, members
-from polytrain.workers.processes.agent_side import Listener
 from polytrain.workers.processes.client import ZygoteSpec
+from polytrain.workers.processes.zygotes import Listener
 from polytrain.workers.shard_cache import ShardCache
 from polytrain_plugins import Offer
 
@@ -38,8 +38,8 @@ class FakeZygotes:
 
     theirs: ClassVar[socket.socket]
 
-    def __init__(self, spec: ZygoteSpec, *, tell: Listener) -> None:
-        self.tell = tell
+    def __init__(self, spec: ZygoteSpec, entry: str, *, listener: Listener) -> None:
+        self.listener = listener
 
     async def connect(self) -> None:
         """It is there."""
@@ -73,7 +73,7 @@ def launch_call(attempt: int = 0, *, data: Any = None) -> LaunchProcess:
     return LaunchProcess(order=order, streams=(), seat=seat)
 
 
-async def told(agent: Agent, kind: type[Happening]) -> Any:
+async def received(agent: Agent, kind: type[Happening]) -> Any:
     """The next thing of this kind that the agent tells."""
     async for batch in agent.events():
         for happening in batch:
@@ -97,17 +97,17 @@ def test_a_process_that_does_not_die_is_given_up(spec: AgentSpec) -> None:
 
     async def test(agent: Agent) -> None:
         await agent.carry_out(launch_call())
-        await told(agent, Started)
+        await received(agent, Started)
         await agent.carry_out(Kill(attempt=0))
-        given_up = await told(agent, Unkillable)
+        given_up = await received(agent, Unkillable)
         assert (given_up.attempt, given_up.rank, given_up.after_s) == (0, 0, 0.01)
-        exited = await told(agent, Exited)
+        exited = await received(agent, Exited)
         assert (exited.attempt, exited.rank, exited.killed) == (0, 0, True)
         # Its end comes after all: the next attempt's process isn't meant.
         await agent.carry_out(launch_call(1))
         agent.process_ended(0, "killed by SIGKILL", killed=True)
         agent.process_ended(1, "exited with code 3", killed=False)
-        exited = await told(agent, Exited)
+        exited = await received(agent, Exited)
         assert (exited.attempt, exited.how) == (1, "exited with code 3")
 
     with_agent(spec, test)
@@ -136,13 +136,13 @@ def test_an_attempt_ends_though_its_rows_are_still_read(
         launch = asyncio.create_task(agent.carry_out(launch_call(data=request)))
         await asyncio.sleep(0)
         await agent.carry_out(Kill(attempt=0))
-        exited = await told(agent, Exited)
+        exited = await received(agent, Exited)
         assert (exited.attempt, exited.how) == (0, "never started")
         hung.set()
         await launch
         # No process is forked for an attempt that has ended.
         await agent.carry_out(launch_call(1))
-        started = await told(agent, Started)
+        started = await received(agent, Started)
         assert started.attempt == 1
 
     with_agent(spec, test)
@@ -156,7 +156,7 @@ def test_an_agent_is_there_while_a_process_does_not_read_its_messages(spec: Agen
         await agent.carry_out(launch_call())
         await agent.carry_out(SendRoster(attempt=0, offers=offers))
         await agent.carry_out(ReadStacks(attempt=0, pausing=False))
-        assert "it has not been forked yet" in (await told(agent, Stacks)).text
+        assert "it has not been forked yet" in (await received(agent, Stacks)).text
         process = SocketChannel(FakeZygotes.theirs)
         receive = asyncio.get_running_loop().run_in_executor
         start, roster = [await receive(None, process.receive) for _ in range(2)]
@@ -182,7 +182,7 @@ def test_a_refused_fork_leaves_no_descriptor_open(
         before = os.listdir("/proc/self/fd")
         for attempt in range(3):
             await agent.carry_out(launch_call(attempt))
-            failed = await told(agent, Failed)
+            failed = await received(agent, Failed)
             assert "too many open files" in failed.failure.message
         assert os.listdir("/proc/self/fd") == before
 
@@ -209,7 +209,7 @@ def test_a_process_that_lacks_a_descriptor_leaves_none_open(
         monkeypatch.setattr(os, "pipe", second_refused)
         for attempt in range(3):
             await agent.carry_out(launch_call(attempt))
-            await told(agent, Failed)
+            await received(agent, Failed)
         assert os.listdir("/proc/self/fd") == before
 
     with_agent(spec, test)

@@ -13,10 +13,12 @@ import pytest
 from polytrain.backends.reference import Reference
 from polytrain.checkpoint.manifest import AttemptId
 from polytrain.checkpoint.starting_point import StartingPoint
+from polytrain.config.run_spec import RunSpec
 from polytrain.data.plan.cursor import Cursor
 from polytrain.data.plan.position import StreamPosition
 from polytrain.data.plan.stream_partitioner import Segment
-from polytrain.data.streams.stream import PartSource, StreamShard, StreamSpec
+from polytrain.data.shards.spec import StreamSpec
+from polytrain.data.shards.stream_shard import PartSource, StreamShard
 from polytrain.linux import progress_page
 from polytrain.linux.processes import cpu_seconds, is_stopped
 from polytrain.linux.progress_page import Page, Stage
@@ -26,20 +28,9 @@ from polytrain.workers.checkpoint_files import CheckpointFiles
 from polytrain.workers.checkpoint_uploader import CheckpointUploader
 from polytrain.workers.job import LaunchOrder, WorkerJob
 from polytrain.workers.messages import Message, settled_message
-from polytrain_plugins import CheckpointKind
 
 JOB = WorkerJob(
-    run_name="run",
-    backend=Reference(),
-    training_function=None,
-    training_config=None,
-    checkpoint_frequency=0,
-    checkpoint_kind=CheckpointKind.ONE_RANK,
-    merges_files=False,
-    max_in_flight=2,
-    waits_for_commit=False,
-    near_staging=None,
-    checkpoints=Location.of("/nowhere"),
+    spec=RunSpec(backend=Reference()), near_staging=None, checkpoints=Location.of("/nowhere")
 )
 ORDER = LaunchOrder(
     attempt_id=AttemptId(token=0, attempt=0), members=(), start=StartingPoint(), first_checkpoint=0
@@ -47,6 +38,7 @@ ORDER = LaunchOrder(
 
 WRITER = """
 import sys
+from polytrain.config.run_spec import RunSpec
 from polytrain.linux import progress_page
 
 progress_page.write_to(int(sys.argv[1]))
@@ -90,7 +82,7 @@ def start(script: str, *arguments: int) -> subprocess.Popen[str]:
     )
 
 
-def told(process: subprocess.Popen[str]) -> str:
+def line_from(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline()
 
@@ -103,10 +95,10 @@ def go_on(process: subprocess.Popen[str]) -> None:
 def test_a_reader_sees_beats_and_stages_of_another_process(page: Page) -> None:
     assert (page.beats, page.stage) == (0, Stage.STARTING)
     with start(WRITER, page.descriptor) as writer:
-        assert told(writer) == "waiting\n"
+        assert line_from(writer) == "waiting\n"
         assert (page.beats, page.stage) == (2, Stage.WAITING_FOR_COMMIT)
         go_on(writer)
-        assert told(writer) == "over\n"
+        assert line_from(writer) == "over\n"
         assert (page.beats, page.stage) == (2, Stage.TRAINING)
         go_on(writer)
 
@@ -144,7 +136,7 @@ class Slow(PartSource):
     def __init__(self, page: Page) -> None:
         self._page = page
 
-    def begin(self, epoch: int, legs: Sequence[Segment]) -> None:
+    def begin(self, epoch: int, segments: Sequence[Segment]) -> None:
         assert self._page.stage is Stage.TRAINING
 
     def next_part(self, epoch: int, index: int) -> pa.Table | int:
@@ -174,10 +166,10 @@ def test_a_wait_for_a_stream_shows_and_its_batches_are_progress(page: Page) -> N
 
 def test_what_its_children_do_is_a_process_s_work_even_when_they_are_gone() -> None:
     with start(WORKING_CHILD) as parent:
-        assert told(parent) == "burnt\n"
+        assert line_from(parent) == "burnt\n"
         assert cpu_seconds(parent.pid) >= 0.5
         go_on(parent)
-        assert told(parent) == "reaped\n"
+        assert line_from(parent) == "reaped\n"
         assert cpu_seconds(parent.pid) >= 0.5
         go_on(parent)
 

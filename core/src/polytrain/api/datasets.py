@@ -11,22 +11,32 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from polytrain.config.configs import ScalingConfig
-from polytrain_plugins import Demand, Problem
+from polytrain.config.run_spec import RunSpec
+from polytrain_plugins import Backend, Demand, Problem
 
 if TYPE_CHECKING:
     from polytrain.data.shards.assignment import RunDataset
     from polytrain.run.run import Run
 
 
-def described_datasets(
-    datasets: Any, configs: Any, *, needs_train: bool, num_workers: int
-) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
+def described_datasets(spec: RunSpec) -> tuple[tuple[RunDataset, ...], tuple[Problem, ...]]:
     """Describe the data sets; see `data.checks.described`."""
-    if _is_empty(datasets) and _is_empty(configs) and not needs_train:
+    backend: Backend | None = spec.backend
+    needs_train = (
+        spec.train_loop_per_worker is None
+        and backend is not None
+        and backend.capabilities.declarative
+    )
+    if _is_empty(spec.datasets) and _is_empty(spec.dataset_config) and not needs_train:
         return (), ()
     from polytrain.data.checks import described
 
-    return described(datasets, configs, needs_train=needs_train, num_workers=num_workers)
+    return described(
+        spec.datasets,
+        spec.dataset_config,
+        needs_train=needs_train,
+        num_workers=spec.world_size,
+    )
 
 
 def grouped_datasets(
@@ -40,13 +50,13 @@ def grouped_datasets(
     return grouped(datasets, demand, num_workers=num_workers)
 
 
-def marked_datasets(datasets: tuple[RunDataset, ...]) -> tuple[RunDataset, ...]:
-    """Return the data sets with the marks that they have now."""
+def identified_datasets(datasets: tuple[RunDataset, ...]) -> tuple[RunDataset, ...]:
+    """Return the data sets with the digests that they have now."""
     if not datasets:
         return ()
-    from polytrain.data.fingerprint import marks
+    from polytrain.data.fingerprint import digests
 
-    return tuple(replace(dataset, marks=marks(dataset.source)) for dataset in datasets)
+    return tuple(replace(dataset, digests=digests(dataset.source)) for dataset in datasets)
 
 
 def fingerprints(datasets: tuple[RunDataset, ...]) -> dict[str, str]:
@@ -55,7 +65,7 @@ def fingerprints(datasets: tuple[RunDataset, ...]) -> dict[str, str]:
         return {}
     from polytrain.data.fingerprint import fingerprint
 
-    return {dataset.name: fingerprint(dataset.source, dataset.marks) for dataset in datasets}
+    return {dataset.name: fingerprint(dataset.source, dataset.digests) for dataset in datasets}
 
 
 def ready_datasets(
@@ -76,13 +86,13 @@ def start_problems(run: Run) -> tuple[Problem, ...]:
     """
     if not run.datasets:
         return ()
-    from polytrain.data.checks import position_problems, tell_excess
+    from polytrain.data.checks import position_problems, warn_of_read_amplification
 
     own = run.start.own
     field = f"datasets, for the run in {run.location.address}" if own else "restore_from"
-    problems = tuple(position_problems(run.specs, run.start.positions, field=field))
+    problems = tuple(position_problems(run.shard_specs, run.start.positions, field=field))
     if not problems:
-        tell_excess(run.specs, run.world_size)
+        warn_of_read_amplification(run.shard_specs, run.spec.world_size)
     return problems
 
 

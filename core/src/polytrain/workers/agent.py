@@ -54,16 +54,18 @@ from polytrain.workers.messages import (
 )
 from polytrain.workers.part_storer import PartStorer
 from polytrain.workers.placement import NodeAddress
-from polytrain.workers.process_connection import ProcessConnection
-from polytrain.workers.processes.agent_side import Zygotes
 from polytrain.workers.processes.client import ZygoteSpec, zygote_name
+from polytrain.workers.processes.zygotes import Zygotes
 from polytrain.workers.rank_data import RankData
 from polytrain.workers.storage_marker import storage_problem
+from polytrain.workers.worker_connection import WorkerConnection
 
 if TYPE_CHECKING:
     from polytrain.workers.ray.streams import StreamOrder
     from polytrain.workers.shard_cache import ShardCache
 
+
+_ENTRY = "polytrain.workers.worker_process"
 
 _SIGKILLED = describe_exit(signal.SIGKILL)
 
@@ -147,7 +149,7 @@ class Agent:
             variable=os.environ.get("PYTHONPATH", ""),
             is_same_environment=is_same_environment,
         )
-        self._zygotes = Zygotes(replace(spec.zygote, name=name, path=path), tell=self)
+        self._zygotes = Zygotes(replace(spec.zygote, name=name, path=path), _ENTRY, listener=self)
         self._environment = {
             **spec.environment,
             **os.environ,
@@ -161,7 +163,7 @@ class Agent:
         self._parts = PartStorer(
             spec.store, merges_files=spec.merges_files, tell=self._events.put_nowait
         )
-        self._worker: ProcessConnection | None = None
+        self._worker: WorkerConnection | None = None
         self._concluding: asyncio.Task[None] | None = None
         self._killed = -1
         self._loading = -1
@@ -269,7 +271,7 @@ class Agent:
         worker = self._connection_of(attempt)
         if worker is None:
             return
-        worker.send(leave_message())
+        worker.child.send(leave_message())
         await asyncio.sleep(self._spec.leave_timeout_s)
         if self._worker is worker:
             overstayed = Overstayed(
@@ -304,7 +306,7 @@ class Agent:
     def process_started(self, attempt: int, pid: int) -> None:
         worker = self._connection_of(attempt)
         if worker is not None:
-            worker.pid = pid
+            worker.child.pid = pid
 
     def process_ended(self, attempt: int, how: str, *, killed: bool) -> None:
         worker = self._connection_of(attempt)
@@ -315,8 +317,8 @@ class Agent:
         """The kernel kills a zygote's workers with it, but not the processes that they started."""
         worker = self._connection_of(attempt)
         if worker is not None:
-            if worker.pid:
-                kill_session(worker.pid)
+            if worker.child.pid:
+                kill_session(worker.child.pid)
             self._ended(worker, f"its zygote died{why and ': '}{why}".strip(), killed=False)
 
     async def end(self) -> subprocess.Popen[bytes] | None:
@@ -355,12 +357,12 @@ class Agent:
         self, order: LaunchOrder, held: ShardCache | None, streams: tuple[StreamOrder, ...]
     ) -> None:
         assert self._scratch is not None
-        worker = ProcessConnection(
+        worker = WorkerConnection(
             order,
             self._rank,
-            tell=self._events.put_nowait,
-            stage=self._take_part,
-            imported=self._preload,
+            on_event=self._events.put_nowait,
+            on_part=self._take_part,
+            on_imports=self._preload,
             hang_timeout_s=self._spec.hang_timeout_s,
             straggler_window_s=self._spec.straggler_window_s,
             passes_all_reports=self._spec.passes_all_reports or self._rank == 0,
@@ -374,7 +376,7 @@ class Agent:
                 directory=self._directory,
                 argv=self._spec.argv,
                 descriptors=[
-                    *worker.theirs,
+                    *worker.child.descriptors,
                     self._job_memory.descriptor,
                     *(held.descriptors if held else ()),
                     *(line.fileno() for line in lines),
@@ -390,41 +392,44 @@ class Agent:
         extents = held.extents if held else ()
         what = pickle.dumps((order, extents, len(lines)))
         self._events.put_nowait(Started(attempt=order.attempt, rank=self._rank))
-        worker.begin(["start", what, self._rank, str(self._scratch.path)])
+        worker.child.begin(["start", what, self._rank, str(self._scratch.path)])
 
-    def _give_up(self, worker: ProcessConnection) -> None:
+    def _give_up(self, worker: WorkerConnection) -> None:
         """Don't wait for a killed process any more: it runs none of its code again."""
         if self._worker is not worker:
             return
-        if worker.pid:
+        if worker.child.pid:
             # Its zygote may be what hangs.
-            kill_session(worker.pid)
+            kill_session(worker.child.pid)
         after_s = self._spec.kill_timeout_s
-        self._events.put_nowait(
-            Unkillable(attempt=worker.attempt, rank=self._rank, pid=worker.pid, after_s=after_s)
+        unkillable = Unkillable(
+            attempt=worker.attempt, rank=self._rank, pid=worker.child.pid, after_s=after_s
         )
+        self._events.put_nowait(unkillable)
         self._ended(worker, f"still there {after_s:g} s after SIGKILL", killed=True)
 
-    def _ended(self, worker: ProcessConnection, how: str, *, killed: bool) -> None:
+    def _ended(self, worker: WorkerConnection, how: str, *, killed: bool) -> None:
         self._worker = None
         now = asyncio.get_running_loop().time()
         worker.close()
-        worker.ended_at = min(now, worker.ended_at or now)
-        conclude = self._conclude(worker, how, killed)
+        ended_at = min(now, worker.child.ended_at or now)
+        conclude = self._conclude(worker, how, killed, ended_at)
         self._concluding = asyncio.get_running_loop().create_task(conclude)
 
-    async def _conclude(self, worker: ProcessConnection, how: str, killed: bool) -> None:
+    async def _conclude(
+        self, worker: WorkerConnection, how: str, killed: bool, ended_at: float
+    ) -> None:
         await self._parts.finish()
-        ended_at, now = worker.ended_at, asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         self._events.put_nowait(
             Exited(
                 attempt=worker.attempt,
                 rank=self._rank,
                 how=how,
                 killed=killed,
-                out_of_memory=not killed and how == _SIGKILLED and worker.memory_ran_out,
-                output=worker.last_words,
-                since_s=0.0 if killed or ended_at is None else now - ended_at,
+                out_of_memory=not killed and how == _SIGKILLED and worker.child.memory_ran_out,
+                output=worker.child.last_words,
+                since_s=0.0 if killed else now - ended_at,
             )
         )
 
@@ -444,9 +449,9 @@ class Agent:
     def _send(self, attempt: int, message: Message) -> None:
         worker = self._connection_of(attempt)
         if worker is not None:
-            worker.send(message)
+            worker.child.send(message)
 
-    def _connection_of(self, attempt: int) -> ProcessConnection | None:
+    def _connection_of(self, attempt: int) -> WorkerConnection | None:
         worker = self._worker
         return worker if worker is not None and worker.attempt == attempt else None
 
@@ -471,4 +476,4 @@ def _lines(order: LaunchOrder, streams: tuple[StreamOrder, ...], rank: int) -> l
     from polytrain.workers.ray.streams import open_lines
 
     world_size = len(order.members)
-    return open_lines(streams, attempt=order.attempt, world_size=world_size, rank=rank)
+    return open_lines(streams, world_size=world_size, rank=rank)

@@ -12,8 +12,8 @@ from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Delivery, delivery
 from polytrain.workers.agent_host import AgentHost, Mail
 from polytrain.workers.calls import Call, LaunchProcess
-from polytrain.workers.loop_thread import LoopThread
 from polytrain.workers.placement import NodeAddress
+from polytrain.workers.processes.loop_thread import LoopThread
 
 logger = logging.getLogger(__name__)
 

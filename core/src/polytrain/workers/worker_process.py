@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import importlib
 import os
 import pickle
 import socket
@@ -12,15 +10,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from polytrain.events.output import flush_output
 from polytrain.functions.deferred_calls import PLAIN_INSTEAD, deferred_value_kind
 from polytrain.functions.pickling import pickled_error
 from polytrain.functions.return_values import Returned, encoded
-from polytrain.linux.processes import die_with_parent
-from polytrain.linux.progress_page import Stage, enter, reports, write_to
-from polytrain.observe.stacks import be_readable
+from polytrain.linux.progress_page import Stage, enter, reports
 from polytrain.workers.breakpoints import explain_breakpoints
 from polytrain.workers.device_names import device_name
 from polytrain.workers.job import LaunchOrder, WorkerJob
@@ -44,7 +40,7 @@ from polytrain.workers.worker_api import current_session
 from polytrain_plugins import Engine, Member, World
 
 if TYPE_CHECKING:
-    from polytrain.data.shards.batched import BatchedShard
+    from polytrain.data.shards.shard import BatchedShard
     from polytrain.data.shards.shared_memory import Extent
 
 
@@ -78,7 +74,7 @@ def run_worker(
         KeyboardInterrupt: the user interrupts it.
     """
     try:
-        engine = job.backend.engine()
+        engine = job.spec.backend.engine()
         with contextlib.ExitStack() as stack:
             enter(Stage.OFFERING)
             offer = stack.enter_context(engine.offering(order.members[rank]))
@@ -166,11 +162,11 @@ def _train(
     session: WorkerSession,
 ) -> Returned | None:
     """Train; return what the training function has returned, unless that is None."""
-    if job.training_function is None:
+    function, config = job.spec.train_loop_per_worker, job.spec.train_loop_config
+    if function is None:
         session.finish(engine.train(shards, session))
         return None
-    arguments = () if job.training_config is None else (dict(job.training_config),)
-    value = job.training_function(*arguments)
+    value = function() if config is None else function(dict(config))
     deferred = deferred_value_kind(value)
     if deferred is not None:
         raise TypeError(
@@ -221,6 +217,7 @@ def main(connection: socket.socket, descriptors: Sequence[int]) -> int:
     Returns:
         The exit code: 0, or 1 if the agent is gone.
     """
+    explain_breakpoints()
     channel = ImportRecorder(connection)
     try:
         job_in, *data_descriptors = descriptors
@@ -276,35 +273,3 @@ def _shards(
         local_world_size=order.members[rank].local_world_size,
         streams=[StreamConnection(socket.socket(fileno=line)) for line in lines_in],
     )
-
-
-def run_and_exit(connection: socket.socket, page: int, descriptors: Sequence[int]) -> NoReturn:
-    """Run `main` and exit, without returning into the zygote's frames."""
-    code = 1
-    try:
-        write_to(page)
-        be_readable(page)
-        explain_breakpoints()
-        code = main(connection, descriptors)
-        # Run the libraries' exit handlers. Skip the interpreter's own finalisation: frameworks
-        # take seconds for it, and there is nothing to save.
-        atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        flush_output()
-        os._exit(code)
-
-
-def spawned(entry: str, connection_descriptor: int, page: int, *descriptors: int) -> None:
-    """Call `run_and_exit` in a process that was spawned instead of forked.
-
-    Args:
-        entry: the module with `run_and_exit`; usually this one.
-        connection_descriptor: descriptor of the socket to the agent.
-        page: descriptor of the progress page.
-        descriptors: further descriptors, for the entry.
-    """
-    die_with_parent(os.getppid())
-    run = importlib.import_module(entry).run_and_exit
-    run(socket.socket(fileno=connection_descriptor), page, descriptors)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ray
 
-from polytrain.data.streams.ray_pipeline import allow_blocking_get
+from polytrain.data.read.ray_pipeline import allow_blocking_get
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_host import AgentHost, Mail
 from polytrain.workers.calls import Call, LaunchProcess

@@ -31,8 +31,8 @@ from polytrain.policy.autoscaling import Outlook, outlook
 from polytrain.workers.agent import AgentSpec
 from polytrain.workers.agent_handle import AgentHandle, Delivery, Gone, delivery
 from polytrain.workers.calls import Call, Kill, LaunchProcess, Leave
-from polytrain.workers.loop_thread import LoopThread
 from polytrain.workers.placement import NodeAddress
+from polytrain.workers.processes.loop_thread import LoopThread
 from polytrain.workers.ray.autoscaler import autoscaler_report
 from polytrain.workers.ray.bundles import AgentBundles
 from polytrain.workers.ray.host import RayHost

@@ -1,0 +1,185 @@
+"""JSON Lines files: counted and typed in one pass, and read as a stream.
+
+A value has the type that JSON has for it: text stays text, even if it looks like a time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json as pajson
+
+from polytrain.data.read.file_pieces import DescribedFile, current_file, describing, unreadable
+from polytrain.data.read.text_files import ColumnFacts, TextPiece, open_decompressed, rounded
+from polytrain.data.types.schemas import columns_to_count, unified_type
+from polytrain.data_errors import SourceError, one_line
+from polytrain.storage.filesystems import ResolvedPath, find
+
+_BLOCK = 1 << 22
+"""Bytes that are parsed at once, or a line if that is longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonPiece(TextPiece):
+    """A file with an object in each line."""
+
+    def _parsed(self, place: ResolvedPath, schema: pa.Schema) -> Generator[pa.Table, None, None]:
+        for block in _blocks(place):
+            yield _parsed(block, schema)
+
+    def _check_exact(self, names: Collection[str]) -> None:
+        _check_exact(self.path, names)
+
+
+def described(
+    place: str, columns: Sequence[str] | None = None, *, elsewhere: Collection[str] = ()
+) -> DescribedFile:
+    """Count a file's rows and find its columns' types, holding no more than a block of it.
+
+    Args:
+        place: a path or an address.
+        columns: which columns; all by default.
+        elsewhere: columns that the file need not have.
+
+    Raises:
+        SourceError: it can't be read; says which line is wrong, where one is.
+    """
+
+    def of_both(name: str, one: pa.DataType, other: pa.DataType) -> pa.DataType:
+        both = unified_type(one, other)
+        if both is None:
+            raise _two_types(place, name, one, other)
+        return both
+
+    facts = ColumnFacts(of_both)
+    with describing(place, _explained):
+        file = current_file(place)
+        for block in _blocks(file.place):
+            facts.add(_inferred(block))
+    wanted = columns_to_count(columns, [*facts.types], elsewhere=elsewhere, of=repr(place))
+    floats = {name for name in wanted if _holds_floats(facts.types[name])}
+    _check_exact(place, facts.large & floats)
+    schema = pa.schema([(name, facts.types[name]) for name in wanted])
+    piece = JsonPiece(
+        path=place,
+        rows=facts.rows,
+        schema=schema,
+        stored=schema,
+        large=frozenset(facts.large.intersection(wanted) - floats),
+        version=file.version,
+    )
+    return DescribedFile(place=place, schema=schema, missing=facts.missing, pieces=(piece,))
+
+
+def _blocks(place: ResolvedPath) -> Iterator[bytes]:
+    """The file in parts that consist of whole lines."""
+    held: list[bytes] = []
+    with open_decompressed(place) as source:
+        while read := source.read(_BLOCK):
+            end = read.rfind(b"\n") + 1
+            if end:
+                yield from _filled(b"".join([*held, read[:end]]))
+                held = []
+            held.append(read[end:])
+    yield from _filled(b"".join(held))
+
+
+def _filled(block: bytes) -> Iterator[bytes]:
+    if block.strip():
+        yield block
+
+
+def _inferred(block: bytes) -> pa.Table:
+    """Some lines in the types that their values have."""
+    block.decode()  # Arrow doesn't look whether it is UTF-8.
+    table = _parsed(block, None)
+    plain = pa.schema([found.with_type(_without_times(found.type)) for found in table.schema])
+    return table if plain == table.schema else _parsed(block, plain)
+
+
+def _parsed(block: bytes, schema: pa.Schema | None) -> pa.Table:
+    # The reader takes a block for the whole, so nothing lies across two of them.
+    return pajson.read_json(
+        pa.BufferReader(block),
+        read_options=pajson.ReadOptions(block_size=len(block) + 1, use_threads=False),
+        parse_options=pajson.ParseOptions(
+            explicit_schema=schema,
+            unexpected_field_behavior="infer" if schema is None else "ignore",
+        ),
+    )
+
+
+def _without_times(kind: pa.DataType) -> pa.DataType:
+    """The type, with text where Arrow has seen times in it."""
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_without_times(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([found.with_type(_without_times(found.type)) for found in kind])
+    return kind
+
+
+def _holds_floats(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_float64(kind)) or any(
+        _holds_floats(kind.field(number).type) for number in range(kind.num_fields)
+    )
+
+
+def _check_exact(place: str, names: Collection[str]) -> None:
+    """Refuse to read whole numbers as floats that don't hold them."""
+    if not names:
+        return
+    for block in _blocks(find(place)):
+        for line in filter(None, map(bytes.strip, block.splitlines())):
+            row = json.loads(line)
+            for name in names:
+                for number in _whole_numbers(row.get(name)):
+                    if int(float(number)) != number:
+                        raise rounded(place, name, number, "")
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+    if isinstance(value, list | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _whole_numbers(each)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        yield value
+
+
+def _explained(place: str, error: Exception) -> tuple[str, str]:
+    """What is wrong with a file, and in which line if that can be found."""
+    number = 0
+    try:
+        for block in _blocks(find(place)):
+            for line in block.splitlines():
+                number += 1
+                if line.strip() and not isinstance(json.loads(line.decode("utf-8-sig")), dict):
+                    return (
+                        f"{place!r}, line {number}: it isn't an object",
+                        "Write an object in each line, as in {…}, without a list around them",
+                    )
+    except UnicodeDecodeError:
+        return f"{place!r} is not UTF-8: line {number} has other bytes", "Convert it to UTF-8"
+    except ValueError as wrong:
+        return f"{place!r}, line {number}: {one_line(wrong)}", "Write an object in each line"
+    except OSError:
+        # What was raised first says more.
+        pass
+    changed = re.search(r"Column\(/(.*)\) changed from (\w+) to (\w+)", str(error))
+    if changed:
+        found = _two_types(place, *changed.groups())
+        return found.what, found.remedy
+    return unreadable(place, error), "Replace or remove it"
+
+
+def _two_types(place: str, name: str, one: Any, other: Any) -> SourceError:
+    return SourceError(
+        f"the column {name!r} is {one} in some rows of {place!r} and {other} in others",
+        "Give the column's values one type",
+    )
