@@ -245,10 +245,9 @@ def _wrong_reasons(run: ChaosRun) -> Iterator[str]:
         failure = failures.get(attempt)
         if expected_ends and failure is None:
             yield f"the journal doesn't say why attempt {attempt} ended"
-        elif expected_ends and failure:
-            if not any(each.is_reported(failure) for each in expected_ends):
-                what = f"{failure.kind.name}: {failure}"
-                yield f"attempt {attempt} ended for {what}, instead of any of {expected_ends}"
+        elif failure and expected_ends and not any(e.is_reported(failure) for e in expected_ends):
+            what = f"{failure.kind.name}: {failure}"
+            yield f"attempt {attempt} ended for {what}, instead of any of {expected_ends}"
 
 
 def _wrong_model(
