@@ -17,7 +17,7 @@ from typing import Any
 from polytrain.linux.clock import Clock
 from polytrain.record.ledger import Ledger
 from polytrain.storage.location import Location
-from polytrain.trackers import CSV, JSONLines, MLflow, Prometheus, TensorBoard, WandB
+from polytrain.trackers import CSV, MLflow, Prometheus, TensorBoard, WandB
 from polytrain.trackers.delivery import TrackedFacts
 from polytrain.trackers.exposed_figures import exposed_figures
 from polytrain.trackers.tracker import Tracker
@@ -79,7 +79,7 @@ def main() -> None:
     print(f"{'tracker':<14}  {'controller':>10}  {'process':>8}")
     with tempfile.TemporaryDirectory() as name:
         database = f"sqlite:///{name}/mlflow.db"
-        trackers = (CSV(), JSONLines(), TensorBoard(), MLflow(database), WandB(mode="offline"))
+        trackers = (CSV(), TensorBoard(), MLflow(database), WandB(mode="offline"))
         for tracker in trackers:
             directory = Path(name, tracker.name)
             directory.mkdir()

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from polytrain.trackers.csv_file import CSV
-    from polytrain.trackers.json_lines import JSONLines
     from polytrain.trackers.mlflow import MLflow
     from polytrain.trackers.prometheus import Prometheus
     from polytrain.trackers.tensorboard import TensorBoard
     from polytrain.trackers.wandb import WandB
 
-__all__ = ["CSV", "JSONLines", "MLflow", "Prometheus", "TensorBoard", "WandB"]
+__all__ = ["CSV", "MLflow", "Prometheus", "TensorBoard", "WandB"]
 
 NAMES = {
     "csv": "CSV",
-    "jsonl": "JSONLines",
     "mlflow": "MLflow",
     "tensorboard": "TensorBoard",
     "wandb": "WandB",
@@ -31,7 +29,6 @@ NAMES = {
 
 _HOMES = {
     "CSV": "polytrain.trackers.csv_file",
-    "JSONLines": "polytrain.trackers.json_lines",
     "MLflow": "polytrain.trackers.mlflow",
     "Prometheus": "polytrain.trackers.prometheus",
     "TensorBoard": "polytrain.trackers.tensorboard",
