@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from polytrain import satellites
 from polytrain.api.checkpoint_validation import (
     inline_problems,
     memory_problems,
@@ -35,7 +36,7 @@ from polytrain.config.configs import DataConfig, RunConfig, ScalingConfig
 from polytrain.config.constraints import wrong_type
 from polytrain.config.validation_config import ValidationConfig
 from polytrain.errors import CheckpointError
-from polytrain.output.observer_checks import observers_problems
+from polytrain.output.observer_checks import follow_record, observers_problems
 from polytrain.policy.cluster import (
     AvailableClusters,
     choose_cluster,
@@ -43,10 +44,8 @@ from polytrain.policy.cluster import (
     new_ray_problems,
 )
 from polytrain.policy.labels import allowed
-from polytrain.ray_names.callbacks import callback_problems
 from polytrain.storage.checks import storage_problems
 from polytrain.storage.location import Location
-from polytrain.trackers.names import tracker_problems, trackers_of
 from polytrain.workers.available_clusters import available_clusters, ray_client_address
 from polytrain.workers.processes.requirements import system_problems
 from polytrain.workers.processes.warm import warm_problems
@@ -128,10 +127,7 @@ def checked(
     program = None if backend is None else backend.program(max_failures=0)
     problems += frequency_problems(request.run, request.training_function or program)
     problems += observers_problems(getattr(request.run, "observers", ()))
-    problems += tracker_problems(
-        getattr(request.run, "track", None), getattr(request.run, "observers", ())
-    )
-    problems += callback_problems(getattr(request.run, "callbacks", ()))
+    problems += _problems_of_satellites(request.run)
     problems += stop_problems(request.run)
     wrong_validation = tuple(
         validation_problems(
@@ -171,6 +167,16 @@ def checked(
             )
             problems += wrong_groups
     return datasets, tuple(problems)
+
+
+def _problems_of_satellites(config: Any) -> Iterable[Problem]:
+    """Yield what is wrong with what satellites do for a run. Without them nothing is asked."""
+    track, observers = getattr(config, "track", None), getattr(config, "observers", ())
+    if follow_record(track, observers):
+        yield from satellites.trackers.tracker_problems(track, observers)
+    callbacks: Any = getattr(config, "callbacks", ())
+    if callbacks != ():
+        yield from satellites.callbacks.callback_problems(callbacks)
 
 
 def start_of(request: Request) -> StartingPoint:
@@ -219,8 +225,9 @@ def storage_problems_of(request: Request, location: Location) -> Iterable[Proble
     """Yield why a run can't be stored at this location."""
     num_workers = request.scaling.max_workers
     yield from storage_problems(location, num_workers=num_workers)
-    for tracker in trackers_of(request.run.track, request.run.observers):
-        yield from tracker.place_problems(location.address, is_directory=location.is_local)
+    track, observers = request.run.track, request.run.observers
+    if follow_record(track, observers):
+        yield from satellites.trackers.place_problems(track, observers, location)
     if num_workers == 0:
         yield from memory_problems(request.validation, location)
 

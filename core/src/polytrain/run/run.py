@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -68,6 +70,11 @@ class Run:
     def world_size(self) -> int:
         """Number of ranks; 1 for an inline run."""
         return max(1, self.scaling.max_workers)
+
+    @property
+    def import_path(self) -> tuple[str, ...]:
+        """The driver's `sys.path`; at the interactive prompt that has the directory as ""."""
+        return tuple(entry or os.getcwd() for entry in sys.path)
 
     @property
     def stop_rule(self) -> StopRule:

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
+from polytrain.output.observer_checks import RecordFollower
 from polytrain.trackers.tracker import flat, numbers
 from polytrain_plugins import Outcome, RunInfo, hookimpl
 from polytrain_plugins.installation import install_command
@@ -43,7 +44,7 @@ _HELP = {
 }
 
 
-class Prometheus:
+class Prometheus(RecordFollower):
     """Exposes a run's newest figures, and metrics as `polytrain_metric{run, metric}`.
 
     Give it in `RunConfig(observers=[…])`. The figures are collected when the registry is read, so
@@ -61,6 +62,8 @@ class Prometheus:
         ValueError: the port isn't one.
         OSError: the port is taken.
     """
+
+    has_hooks: ClassVar[bool] = True
 
     def __init__(self, registry: Any = None, port: int | None = None) -> None:
         if find_spec("prometheus_client") is None:
